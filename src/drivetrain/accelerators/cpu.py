@@ -1,0 +1,48 @@
+"""The host's processors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.errors import ConfigurationError
+
+
+class CPUAccelerator(Accelerator):
+    """The CPU. ``devices`` counts processes, not cores: torch uses all cores from one process."""
+
+    @staticmethod
+    def parse_devices(devices: Any) -> int:
+        """A positive int, or its digits as text (spec S0-12)."""
+        count = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigurationError(
+                f"On the CPU, devices is a number of processes of at least 1, not {devices!r}. Write devices=1."
+            )
+        return count
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
+        count = len(devices) if isinstance(devices, (list, tuple)) else devices
+        return [torch.device("cpu")] * count
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return 1
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    def get_device_stats(self, device: torch.device) -> dict[str, float]:
+        """Percentages of processor time, memory and swap in use on this host."""
+        import psutil
+
+        return {
+            "cpu_percent": psutil.cpu_percent(),
+            "cpu_vm_percent": psutil.virtual_memory().percent,
+            "cpu_swap_percent": psutil.swap_memory().percent,
+        }

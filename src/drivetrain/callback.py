@@ -1,0 +1,183 @@
+"""The contract of a callback: every moment of a run at which code of one's own may run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+
+class Callback:
+    """Override the hooks you need; one that is not overridden costs nothing in a step.
+
+    Every hook gets ``(trainer, pl_module, ...)``. Hooks run before the module's hook of the same name, in the order
+    of the list, with the two exceptions that ``position`` and ``monitors`` declare. ``self.log`` of the module may be
+    called from the same hooks as in the module itself.
+    """
+
+    position: Literal["first", "any", "last"] = "any"
+    """Where it stands among the callbacks: tuners come first, checkpoints last (trap T48)."""
+
+    monitors: bool = False
+    """It reads metrics when an epoch ends, so its ``on_train_epoch_end`` runs after the module's (spec 3.3)."""
+
+    idle_hooks: frozenset[str] = frozenset()
+    """Hooks that the class overrides but this instance, as configured, need not be called for. Read when a run
+    starts: an idle hook costs nothing in a step."""
+
+    @property
+    def state_key(self) -> str:
+        """Under which name a checkpoint keeps the state; distinguish instances of one class by their arguments."""
+        return type(self).__qualname__
+
+    def _generate_state_key(self, **kwargs: Any) -> str:
+        return f"{type(self).__qualname__}{kwargs!r}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep of this callback."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """``stage`` ("fit", "validate", "test", "predict") begins; the model is not on the device yet."""
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """``stage`` has ended without an exception."""
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The run ends by ``exception``, Ctrl-C included. Parts of the run may not exist yet (trap T58)."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The model is on the device and the optimizers exist."""
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training is over and the strategy is torn down."""
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A few validation batches are about to be tried before training."""
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The trial is over; it left no metric, no progress and no random draw behind."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The first epoch is about to begin."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The last epoch has ended."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A training epoch begins; the loader's iterator does not exist yet."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A training epoch has ended; its epoch metrics are in ``trainer.callback_metrics``."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """A training batch lies on the device."""
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A training batch is done. ``outputs`` holds the unscaled "loss" and what else the step returned, detached;
+        ``None`` if the step returned ``None``.
+        """
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation begins; the module is in evaluation mode."""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation has ended and its metrics are logged."""
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The pass over the validation loaders begins."""
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The pass over the validation loaders has ended; its values may still be logged here."""
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A validation batch lies on the device."""
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """A validation batch is done; ``outputs`` is what ``validation_step`` returned."""
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Testing begins; the module is in evaluation mode."""
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Testing has ended and its metrics are logged."""
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The pass over the test loaders begins."""
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The pass over the test loaders has ended; its values may still be logged here."""
+
+    def on_test_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A test batch lies on the device."""
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """A test batch is done; ``outputs`` is what ``test_step`` returned."""
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prediction begins; the module is in evaluation mode."""
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prediction has ended."""
+
+    def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The pass over the prediction loaders begins."""
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The pass over the prediction loaders has ended."""
+
+    def on_predict_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A prediction batch lies on the device."""
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """A prediction batch is done; ``outputs`` is what ``predict_step`` returned."""
+
+    def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """The gradients of the last window are about to be cleared, after this window's first ``training_step``."""
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """``loss``, divided by the number of accumulated batches, is about to be differentiated."""
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The gradients of this batch have been added."""
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """The gradients are complete, in their true scale and not clipped yet."""
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """``checkpoint`` is complete but not written: add to it or change it."""
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """``checkpoint`` was read and the model has taken its weights; called before :meth:`load_state_dict`."""
+
+
+class Checkpoint(Callback):
+    """Marks a callback that writes checkpoints: it stands last, so that it saves what the others have done."""
+
+    position = "last"
+    monitors = True

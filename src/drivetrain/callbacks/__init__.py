@@ -1,0 +1,57 @@
+"""What may be attached to a run: one file per callback."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drivetrain.callback import Callback, Checkpoint
+    from drivetrain.callbacks.early_stopping import EarlyStopping
+    from drivetrain.callbacks.lr_monitor import LearningRateMonitor
+    from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
+    from drivetrain.callbacks.model_summary import ModelSummary
+    from drivetrain.callbacks.plain_progress import PlainProgressBar
+    from drivetrain.callbacks.progress_bar import ProgressBar
+    from drivetrain.callbacks.rich_model_summary import RichModelSummary
+    from drivetrain.callbacks.rich_progress import RichProgressBar
+    from drivetrain.callbacks.tqdm_progress import TQDMProgressBar
+
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "EarlyStopping",
+    "LearningRateMonitor",
+    "ModelCheckpoint",
+    "ModelSummary",
+    "PlainProgressBar",
+    "ProgressBar",
+    "RichModelSummary",
+    "RichProgressBar",
+    "TQDMProgressBar",
+]
+
+_FILES = {
+    "Callback": "drivetrain.callback",
+    "Checkpoint": "drivetrain.callback",
+    "EarlyStopping": "drivetrain.callbacks.early_stopping",
+    "LearningRateMonitor": "drivetrain.callbacks.lr_monitor",
+    "ModelCheckpoint": "drivetrain.callbacks.model_checkpoint",
+    "ModelSummary": "drivetrain.callbacks.model_summary",
+    "PlainProgressBar": "drivetrain.callbacks.plain_progress",
+    "ProgressBar": "drivetrain.callbacks.progress_bar",
+    "RichModelSummary": "drivetrain.callbacks.rich_model_summary",
+    "RichProgressBar": "drivetrain.callbacks.rich_progress",
+    "TQDMProgressBar": "drivetrain.callbacks.tqdm_progress",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_FILES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

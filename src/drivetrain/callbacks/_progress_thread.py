@@ -1,0 +1,199 @@
+"""The thread behind a progress bar: when it looks, what it sees, and how fast that moves."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from drivetrain.loops.progress import RunningStage
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+# [Note: fork while a bar is drawn]
+# DataLoader workers are forked from the main thread. Were the bar's thread inside print() at that moment, the child
+# would inherit the locked stream and hang at its first print. So a fork waits until nothing is drawn.
+DRAWING = threading.RLock()
+
+_TITLES = {"sanity_check": "Sanity check", "validate": "Validation", "test": "Test", "predict": "Prediction"}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a bar shows at one moment.
+
+    Attributes:
+        stage: "train", "sanity_check", "validate", "test" or "predict".
+        epoch: index from 0.
+        max_epochs: how many there will be; ``None`` where there is no end in sight.
+        batch: batches done in this epoch, or in this evaluation.
+        num_batches: how many there will be; ``None`` where the loader has no length.
+        rate: batches per second, lately.
+        metrics: what the user asked to see here.
+        final: the epoch or the evaluation is over; each is drawn so exactly once.
+        transient: an evaluation that training goes on after, so it makes room when it is over.
+    """
+
+    stage: str
+    epoch: int
+    max_epochs: int | None
+    batch: int
+    num_batches: int | None
+    rate: float = 0.0
+    metrics: dict[str, int | str | float] = field(default_factory=dict)
+    final: bool = False
+    transient: bool = False
+
+    @property
+    def is_training(self) -> bool:
+        """Whether this is an epoch of training, and not an evaluation."""
+        return self.stage == RunningStage.TRAINING.value
+
+    @property
+    def title(self) -> str:
+        """The stage as people say it, with the epoch counted from 1."""
+        if not self.is_training:
+            return _TITLES[self.stage]
+        return f"Epoch {self.epoch + 1}" + ("" if self.max_epochs is None else f"/{self.max_epochs}")
+
+    @property
+    def count_text(self) -> str:
+        """Batches done, of how many."""
+        return str(self.batch) if self.num_batches is None else f"{self.batch}/{self.num_batches}"
+
+    @property
+    def rate_text(self) -> str:
+        """The rate with its unit; slow steps keep their digits."""
+        return f"{self.rate:.1f} it/s" if self.rate >= 1 else f"{self.rate:.3f} it/s"
+
+    @property
+    def metrics_text(self) -> str:
+        """The metrics in one line, floats with four digits."""
+        return ", ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in self.metrics.items()
+        )
+
+
+class ProgressThread(threading.Thread):
+    """Calls ``draw`` with a snapshot every ``tick_s`` seconds while a stage runs, and lives as long as a run.
+
+    The main thread says which stage runs; the counters are read, not told.
+
+    Attributes:
+        error: what ``draw`` raised; it is called no more then.
+    """
+
+    def __init__(self, trainer: Trainer, draw: Callable[[Snapshot], None], tick_s: float) -> None:
+        super().__init__(name="drivetrain-progress", daemon=True)
+        self.error: Exception | None = None
+        self._trainer = trainer
+        self._draw = draw
+        self._tick_s = tick_s
+        self._stopped = threading.Event()
+        self._stages: list[RunningStage] = []  # the innermost last; while there is none, nothing is drawn
+        self._meters: dict[RunningStage, _Meter] = {}
+        _hold_forks_while_drawing()
+
+    def run(self) -> None:
+        """Look, draw, sleep."""
+        while self.error is None and not self._stopped.wait(self._tick_s):
+            with DRAWING:
+                if self._stages:
+                    self.show(self.snapshot())
+
+    def stop(self) -> None:
+        """End at once; returns when the thread is gone."""
+        self._stopped.set()
+        if self.is_alive():
+            self.join()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw ``snapshot`` now, from whichever thread calls."""
+        with DRAWING:
+            try:
+                if self.error is None:
+                    self._draw(snapshot)
+            except Exception as error:  # whatever it is, it is not worth the run
+                self.error = error
+
+    def enter(self, stage: RunningStage) -> None:
+        """``stage`` begins: training on its own, an evaluation inside of what runs already."""
+        with DRAWING:
+            if self._stages:
+                self.snapshot()  # takes the rate so far, before time passes that belongs to another stage
+            self._stages = [*(self._stages if stage is not RunningStage.TRAINING else ()), stage]
+            training = stage is RunningStage.TRAINING  # an evaluation's counters still show the one before
+            self._meters.setdefault(stage, _Meter()).restart(self._counts(stage)[0] if training else 0)
+
+    def exit(self) -> Snapshot | None:
+        """The innermost stage is over; its last snapshot, or ``None`` if none was entered."""
+        with DRAWING:
+            if not self._stages:
+                return None
+            snapshot = self.snapshot(final=True)
+            self._stages.pop()
+            if self._stages:
+                outer = self._stages[-1]
+                self._meters[outer].restart(self._counts(outer)[0])
+            return snapshot
+
+    def snapshot(self, final: bool = False) -> Snapshot:
+        """The innermost stage as it stands."""
+        stage = self._stages[-1]
+        batch, total = self._counts(stage, final)
+        max_epochs = self._trainer.max_epochs
+        return Snapshot(
+            stage=stage.value,
+            epoch=self._trainer.progress.current_epoch,
+            max_epochs=None if max_epochs is None or max_epochs < 0 else max_epochs,
+            batch=batch,
+            num_batches=None if total == float("inf") else int(total),
+            rate=self._meters[stage].measure(batch, final),
+            final=final,
+            transient=len(self._stages) > 1 or stage is RunningStage.SANITY_CHECKING,
+        )
+
+    def _counts(self, stage: RunningStage, final: bool = False) -> tuple[int, float]:
+        progress = self._trainer.progress
+        if stage is RunningStage.TRAINING:
+            return progress.batches_done, progress.num_training_batches
+        return max(progress.eval_batch_idx + final, 0), progress.num_eval_batches  # the current batch is not done yet
+
+
+class _Meter:
+    """Batches per second over the last 20 ticks."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque(maxlen=21)
+        self._rate = 0.0
+
+    def restart(self, count: int) -> None:
+        """Time passed that says nothing about the rate; measure anew from here."""
+        self._samples.clear()
+        self._samples.append((time.monotonic(), count))
+
+    def measure(self, count: int, final: bool) -> float:
+        """The rate up to now. At the end of a stage in which nothing new was counted: the last one known."""
+        if count < self._samples[-1][1]:  # the loop has set its counter back since the stage was entered
+            begin_s = self._samples[0][0]
+            self._samples.clear()
+            self._samples.append((begin_s, 0))
+        self._samples.append((time.monotonic(), count))
+        (begin_s, first), (end_s, last) = self._samples[0], self._samples[-1]
+        if end_s > begin_s and (last > first or not final):
+            self._rate = (last - first) / (end_s - begin_s)
+        return self._rate
+
+
+@functools.cache
+def _hold_forks_while_drawing() -> None:
+    """See [Note: fork while a bar is drawn]."""
+    if hasattr(os, "register_at_fork"):  # not on Windows, where nothing is forked
+        os.register_at_fork(before=DRAWING.acquire, after_in_parent=DRAWING.release, after_in_child=DRAWING.release)

@@ -1,0 +1,165 @@
+"""Stop when a metric no longer improves."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
+from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
+
+if TYPE_CHECKING:
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+
+class EarlyStoppingReason(str, Enum):
+    """Why an EarlyStopping stopped the run."""
+
+    NOT_STOPPED = "not_stopped"
+    STOPPING_THRESHOLD = "stopping_threshold"
+    DIVERGENCE_THRESHOLD = "divergence_threshold"
+    PATIENCE_EXHAUSTED = "patience_exhausted"
+    NON_FINITE_METRIC = "non_finite_metric"
+
+
+class EarlyStopping(Callback):
+    """Asks the Trainer to stop when ``monitor`` has not improved for ``patience`` checks.
+
+    Args:
+        monitor: the logged name to watch.
+        min_delta: by how much a value must beat the best one to count as an improvement, in the metric's unit.
+        patience: checks without improvement that are endured. A check is one validation, or one training epoch.
+        verbose: log each improvement.
+        mode: "min" or "max": which direction is better.
+        strict: whether a missing ``monitor`` is an error; otherwise a warning.
+        check_finite: stop at once when the value is NaN or infinite.
+        stopping_threshold: stop at once when the value is better than this.
+        divergence_threshold: stop at once when the value is worse than this.
+        check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: after
+            validation if the run validates, else when the epoch ends.
+        log_rank_zero_only: log on global rank 0 only.
+
+    Attributes:
+        best_score: the best value so far. wait_count: checks since it improved. stopped_epoch: when it stopped; 0 if
+        it did not. stopping_reason, stopping_reason_message: why.
+    """
+
+    monitors = True
+
+    def __init__(
+        self,
+        monitor: str,
+        min_delta: float = 0.0,
+        patience: int = 3,
+        verbose: bool = False,
+        mode: str = "min",
+        strict: bool = True,
+        check_finite: bool = True,
+        stopping_threshold: float | None = None,
+        divergence_threshold: float | None = None,
+        check_on_train_epoch_end: bool | None = None,
+        log_rank_zero_only: bool = False,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ConfigurationError(f'EarlyStopping(mode={mode!r}): mode is "min" or "max". Write one of the two.')
+        self.monitor = monitor
+        self.min_delta = abs(min_delta)
+        self.patience = patience
+        self.verbose = verbose
+        self.mode = mode
+        self.strict = strict
+        self.check_finite = check_finite
+        self.stopping_threshold = stopping_threshold
+        self.divergence_threshold = divergence_threshold
+        self.check_on_train_epoch_end = check_on_train_epoch_end
+        self.log_rank_zero_only = log_rank_zero_only
+        self.best_score = math.inf if mode == "min" else -math.inf
+        self.wait_count = 0
+        self.stopped_epoch = 0
+        self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
+        self.stopping_reason_message: str | None = None
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(monitor=self.monitor, mode=self.mode)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "wait_count": self.wait_count,
+            "stopped_epoch": self.stopped_epoch,
+            "best_score": self.best_score,
+            "patience": self.patience,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.wait_count = state_dict["wait_count"]
+        self.stopped_epoch = state_dict["stopped_epoch"]
+        self.best_score = float(state_dict["best_score"])
+        self.patience = state_dict["patience"]
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._checks_at_epoch_end(trainer):
+            self._check(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and not self._checks_at_epoch_end(trainer):
+            self._check(trainer)
+
+    def _checks_at_epoch_end(self, trainer: Trainer) -> bool:
+        if self.check_on_train_epoch_end is not None:
+            return self.check_on_train_epoch_end
+        return not trainer.enable_validation
+
+    def _check(self, trainer: Trainer) -> None:
+        if trainer.fast_dev_run or trainer.progress.fn != "fit":
+            return
+        metrics = trainer.callback_metrics
+        if self.monitor not in metrics:
+            message = (
+                f"EarlyStopping watches {self.monitor!r}, which was not logged. "
+                f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. Log it, or watch one of those."
+            )
+            if self.strict:
+                raise ConfigurationError(message)
+            rank_zero_warn(message)
+            return
+        reason, message = self._judge(float(metrics[self.monitor]))
+        if reason is not EarlyStoppingReason.NOT_STOPPED:
+            self.stopping_reason, self.stopping_reason_message = reason, message
+            self.stopped_epoch = trainer.current_epoch
+            trainer.should_stop = True
+        if message and (self.verbose or reason is not EarlyStoppingReason.NOT_STOPPED):
+            rank_zero_info(message)
+
+    def _better(self, value: float, than: float) -> bool:
+        return value < than if self.mode == "min" else value > than
+
+    def _judge(self, value: float) -> tuple[EarlyStoppingReason, str]:
+        """Take one value; return whether and why to stop, with a sentence about it."""
+        name = self.monitor
+        if self.check_finite and not math.isfinite(value):
+            return EarlyStoppingReason.NON_FINITE_METRIC, f"{name} is {value}: stopping."
+        if self.stopping_threshold is not None and self._better(value, self.stopping_threshold):
+            return (
+                EarlyStoppingReason.STOPPING_THRESHOLD,
+                f"{name} = {value:.6g} has passed stopping_threshold={self.stopping_threshold}: stopping.",
+            )
+        if self.divergence_threshold is not None and self._better(self.divergence_threshold, value):
+            return (
+                EarlyStoppingReason.DIVERGENCE_THRESHOLD,
+                f"{name} = {value:.6g} has passed divergence_threshold={self.divergence_threshold}: stopping.",
+            )
+        margin = self.min_delta if self.mode == "min" else -self.min_delta
+        if self._better(value + margin, self.best_score):
+            before, self.best_score, self.wait_count = self.best_score, value, 0
+            return EarlyStoppingReason.NOT_STOPPED, f"{name} improved from {before:.6g} to {value:.6g}."
+        self.wait_count += 1
+        if self.wait_count >= self.patience:
+            return (
+                EarlyStoppingReason.PATIENCE_EXHAUSTED,
+                f"{name} has not improved on {self.best_score:.6g} for {self.wait_count} checks: stopping.",
+            )
+        return EarlyStoppingReason.NOT_STOPPED, ""

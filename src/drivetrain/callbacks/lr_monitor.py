@@ -1,0 +1,136 @@
+"""The learning rates as curves beside the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+Interval = Literal["step", "epoch"]
+
+
+class LearningRateMonitor(Callback):
+    """Logs each optimizer's learning rate.
+
+    A curve is called by the scheduler's ``name`` or else ``lr-<optimizer's class>``, with ``-1``, ``-2`` for further
+    ones of the same name. Where an optimizer has several parameter groups, ``/pg1``, ``/pg2`` follow, or the ``name``
+    that a group carries.
+
+    Args:
+        logging_interval: "step" logs on the steps on which the loggers are written, "epoch" when an epoch begins;
+            ``None`` takes each scheduler's own interval, and "epoch" for an optimizer that has none.
+        log_momentum: also log ``<name>-momentum``; of the Adam family the first beta.
+        log_weight_decay: also log ``<name>-weight_decay``.
+
+    Attributes:
+        lrs: the learning rates logged so far, by name.
+        last_momentum_values, last_weight_decay_values: the latest of each, by name.
+
+    Raises:
+        ConfigurationError: ``logging_interval`` is another word; or, when training starts, the run has no logger.
+    """
+
+    def __init__(
+        self,
+        logging_interval: Interval | None = None,
+        log_momentum: bool = False,
+        log_weight_decay: bool = False,
+    ) -> None:
+        if logging_interval not in (None, "step", "epoch"):
+            raise ConfigurationError(
+                f"LearningRateMonitor got logging_interval={logging_interval!r}. Pass 'step', 'epoch' or None."
+            )
+        self.logging_interval = logging_interval
+        self.log_momentum = log_momentum
+        self.log_weight_decay = log_weight_decay
+        self.lrs: dict[str, list[float]] = {}
+        self.last_momentum_values: dict[str, float] = {}
+        self.last_weight_decay_values: dict[str, float] = {}
+        if logging_interval is not None:
+            self.idle_hooks = frozenset(
+                {"on_train_batch_start" if logging_interval == "epoch" else "on_train_epoch_start"}
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin new records."""
+        if not trainer.loggers:
+            raise ConfigurationError(
+                "LearningRateMonitor has nowhere to log to: the Trainer has no logger. "
+                "Pass logger=True to the Trainer, or remove this callback."
+            )
+        self.lrs, self.last_momentum_values, self.last_weight_decay_values = {}, {}, {}
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Log those that follow steps."""
+        if trainer.is_logging_step:
+            self._log(trainer, "step")
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log those that follow epochs."""
+        self._log(trainer, "epoch")
+
+    def _log(self, trainer: Trainer, interval: Interval) -> None:
+        if self.logging_interval not in (None, interval):
+            return
+        values: dict[str, float] = {}
+        for name, optimizer, own_interval in _curves(trainer):
+            if self.logging_interval is None and own_interval != interval:
+                continue
+            for suffix, group in _groups(optimizer):
+                values.update(self._read(name, suffix, group))
+        if not values:
+            return
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.logger_step)
+        trainer.callback_metrics.update(
+            {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        )
+
+    def _read(self, name: str, suffix: str, group: dict[str, Any]) -> dict[str, float]:
+        key = f"{name}{suffix}"
+        values = {key: float(group["lr"])}
+        self.lrs.setdefault(key, []).append(values[key])
+        if self.log_momentum:
+            momentum = group["betas"][0] if "betas" in group else group.get("momentum", 0.0)
+            key = f"{name}-momentum{suffix}"
+            values[key] = self.last_momentum_values[key] = float(momentum)
+        if self.log_weight_decay:
+            key = f"{name}-weight_decay{suffix}"
+            values[key] = self.last_weight_decay_values[key] = float(group.get("weight_decay", 0.0))
+        return values
+
+
+def _curves(trainer: Trainer) -> Iterator[tuple[str, Optimizer, str]]:
+    """Name, optimizer and interval of each scheduler, then of the optimizers that have none."""
+    taken: dict[str, int] = {}
+    scheduled: list[Optimizer] = []
+
+    def unique(name: str) -> str:
+        taken[name] = taken.get(name, -1) + 1
+        return f"{name}-{taken[name]}" if taken[name] else name
+
+    for config in trainer.lr_scheduler_configs:
+        optimizer = config.scheduler.optimizer
+        scheduled.append(optimizer)
+        yield unique(config.name or f"lr-{type(optimizer).__name__}"), optimizer, config.interval
+    for optimizer in trainer.optimizers:
+        if not any(optimizer is other for other in scheduled):
+            yield unique(f"lr-{type(optimizer).__name__}"), optimizer, "epoch"
+
+
+def _groups(optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each parameter group and what its name adds to the curve's."""
+    groups = optimizer.param_groups
+    for number, group in enumerate(groups, start=1):
+        name = group.get("name", f"pg{number}" if len(groups) > 1 else "")
+        yield (f"/{name}" if name else ""), group

@@ -1,0 +1,360 @@
+"""Save checkpoints: when, under which name, and which of them to keep."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from drivetrain.callback import Checkpoint
+from drivetrain.errors import ConfigurationError
+from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
+
+if TYPE_CHECKING:
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+
+class ModelCheckpoint(Checkpoint):
+    """Saves at chosen moments and keeps the best ``save_top_k``.
+
+    Args:
+        dirpath: the folder; ``None``: ``checkpoints`` below the logger's folder, or below ``default_root_dir``.
+        filename: a name with metrics in braces, without extension: ``"{epoch}-{val_loss:.2f}"`` gives
+            ``epoch=3-val_loss=0.12.ckpt``. ``None``: ``"{epoch}-{step}"``.
+        monitor: the logged name that ranks checkpoints; ``None``: the newest is the best.
+        verbose: log each save.
+        save_last: also keep ``last.ckpt``, the newest state: True writes a file, "link" a symbolic link to the
+            newest checkpoint.
+        save_top_k: how many to keep; -1: all; 0: none. More than one needs ``monitor``.
+        save_weights_only: leave out what only resuming needs.
+        mode: "min" or "max": which direction of ``monitor`` is better.
+        auto_insert_metric_name: write ``name=value`` in file names instead of the bare value.
+        every_n_train_steps: save after every n optimizer steps.
+        train_time_interval: save when so much time has passed since the last save, checked after each batch.
+        every_n_epochs: save in every n-th epoch. At most one of these three; none of them means every epoch.
+        save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: when the
+            epoch ends, unless validation runs at other moments than there.
+        save_on_exception: save ``exception-...`` when the run ends by an exception.
+        enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
+
+    Attributes:
+        best_model_path, best_model_score: the best so far; "" and ``None`` before the first.
+        best_k_models: path -> score of what is kept. kth_best_model_path, kth_value: the worst of them.
+        last_model_path: the file or link that ``save_last`` wrote last.
+
+    A score of NaN ranks last. In ``fast_dev_run`` and in the sanity check nothing is saved.
+    """
+
+    CHECKPOINT_JOIN_CHAR = "-"
+    CHECKPOINT_EQUALS_CHAR = "="
+    CHECKPOINT_NAME_LAST = "last"
+    FILE_EXTENSION = ".ckpt"
+    STARTING_VERSION = 1
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str | None = None,
+        monitor: str | None = None,
+        verbose: bool = False,
+        save_last: bool | Literal["link"] | None = None,
+        save_top_k: int = 1,
+        save_weights_only: bool = False,
+        mode: str = "min",
+        auto_insert_metric_name: bool = True,
+        every_n_train_steps: int | None = None,
+        train_time_interval: timedelta | None = None,
+        every_n_epochs: int | None = None,
+        save_on_train_epoch_end: bool | None = None,
+        save_on_exception: bool = False,
+        enable_version_counter: bool = True,
+    ) -> None:
+        triggers = {
+            "every_n_train_steps": every_n_train_steps,
+            "train_time_interval": train_time_interval,
+            "every_n_epochs": every_n_epochs,
+        }
+        chosen = [f"{name}={value!r}" for name, value in triggers.items() if value]
+        if len(chosen) > 1:
+            raise ConfigurationError(
+                f"ModelCheckpoint({', '.join(chosen)}): only one of these can decide when to save. Keep one."
+            )
+        if mode not in ("min", "max"):
+            raise ConfigurationError(f'ModelCheckpoint(mode={mode!r}): mode is "min" or "max". Write one of the two.')
+        if save_top_k < -1:
+            raise ConfigurationError(
+                f"ModelCheckpoint(save_top_k={save_top_k}): at least -1, which keeps all. Write -1."
+            )
+        if monitor is None and save_top_k not in (-1, 0, 1):
+            raise ConfigurationError(
+                f"ModelCheckpoint(save_top_k={save_top_k}) cannot rank checkpoints without monitor. "
+                'Name a metric, monitor="val_loss", or write save_top_k=-1 to keep all.'
+            )
+        if save_last not in (None, True, False, "link"):
+            raise ConfigurationError(
+                f'ModelCheckpoint(save_last={save_last!r}): save_last is True, False or "link". Write True.'
+            )
+        if any(isinstance(n, int) and n < 0 for n in (every_n_train_steps, every_n_epochs)):
+            raise ConfigurationError(f"ModelCheckpoint({', '.join(chosen)}): the number must not be negative.")
+        self.dirpath = None if dirpath is None else os.path.abspath(os.path.expanduser(dirpath))
+        self.filename = filename
+        self.monitor = monitor
+        self.verbose = verbose
+        self.save_last = save_last
+        self.save_top_k = save_top_k
+        self.save_weights_only = save_weights_only
+        self.mode = mode
+        self.auto_insert_metric_name = auto_insert_metric_name
+        self.every_n_train_steps = every_n_train_steps or 0
+        self.train_time_interval = train_time_interval
+        self.every_n_epochs = every_n_epochs if every_n_epochs is not None else (0 if chosen else 1)
+        self.save_on_train_epoch_end = save_on_train_epoch_end
+        self.save_on_exception = save_on_exception
+        self.enable_version_counter = enable_version_counter
+        self.best_model_path = ""
+        self.best_model_score: Tensor | None = None
+        self.current_score: Tensor | None = None
+        self.best_k_models: dict[str, Tensor] = {}
+        self.kth_best_model_path = ""
+        self.kth_value: Tensor | None = None
+        self.last_model_path = ""
+        self._newest_path = ""
+        self._saved_at_step = -1
+        self._saved_at_time = time.monotonic()
+        if not (self.every_n_train_steps or self.train_time_interval) and type(self) is ModelCheckpoint:
+            self.idle_hooks = frozenset({"on_train_batch_end"})
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(
+            monitor=self.monitor,
+            mode=self.mode,
+            every_n_train_steps=self.every_n_train_steps,
+            every_n_epochs=self.every_n_epochs,
+            train_time_interval=None if self.train_time_interval is None else self.train_time_interval.total_seconds(),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "monitor": self.monitor,
+            "dirpath": self.dirpath,
+            "best_model_path": self.best_model_path,
+            "best_model_score": self.best_model_score,
+            "current_score": self.current_score,
+            "best_k_models": self.best_k_models,
+            "kth_best_model_path": self.kth_best_model_path,
+            "kth_value": self.kth_value,
+            "last_model_path": self.last_model_path,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.dirpath == state_dict["dirpath"]:
+            self.best_k_models = dict(state_dict["best_k_models"])
+            self.kth_best_model_path = state_dict["kth_best_model_path"]
+            self.kth_value = state_dict["kth_value"]
+            self.best_model_score = state_dict["best_model_score"]
+            self.last_model_path = state_dict["last_model_path"]
+        else:
+            rank_zero_warn(
+                f"The checkpoint ranked files in {state_dict['dirpath']}, and this ModelCheckpoint writes to "
+                f"{self.dirpath}: ranking starts anew, and only best_model_path is taken over."
+            )
+        self.best_model_path = state_dict["best_model_path"]
+
+    # ---- when to save --------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.dirpath is None:
+            self.dirpath = self._default_dirpath(trainer)
+        self._saved_at_time = time.monotonic()
+        self._saved_at_step = -1
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._must_not_save(trainer):
+            return
+        steps_due = self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0
+        elapsed_s = time.monotonic() - self._saved_at_time
+        time_due = self.train_time_interval is not None and elapsed_s >= self.train_time_interval.total_seconds()
+        if steps_due or time_due:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._saves_at_epoch_end(trainer):
+            self._save_in_epoch(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._saves_at_epoch_end(trainer):
+            self._save_in_epoch(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self.save_on_exception and trainer.global_step and not self._must_not_save(trainer):
+            assert self.dirpath is not None  # setup ran: there have been steps
+            path = os.path.join(
+                self.dirpath, f"exception-epoch={trainer.current_epoch}-step={trainer.global_step}{self.FILE_EXTENSION}"
+            )
+            trainer.save_checkpoint(path, self.save_weights_only)
+            rank_zero_info(f"Saved {path}.")
+
+    def _save_in_epoch(self, trainer: Trainer) -> None:
+        due = self.every_n_epochs > 0 and (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        if due and not self._must_not_save(trainer):
+            self._save(trainer)
+
+    def _must_not_save(self, trainer: Trainer) -> bool:
+        return bool(
+            trainer.fast_dev_run
+            or trainer.progress.fn != "fit"
+            or trainer.sanity_checking
+            or self._saved_at_step == trainer.global_step
+        )
+
+    def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
+        if self.save_on_train_epoch_end is not None:
+            return self.save_on_train_epoch_end
+        if not trainer.enable_validation:
+            return True
+        return trainer.settings.check_val_every_n_epoch == 1 and trainer.val_check_interval == 1.0
+
+    # ---- what to save and keep -----------------------------------------------------------------------------------
+
+    def _save(self, trainer: Trainer) -> None:
+        metrics = self._metrics(trainer)
+        if self.save_top_k != 0 and (score := self._score(trainer, metrics)) is not None:
+            self._save_ranked(trainer, score, metrics)
+        if self.save_last:
+            self._save_last(trainer)
+        self._saved_at_step = trainer.global_step
+        self._saved_at_time = time.monotonic()
+
+    def _metrics(self, trainer: Trainer) -> dict[str, Any]:
+        return {
+            **trainer.callback_metrics,
+            "epoch": torch.tensor(trainer.current_epoch),
+            "step": torch.tensor(trainer.global_step),
+        }
+
+    def _score(self, trainer: Trainer, metrics: dict[str, Any]) -> Tensor | None:
+        """The value that ranks this checkpoint; ``None`` if there is none yet.
+
+        Raises:
+            ConfigurationError: ``monitor`` was never logged although it had its chance.
+        """
+        if self.monitor is None:
+            return torch.tensor(float(trainer.global_step))
+        if self.monitor not in metrics:
+            message = (
+                f"ModelCheckpoint watches {self.monitor!r}, which was not logged. "
+                f"Logged so far: {', '.join(sorted(set(metrics) - {'epoch', 'step'})) or 'nothing'}. "
+                "Log it, or watch one of those."
+            )
+            if trainer.enable_validation and trainer.progress.validate_steps == 0:
+                rank_zero_warn(message)  # the first validation may still log it
+                return None
+            raise ConfigurationError(message)
+        score = torch.as_tensor(metrics[self.monitor]).detach().to("cpu")
+        if torch.isnan(score):
+            score = torch.tensor(math.inf if self.mode == "min" else -math.inf)
+        return score
+
+    def _save_ranked(self, trainer: Trainer, score: Tensor, metrics: dict[str, Any]) -> None:
+        self.current_score = score
+        newest_wins = self.monitor is None
+        full = self.save_top_k != -1 and len(self.best_k_models) >= self.save_top_k
+        worst = self.kth_best_model_path
+        if full and not newest_wins and not self._better(score, self.best_k_models[worst]):
+            return
+        path = self._path_for(metrics, replaces=worst if full else "")
+        self.best_k_models[path] = score
+        dropped = ""
+        if full and worst != path:
+            del self.best_k_models[worst]
+            dropped = worst
+        order = sorted(self.best_k_models, key=lambda name: float(self.best_k_models[name]))
+        if self.mode == "max" or newest_wins:
+            order.reverse()
+        self.best_model_path, self.kth_best_model_path = order[0], order[-1]
+        self.best_model_score = None if newest_wins else self.best_k_models[order[0]]
+        self.kth_value = None if newest_wins else self.best_k_models[order[-1]]
+        self._write(trainer, path)
+        if dropped:
+            trainer.strategy.remove_checkpoint(dropped)  # only now: a crash in between leaves one file too many
+
+    def _better(self, score: Tensor, than: Tensor) -> bool:
+        return bool(score < than) if self.mode == "min" else bool(score > than)
+
+    def _write(self, trainer: Trainer, path: str) -> None:
+        trainer.save_checkpoint(path, self.save_weights_only)
+        self._newest_path = path
+        for logger in trainer.loggers:
+            logger.after_save_checkpoint(self)
+        if self.verbose:
+            rank_zero_info(f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}.")
+
+    def _save_last(self, trainer: Trainer) -> None:
+        assert self.dirpath is not None  # setup has filled it in
+        path = os.path.join(self.dirpath, self.CHECKPOINT_NAME_LAST + self.FILE_EXTENSION)
+        if self.save_last == "link" and self._newest_path and os.path.exists(self._newest_path):
+            self.last_model_path = path
+            if trainer.is_global_zero:
+                _link(self._newest_path, path)
+            return
+        self.last_model_path = path
+        newest = self._newest_path
+        self._write(trainer, path)
+        self._newest_path = newest  # a link must point to a ranked checkpoint, never to itself
+
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    def _default_dirpath(self, trainer: Trainer) -> str:
+        logger = trainer.logger
+        if logger is None:
+            return os.path.join(trainer.default_root_dir, "checkpoints")
+        if logger.log_dir is not None:
+            return os.path.join(logger.log_dir, "checkpoints")
+        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+        root = logger.save_dir or trainer.default_root_dir
+        return os.path.join(root, str(logger.name), version, "checkpoints")
+
+    def _path_for(self, metrics: dict[str, Any], replaces: str) -> str:
+        assert self.dirpath is not None  # setup has filled it in
+        stem = os.path.join(self.dirpath, self.format_checkpoint_name(metrics))
+        path, version = stem + self.FILE_EXTENSION, self.STARTING_VERSION
+        while self.enable_version_counter and os.path.exists(path) and path != replaces:
+            path = f"{stem}{self.CHECKPOINT_JOIN_CHAR}v{version}{self.FILE_EXTENSION}"
+            version += 1
+        return path
+
+    def format_checkpoint_name(self, metrics: dict[str, Any], filename: str | None = None) -> str:
+        """``filename`` (by default the one of the constructor) with ``metrics`` filled in; no folder, no extension.
+
+        A metric that is not there counts as 0. A ``/`` in a metric's name becomes part of the file name, not a folder,
+        when ``auto_insert_metric_name`` writes it.
+        """
+        template = filename or self.filename or "{epoch}" + self.CHECKPOINT_JOIN_CHAR + "{step}"
+
+        def fill(match: re.Match[str]) -> str:
+            name, spec = match.group(1), match.group(2) or ""
+            value = metrics.get(name, 0)
+            value = value.item() if isinstance(value, Tensor) else value
+            text = format(value, spec)
+            label = name.replace("/", "_") + self.CHECKPOINT_EQUALS_CHAR if self.auto_insert_metric_name else ""
+            return label + text
+
+        return re.sub(r"\{([^{}:]+)(?::([^{}]*))?\}", fill, template)
+
+
+def _link(target: str, link: str) -> None:
+    """Point ``link`` at ``target``, atomically and relative, so that the folder can be moved."""
+    temporary = f"{link}.{os.getpid()}.part"
+    os.symlink(os.path.relpath(target, os.path.dirname(link)), temporary)
+    os.replace(temporary, link)

@@ -1,0 +1,38 @@
+"""Progress as lines of text, for log files and terminals that cannot redraw a line."""
+
+from __future__ import annotations
+
+import time
+
+from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
+from drivetrain.errors import ConfigurationError
+
+
+class PlainProgressBar(ProgressBar):
+    """Prints one line when an epoch or an evaluation ends, and now and then one in between.
+
+    Args:
+        refresh_rate: 0 switches it off; above that, how many batches must have passed for a line in between.
+        leave: has no meaning here, printed lines stay.
+        interval_s: at least so many seconds lie between a line and the next one in between.
+
+    Raises:
+        ConfigurationError: ``refresh_rate`` or ``interval_s`` is negative.
+    """
+
+    def __init__(self, refresh_rate: int = 1, leave: bool = False, interval_s: float = 10.0) -> None:
+        super().__init__(refresh_rate, leave)
+        if interval_s < 0:
+            raise ConfigurationError(f"PlainProgressBar got interval_s={interval_s}. Pass 0 or more seconds.")
+        self.interval_s = interval_s
+        self.tick_s = max(type(self).tick_s, interval_s)  # no need to look more often than it may print
+        self._printed_at_s = time.monotonic()
+
+    def draw(self, snapshot: Snapshot) -> None:
+        """Print a line if it is time for one. A sanity check, whose numbers mean nothing, gets none at its end."""
+        now_s = time.monotonic()
+        due = snapshot.stage != "sanity_check" if snapshot.final else now_s - self._printed_at_s >= self.interval_s
+        if due:
+            parts = [f"{snapshot.count_text} batches", snapshot.rate_text, snapshot.metrics_text]
+            print(f"{snapshot.title}: {', '.join(part for part in parts if part)}", flush=True)
+            self._printed_at_s = now_s

@@ -1,0 +1,49 @@
+"""The model summary as a table drawn by rich."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from drivetrain.callbacks.model_summary import ModelSummary, Summary
+from drivetrain.errors import ConfigurationError
+
+
+class RichModelSummary(ModelSummary):
+    """Prints the model's children, parameter counts and modes as a table when ``fit`` starts.
+
+    Args:
+        max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
+        table_kwargs: passed on to ``rich.table.Table``: ``title``, ``header_style``, ...
+
+    Raises:
+        ConfigurationError: the package rich is not installed, or ``max_depth`` is below -1.
+    """
+
+    def __init__(self, max_depth: int = 1, **table_kwargs: Any) -> None:
+        if importlib.util.find_spec("rich") is None:
+            raise ConfigurationError(
+                "RichModelSummary needs the package rich, which is not installed. "
+                "Run `pip install rich`, or use ModelSummary."
+            )
+        super().__init__(max_depth)
+        self._table_kwargs = table_kwargs
+
+    def show(self, summary: Summary) -> None:
+        """Print ``summary`` on rich's console."""
+        from rich import get_console
+        from rich.table import Table
+        from rich.text import Text
+
+        console = get_console()
+        if summary.rows:
+            table = Table(**{"header_style": "bold", **self._table_kwargs})
+            for title in summary.HEADER:
+                table.add_column(title, justify="right" if title == "Params" else "left")
+            for row in summary.rows:
+                table.add_row(*(Text(cell) for cell in row.cells()))  # Text: a name may hold brackets
+            console.print(table)
+        totals = Table.grid(padding=(0, 2))
+        for value, meaning in summary.totals():
+            totals.add_row(Text(value, style="bold"), meaning)
+        console.print(totals)

@@ -1,0 +1,86 @@
+"""Progress drawn by tqdm."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from drivetrain.callbacks._progress_thread import DRAWING
+from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
+from drivetrain.errors import ConfigurationError
+
+
+class TQDMProgressBar(ProgressBar):
+    """One bar for the epoch, and one below it for an evaluation while it runs.
+
+    Args:
+        refresh_rate: how many batches must have passed for it to be drawn again; 0 switches it off.
+        process_position: the line to draw on, counted from 0; for several runs in one terminal.
+        leave: keep each finished epoch's bar.
+
+    Raises:
+        ConfigurationError: the package tqdm is not installed, or ``refresh_rate`` is negative.
+    """
+
+    def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
+        if importlib.util.find_spec("tqdm") is None:
+            raise ConfigurationError(
+                "TQDMProgressBar needs the package tqdm, which is not installed. "
+                "Run `pip install tqdm`, or use RichProgressBar."
+            )
+        super().__init__(refresh_rate, leave)
+        self.process_position = process_position
+        self._bars: dict[bool, tuple[Any, str]] = {}  # by "is it training": the bar in use and what it shows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_bars": {}}
+
+    def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
+        """Print above the bar; takes what the built-in takes, apart from ``flush``."""
+        from tqdm.auto import tqdm
+
+        with DRAWING:
+            tqdm.write(sep.join(map(str, args)), **kwargs)
+
+    def draw(self, snapshot: Snapshot) -> None:
+        """Move the bar of this stage, made on first use."""
+        training = snapshot.is_training
+        bar, title = self._bars.get(training, (None, ""))
+        if bar is not None and title != snapshot.title:
+            if self.leave or not training:
+                bar.close()
+                bar = None
+            else:
+                bar.reset()
+        if bar is None:
+            bar = _new_bar(position=self.process_position + snapshot.transient, leave=not snapshot.transient)
+        bar.set_description_str(snapshot.title, refresh=False)
+        bar.total, bar.n = snapshot.num_batches, snapshot.batch
+        bar.set_postfix(snapshot.metrics, refresh=False)
+        bar.measured = snapshot.rate
+        bar.refresh()
+        self._bars[training] = bar, snapshot.title
+        if snapshot.final and not training:
+            del self._bars[False]
+            bar.close()
+
+    def close(self) -> None:
+        """Leave the last state on the screen."""
+        bars, self._bars = self._bars, {}
+        for bar, _ in bars.values():
+            bar.close()
+
+
+def _new_bar(**kwargs: Any) -> Any:
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argument
+        monitor_interval = 0  # else tqdm would run a thread of its own
+        measured = 0.0
+
+        @property
+        def format_dict(self) -> Any:
+            # tqdm divides by all the time since the bar began, validation included
+            return {**super().format_dict, "rate": self.measured}
+
+    return Bar(dynamic_ncols=True, **kwargs)

@@ -1,0 +1,84 @@
+"""One checkpoint, one local file, written so that a crash at any moment leaves a whole one behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import uuid
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.errors import CheckpointError
+
+
+class TorchCheckpointIO(CheckpointIO):
+    """A file that ``torch.load(path, weights_only=True)`` reads.
+
+    Written to a temporary name beside the target, fsynced, renamed over it, and the directory fsynced: a reader sees
+    the old file or the new one, never a part. On load the CRC-32 that the zip container keeps for each record is
+    checked, because torch accepts flipped bits in silence.
+    """
+
+    def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        if storage_options is not None:
+            raise TypeError(
+                f"TorchCheckpointIO writes local files and takes no storage_options, got {storage_options!r}. "
+                "Leave them out, or pass a CheckpointIO of your own in Trainer(plugins=[...])."
+            )
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.part"
+        try:
+            with open(temporary, "xb") as stream:  # "x": never through a file or link that somebody put there
+                torch.save(dict(checkpoint), stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+        except OSError as error:
+            raise CheckpointError(
+                f"The checkpoint {target} could not be written: {error}. What was there before is untouched. "
+                "Free some space or choose another default_root_dir."
+            ) from error
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+        _fsync_directory(target.parent)
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+        source = Path(path)
+        if not source.is_file():
+            raise CheckpointError(f"There is no checkpoint at {source}. Check the path.")
+        try:
+            with zipfile.ZipFile(source) as container:
+                damaged = container.testzip()
+        except (zipfile.BadZipFile, OSError) as error:
+            raise CheckpointError(f"{source} is no checkpoint, or was cut short ({error}). Use another one.") from error
+        if damaged is not None:
+            raise CheckpointError(f"{source} is damaged: the checksum of {damaged!r} is wrong. Use another one.")
+        try:
+            loaded: dict[str, Any] = torch.load(source, map_location=map_location, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{source} holds objects that are no plain data, and unpickling them could run code: {error}"
+            ) from error
+        return loaded
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+def _fsync_directory(directory: Path) -> None:
+    """Make a rename inside ``directory`` durable; Windows cannot open a directory and needs no such call."""
+    if os.name != "posix":
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

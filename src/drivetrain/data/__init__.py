@@ -1,0 +1,1 @@
+"""From a loader to batches on the device."""

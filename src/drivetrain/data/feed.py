@@ -1,0 +1,102 @@
+"""A loader's batches, one by one, on the device, with the word whether it is the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from drivetrain.errors import ConfigurationError
+
+
+def sized_length(loader: Any) -> int | None:
+    """``len(loader)``, or ``None`` where it has no length."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def count_batches(loader: Any, limit: int | float, argument: str) -> float:
+    """How many batches of ``loader`` one pass takes: its length, limited; ``inf`` for an endless pass (trap T34).
+
+    Args:
+        loader: what is iterated.
+        limit: an int counts batches, a float is a fraction of the length; 1 and 1.0 differ. 0 means none.
+        argument: the Trainer's argument that holds the limit, for messages.
+
+    Raises:
+        ConfigurationError: the fraction leaves no batch, or there is no length to take a fraction of.
+    """
+    length = sized_length(loader)
+    if limit == 0:
+        return 0
+    if isinstance(limit, int):
+        return limit if length is None else min(limit, length)
+    if length is None:
+        if limit == 1.0:
+            return float("inf")
+        raise ConfigurationError(
+            f"{argument}={limit} is a fraction, but the loader {type(loader).__name__} has no length. "
+            f"Write a number of batches, {argument}=100, or {argument}=1.0 for all."
+        )
+    count = int(length * limit)
+    if count == 0 and length > 0:
+        raise ConfigurationError(
+            f"{argument}={limit} of {length} batches is less than one batch. "
+            f"Write at least {argument}={1 / length:.4g}, or a number of batches such as {argument}=1."
+        )
+    return count
+
+
+def fetches_ahead(loader: Any) -> bool:
+    """Whether the next batch is fetched before the current one is worked on.
+
+    Only with workers, or where nothing else tells which batch is the last. With ``num_workers=0`` and a known length
+    never: it would shift the draws from the global random generators against those of a plain loop.
+    """
+    if getattr(loader, "num_workers", 0) > 0 or sized_length(loader) is None:
+        return True
+    return isinstance(getattr(loader, "dataset", None), IterableDataset)  # its length may be a mere promise
+
+
+def feed(
+    batches: Iterable[Any], num_batches: float, move: Callable[[Any], Any] | None, ahead: bool
+) -> Iterator[tuple[Any, bool]]:
+    """Yield ``(batch, is_last)``.
+
+    Args:
+        batches: a loader; its iterator is made here, once.
+        num_batches: where to stop, ``inf`` for its end.
+        move: brings a batch to the device as soon as it is fetched; ``None`` where an overridden transfer hook will
+            do it at its documented place.
+        ahead: see :func:`fetches_ahead`.
+    """
+    source = islice(batches, None if num_batches == float("inf") else int(num_batches))
+    if not ahead:
+        for position, batch in enumerate(source, 1):
+            yield (batch if move is None else move(batch)), position == num_batches
+        return
+    for batch in source:
+        current = batch if move is None else move(batch)
+        break
+    else:
+        return
+    for batch in source:
+        following = batch if move is None else move(batch)
+        yield current, False
+        current = following
+    yield current, True
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the samplers of ``loader`` which epoch it is, also one nested in a batch sampler (trap T4)."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    told: list[Any] = []
+    for sampler in samplers:
+        if callable(getattr(sampler, "set_epoch", None)) and not any(sampler is other for other in told):
+            sampler.set_epoch(epoch)  # type: ignore[union-attr]  # the line above has looked
+            told.append(sampler)

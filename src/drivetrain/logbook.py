@@ -1,0 +1,401 @@
+"""What was logged: kept where it was computed, read once per flush.
+
+``self.log`` stores a detached copy of the value and nothing else happens: no transfer, no string is built. Numbers
+reach the host when the book is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch):
+all values of one device and dtype are stacked and travel in one transfer.
+
+[Note: exact epoch means]
+Values of one weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in 64-bit floats on
+the device that holds them; the weights are summed on the host in Python's own numbers; the division happens once,
+when the mean is asked for. Integers are never truncated (trap T6), and a smaller last batch counts for what it
+holds (trap T9). Folding bounds memory: a long evaluation keeps at most ``_FOLD_AT`` small tensors per name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.errors import LoggingError
+from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.tree import batch_sizes
+
+Reduction = Literal["mean", "sum", "min", "max"]
+Value = Tensor | float
+
+_FOLD_AT = 64
+_REDUCTIONS: dict[Any, Reduction] = {
+    "mean": "mean", "avg": "mean", torch.mean: "mean",
+    "sum": "sum", torch.sum: "sum", sum: "sum",
+    "min": "min", torch.min: "min", min: "min",
+    "max": "max", torch.max: "max", max: "max",
+}  # fmt: skip
+
+
+class LogRule(NamedTuple):
+    """What ``self.log`` does by default in one hook, and whether a per-step value makes sense there."""
+
+    on_step: bool
+    on_epoch: bool
+    step_allowed: bool = True
+
+
+class Options(NamedTuple):
+    """The arguments of one ``self.log`` call that must not change between calls in one hook (trap T10)."""
+
+    prog_bar: bool
+    logger: bool | None
+    on_step: bool | None
+    on_epoch: bool | None
+    reduce_fx: Any
+    enable_graph: bool
+    add_dataloader_idx: bool
+
+
+class Entry:
+    """One logged name in one hook: its last value, and its running reduction over the epoch."""
+
+    __slots__ = (
+        "name", "options", "on_step", "on_epoch", "to_logger", "to_bar", "reduction", "keep_graph",
+        "dataloader_idx", "last", "fresh", "_book", "_pending", "_pending_weight", "_total", "_weight", "_metric",
+    )  # fmt: skip
+
+    def __init__(
+        self, book: Logbook, name: str, options: Options, rule: LogRule, dataloader_idx: int | None = None
+    ) -> None:
+        self.name = name
+        self.dataloader_idx = dataloader_idx
+        self.options = options
+        self.on_step = rule.on_step if options.on_step is None else options.on_step
+        self.on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
+        self.to_logger = options.logger is not False
+        self.to_bar = options.prog_bar
+        self.keep_graph = options.enable_graph
+        self.reduction: Reduction = _REDUCTIONS[options.reduce_fx]
+        self.last: Value | None = None
+        self.fresh = False  # whether `last` was written since the last flush
+        self._book = book
+        self._pending: list[Tensor] = []
+        self._pending_weight: float = 1
+        self._total: Value | None = None
+        self._weight: float = 0
+        self._metric: Any = None
+
+    def push(self, value: Any, batch_size: float | None) -> None:
+        """Take one value. On the hot path: three tensor attributes, one detached copy, no transfer."""
+        if isinstance(value, Tensor):
+            if value.ndim:
+                value = self._as_scalar(value)
+            # A copy, not a view: the caller may go on to write into this tensor, and a captured graph will.
+            value = value.clone() if self.keep_graph else value.detach().clone()
+        elif isinstance(value, nn.Module):
+            self._push_metric(value)
+            return
+        elif not isinstance(value, (int, float)):
+            value = self._as_number(value)
+        self.last = value
+        self.fresh = True
+        if not self.on_epoch:
+            return
+        weight = 1.0
+        if self.reduction == "mean":
+            weight = (self._book.size or self._book.find_batch_size()) if batch_size is None else batch_size
+            self._weight += weight
+        if isinstance(value, Tensor):
+            if weight != self._pending_weight or len(self._pending) >= _FOLD_AT:
+                self._fold()
+                self._pending_weight = weight
+            self._pending.append(value.detach() if self.keep_graph else value)
+        else:
+            self._combine(value * weight if self.reduction == "mean" else value)
+
+    def _push_metric(self, metric: nn.Module) -> None:
+        """A metric object (torchmetrics): its own state is the running reduction (trap T52)."""
+        if not (hasattr(metric, "compute") and hasattr(metric, "reset")):
+            raise LoggingError(
+                f"self.log({self.name!r}, ...) got a {type(metric).__name__}. "
+                "Log a number, a tensor with one element, or a metric object with compute() and reset()."
+            )
+        self._metric = metric
+        value = getattr(metric, "_forward_cache", None)
+        if isinstance(value, Tensor):
+            self.last, self.fresh = value.detach().clone(), True
+
+    def _as_scalar(self, value: Tensor) -> Tensor:
+        if value.numel() != 1:
+            raise LoggingError(
+                f"self.log({self.name!r}, ...) got a tensor of shape {tuple(value.shape)}. "
+                "Log one number per name: reduce it first, for example with .mean()."
+            )
+        return value.reshape(())
+
+    def _as_number(self, value: Any) -> Value:
+        if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy scalar or array of one element
+            number: float = value.item()
+            return number
+        raise LoggingError(
+            f"self.log({self.name!r}, ...) got a {type(value).__name__}: {value!r}. "
+            "Log a number, a tensor with one element, or a metric object."
+        )
+
+    def _fold(self) -> None:
+        """Reduce the pending tensors, which share one weight, into the total."""
+        if not self._pending:
+            return
+        stacked = torch.stack(self._pending)
+        self._pending.clear()
+        if self.reduction in ("mean", "sum"):
+            summed = stacked.sum(dtype=self._book.sum_dtype)
+            self._combine(summed * self._pending_weight if self.reduction == "mean" else summed)
+        else:
+            self._combine(stacked.amin() if self.reduction == "min" else stacked.amax())
+
+    def _combine(self, value: Value) -> None:
+        if self._total is None:
+            self._total = value
+        elif self.reduction in ("mean", "sum"):
+            self._total = self._total + value
+        else:
+            pair = torch.as_tensor(self._total), torch.as_tensor(value)
+            self._total = torch.minimum(*pair) if self.reduction == "min" else torch.maximum(*pair)
+
+    def epoch_value(self) -> Value | None:
+        """The reduction over everything pushed since the last :meth:`reset`; ``None`` if there was nothing."""
+        if self._metric is not None:
+            computed: Tensor = self._metric.compute()
+            return computed.detach()
+        self._fold()
+        if self._total is None or self.reduction != "mean":
+            return self._total
+        return self._total / self._weight if self._weight else float("nan")
+
+    def reset(self) -> None:
+        """Forget the epoch."""
+        if self._metric is not None:
+            self._metric.reset()
+        self._pending.clear()
+        self._total, self._weight, self.last, self.fresh = None, 0, None, False
+
+
+class Row(NamedTuple):
+    """One value on its way out: under which name, and whose it is."""
+
+    name: str
+    value: Any
+    entry: Entry
+
+
+class Scope:
+    """The hook that is running now, as ``self.log`` sees it: what it may log, and what it logged before."""
+
+    __slots__ = ("hook", "rule", "entries", "dataloader_idx")
+
+    def __init__(self, hook: str, rule: LogRule | None) -> None:
+        self.hook = hook
+        self.rule = rule
+        self.entries: dict[str, Entry] = {}
+        self.dataloader_idx: int | None = None  # set by an evaluation over more than one loader
+
+
+class Logbook:
+    """All scopes of one run, and the metrics they add up to.
+
+    Attributes:
+        scope: the hook that is running; the loops and the hook table keep it true.
+        batch: the batch that is being worked on.
+        size: its size; ``None`` until a mean over the epoch needs it. The loops set both for every batch.
+        group: what is running: "train", "validate", "test". ``epoch_done``: its epoch's reductions are final.
+        callback_metrics: the latest value of every name, as tensors on their own device.
+        bar_metrics: what the progress bar shows: plain floats of the last flush, replaced as a whole, so a thread may
+            read it at any time.
+        logged_metrics: what the loggers were given last.
+        flushes: how often values were read from a device.
+        sum_dtype: the dtype of sums over an epoch; float64 wherever the device has it.
+    """
+
+    def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
+        self.sum_dtype = sum_dtype
+        self.scope: Scope | None = None
+        self.batch: Any = None
+        self.size: int | None = None
+        self.group = "train"
+        self.epoch_done = False
+        self.callback_metrics: dict[str, Any] = {}
+        self.bar_metrics: dict[str, float] = {}
+        self.logged_metrics: dict[str, float] = {}
+        self.flushes = 0
+        self._groups: dict[str, dict[str, Scope]] = {}
+        self._compared_sizes = False
+
+    # ---- what the loops do -------------------------------------------------------------------------------------
+
+    def scope_for(self, group: str, hook: str, rule: LogRule | None, dataloader_idx: int | None = None) -> Scope:
+        """The scope of ``hook`` in ``group`` ("train", "validate", ...), made on first use."""
+        key = hook if dataloader_idx is None else f"{hook}/{dataloader_idx}"
+        scopes = self._groups.setdefault(group, {})
+        if key not in scopes:
+            scopes[key] = Scope(hook, rule)
+            scopes[key].dataloader_idx = dataloader_idx
+        return scopes[key]
+
+    def start_run(self) -> None:
+        """Forget everything an earlier run logged."""
+        self._groups.clear()
+        self._compared_sizes, self.epoch_done = False, False
+        self.callback_metrics, self.bar_metrics, self.logged_metrics = {}, {}, {}
+
+    def reset(self, group: str) -> None:
+        """Begin an epoch of ``group``: its running reductions start anew."""
+        for scope in self._groups.get(group, {}).values():
+            for entry in scope.entries.values():
+                entry.reset()
+            scope.entries.clear()
+
+    def find_batch_size(self) -> int:
+        """The size of the current batch: the first dimension of its first tensor (trap T9)."""
+        sizes = batch_sizes(self.batch)
+        first = next(sizes, None)
+        if first is None:
+            raise LoggingError(
+                "self.log(..., on_epoch=True) weighs each value by the batch size, but this batch holds no tensor. "
+                "Pass batch_size=... to self.log."
+            )
+        if not self._compared_sizes:  # once per run: a batch keeps its structure, and walking it is not free
+            self._compared_sizes = True
+            if any(size != first for size in sizes):
+                rank_zero_warn(
+                    f"The tensors of this batch differ in their first dimension; {first}, that of the first one, is "
+                    "taken as the batch size. Pass batch_size=... to self.log if it is another."
+                )
+        self.size = first
+        return first
+
+    def step_values(self, group: str) -> list[Row]:
+        """The per-step values of ``group`` written since the last call, still on their device."""
+        rows = []
+        for entry in self._entries(group):
+            if entry.on_step and entry.fresh and entry.last is not None:
+                entry.fresh = False
+                rows.append(Row(_step_name(entry), entry.last, entry))
+        return rows
+
+    def epoch_values(self, group: str) -> list[Row]:
+        """The reductions of ``group`` over the epoch so far, still on their device."""
+        return [
+            Row(_epoch_name(entry), value, entry)
+            for entry in self._entries(group)
+            if entry.on_epoch and (value := entry.epoch_value()) is not None
+        ]
+
+    def read(self, rows: list[Row]) -> list[Row]:
+        """``rows`` as plain floats, with one transfer for each device and dtype among them; the bar sees them too."""
+        values: list[Any] = [row.value for row in rows]
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for position, value in enumerate(values):
+            if isinstance(value, Tensor):
+                groups.setdefault((value.device, value.dtype), []).append(position)
+        for positions in groups.values():
+            self.flushes += 1
+            numbers = torch.stack([values[position].detach() for position in positions]).tolist()
+            for position, number in zip(positions, numbers, strict=True):
+                values[position] = number
+        read = [Row(row.name, float(value), row.entry) for row, value in zip(rows, values, strict=True)]
+        if shown := {row.name: row.value for row in read if row.entry.to_bar}:
+            self.bar_metrics = {**self.bar_metrics, **shown}  # a new dictionary: a thread may hold the old one
+        return read
+
+    def refresh(self) -> dict[str, Any]:
+        """Bring ``callback_metrics`` up to date with what is running, without any transfer, and return it."""
+        metrics, epoch = self.callback_metrics, self.epoch_done
+        for entry in self._entries(self.group):
+            if entry.on_step and entry.last is not None:
+                metrics[entry.name] = metrics[_step_name(entry)] = _tensor(entry.last)
+            if epoch and entry.on_epoch and (value := entry.epoch_value()) is not None:
+                metrics[entry.name] = metrics[_epoch_name(entry)] = _tensor(value)
+        return metrics
+
+    def names(self) -> list[str]:
+        """Every name logged in this run, for messages."""
+        return sorted({*self.callback_metrics, *(e.name for group in self._groups for e in self._entries(group))})
+
+    def _entries(self, group: str) -> Iterator[Entry]:
+        for scope in self._groups.get(group, {}).values():
+            yield from scope.entries.values()
+
+    # ---- what self.log does ------------------------------------------------------------------------------------
+
+    def open_entry(self, name: str, value: Any, options: Options) -> Entry:
+        """The entry for ``name`` in the running hook, checked: the slow first call of ``self.log`` for a name.
+
+        Raises:
+            LoggingError: this hook may not log, the name or an option is wrong, or the name was logged before in
+                this hook with other options.
+        """
+        scope = self.scope
+        if scope is None or scope.rule is None:
+            where = f"in {scope.hook}" if scope else "outside of any hook"
+            raise LoggingError(
+                f"self.log({name!r}, ...) was called {where}, where no step or epoch is running. "
+                "Call it in a step, in a batch hook or in an epoch hook."
+            )
+        if not isinstance(name, str) or "/dataloader_idx_" in name:
+            raise LoggingError(
+                f"self.log got the name {name!r}. A name is a text without '/dataloader_idx_', which is added "
+                "when there are several loaders."
+            )
+        if options.reduce_fx not in _REDUCTIONS:
+            raise LoggingError(
+                f"self.log({name!r}, reduce_fx={options.reduce_fx!r}) is no known reduction. "
+                "Write 'mean', 'sum', 'min' or 'max', or log a metric object for anything else."
+            )
+        rule = scope.rule
+        on_step = rule.on_step if options.on_step is None else options.on_step
+        on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
+        if on_step and not rule.step_allowed:
+            raise LoggingError(
+                f"self.log({name!r}, on_step=True) was called in {scope.hook}, which runs once per epoch. "
+                "Leave out on_step."
+            )
+        if not (on_step or on_epoch):
+            raise LoggingError(
+                f"self.log({name!r}, on_step=False, on_epoch=False) would log nothing. Set one of them to True."
+            )
+        if (known := scope.entries.get(name)) is not None and known.options != options:
+            changed = [
+                f"{field}={new!r} (was {old!r})"
+                for field, new, old in zip(Options._fields, options, known.options, strict=True)
+                if new != old
+            ]
+            raise LoggingError(
+                f"self.log({name!r}, ...) was called twice in {scope.hook} with different options: "
+                f"{', '.join(changed)}. Use the same options, or two names."
+            )
+        full = name
+        if scope.dataloader_idx is not None and options.add_dataloader_idx:
+            full = f"{name}/dataloader_idx_{scope.dataloader_idx}"
+        entry = scope.entries[name] = Entry(self, full, options, rule, scope.dataloader_idx)
+        return entry
+
+
+def _forked(entry: Entry) -> bool:
+    return entry.on_step and entry.on_epoch
+
+
+def _suffixed(entry: Entry, suffix: str) -> str:
+    base, separator, loader = entry.name.partition("/dataloader_idx_")
+    return f"{base}_{suffix}{separator}{loader}"
+
+
+def _step_name(entry: Entry) -> str:
+    return _suffixed(entry, "step") if _forked(entry) else entry.name
+
+
+def _epoch_name(entry: Entry) -> str:
+    return _suffixed(entry, "epoch") if _forked(entry) else entry.name
+
+
+def _tensor(value: Value) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)

@@ -1,0 +1,26 @@
+"""Where the numbers of a run go: one file per destination."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drivetrain.loggers.csv import CSVLogger
+    from drivetrain.loggers.logger import Logger
+    from drivetrain.loggers.tensorboard import TensorBoardLogger
+
+__all__ = ["CSVLogger", "Logger", "TensorBoardLogger"]
+
+_FILES = {"CSVLogger": "csv", "Logger": "logger", "TensorBoardLogger": "tensorboard"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,171 @@
+"""Metrics, hyperparameters and graphs for TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.loggers._folder import FolderLogger
+from drivetrain.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
+from drivetrain.tree import move
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoardLogger(FolderLogger):
+    """Writes event files to ``<save_dir>/<name>/version_<n>[/<sub_dir>]``, and ``hparams.yaml`` beside them.
+
+    The writer, which keeps a file open and a thread running, exists from the first thing written until
+    :meth:`finalize`; what is logged after that goes to a further event file of the same run.
+
+    Args:
+        save_dir: the root folder; ``~`` and environment variables are expanded.
+        name: the experiment's folder below it; empty or ``None`` for none.
+        version: a number, a folder name, or ``None`` for the next free number.
+        log_graph: record the model's graph where :meth:`log_graph` is called; tracing runs the model once.
+        default_hp_metric: log ``hp_metric = -1`` with hyperparameters that come without metrics, since TensorBoard's
+            table of runs shows only runs that have one.
+        prefix: put before every metric's name, joined by a hyphen.
+        sub_dir: a folder inside the run's folder; the files go there.
+        kwargs: passed on to ``torch.utils.tensorboard.SummaryWriter``: ``max_queue``, ``flush_secs``, ...
+
+    Raises:
+        ConfigurationError: the package tensorboard is not installed, ``save_dir`` is remote, or ``version`` is of
+            another type.
+    """
+
+    def __init__(
+        self,
+        save_dir: str | os.PathLike[str],
+        name: str | None = "lightning_logs",
+        version: int | str | None = None,
+        log_graph: bool = False,
+        default_hp_metric: bool = True,
+        prefix: str = "",
+        sub_dir: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ConfigurationError(
+                "TensorBoardLogger needs the package tensorboard, which is not installed. "
+                "Run `pip install tensorboard`, or use CSVLogger."
+            )
+        super().__init__(save_dir, name, version, prefix)
+        self._sub_dir = None if sub_dir is None else os.path.expanduser(os.path.expandvars(os.fspath(sub_dir)))
+        self._log_graph = log_graph
+        self._default_hp_metric = default_hp_metric
+        self._kwargs = kwargs
+        self._writer: SummaryWriter | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_writer": None}  # a copy in another process opens a file of its own
+
+    @property
+    def log_dir(self) -> str:
+        """This run's folder, ``sub_dir`` included; it comes into being with the first thing written."""
+        return os.path.join(super().log_dir, self._sub_dir) if self._sub_dir else super().log_dir
+
+    @property
+    def experiment(self) -> SummaryWriter:
+        """The ``SummaryWriter``, for pictures, histograms and all else; opened by asking for it.
+
+        Elsewhere than on global rank 0 it is a stand-in that ignores every call.
+        """
+        if rank_from_environ() != 0:
+            return _Ignore()  # type: ignore[return-value]
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(log_dir=self.log_dir, **self._kwargs)
+        return self._writer
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Record each number as a scalar; a mapping of numbers becomes several curves in one chart."""
+        writer = self.experiment
+        for name, value in self._named(metrics).items():
+            if isinstance(value, Mapping):
+                writer.add_scalars(name, value, step)
+            else:
+                writer.add_scalar(name, value, step)
+
+    @rank_zero_only
+    def log_hyperparams(
+        self, params: Mapping[str, Any], metrics: Mapping[str, float] | float | None = None, step: int | None = None
+    ) -> None:
+        """Record ``params``, a mapping or a namespace, for the table of runs; nested names are joined by a slash.
+
+        Args:
+            params: the hyperparameters; later values replace earlier ones.
+            metrics: numbers to compare runs by; a single number is called ``hp_metric``.
+            step: the x position of ``metrics``; 0 by default.
+        """
+        from torch.utils.tensorboard.summary import hparams
+
+        self._keep_hparams(params)
+        if metrics is None:
+            metrics = {"hp_metric": -1.0} if self._default_hp_metric else {}
+        elif not isinstance(metrics, Mapping):
+            metrics = {"hp_metric": metrics}
+        self.log_metrics(metrics, step or 0)
+        # SummaryWriter.add_hparams would open a run of its own below this one, so its parts are written by hand.
+        file_writer = self.experiment._get_file_writer()  # type: ignore[no-untyped-call]
+        summaries = hparams(dict(_flat(self.hparams)), self._named(metrics))  # type: ignore[no-untyped-call]
+        for summary in summaries:
+            file_writer.add_summary(summary)
+
+    @rank_zero_only
+    def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
+        """Record the graph of ``model`` on ``input_array``, by default its ``example_input_array``.
+
+        Does nothing unless the logger was made with ``log_graph=True``.
+        """
+        if not self._log_graph:
+            return
+        example = getattr(model, "example_input_array", None) if input_array is None else input_array
+        if example is None:
+            rank_zero_warn(
+                f"log_graph=True, but {type(model).__name__} has no example input to trace. "
+                "Set self.example_input_array in the module, or pass input_array."
+            )
+            return
+        first = next(model.parameters(), None)
+        self.experiment.add_graph(model, example if first is None else move(example, first.device))
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write what the writer still holds, and ``hparams.yaml``."""
+        self._write_hparams()
+        if self._writer is not None:
+            self._writer.flush()
+
+    def finalize(self, status: str) -> None:
+        """Write what is left and close the writer: its file and its thread go."""
+        self.save()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class _Ignore:
+    """Takes any call and does nothing."""
+
+    def __getattr__(self, name: str) -> _Ignore:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _Ignore:
+        return self
+
+
+def _flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
+    for key, value in params.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}/")
+        else:
+            yield name, value if isinstance(value, (bool, int, float, str)) else str(value)

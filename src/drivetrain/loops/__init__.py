@@ -1,0 +1,1 @@
+"""The loops, as functions over one :class:`~drivetrain.loops.progress.Progress`."""

@@ -1,0 +1,140 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.data.feed import count_batches, feed, fetches_ahead, set_epoch
+from drivetrain.loops.evaluate import evaluate, sanity_check, validates_in, validation_due
+from drivetrain.loops.progress import RunningStage
+from drivetrain.loops.run import ENDLESS, Run, val_check_every
+from drivetrain.loops.schedules import Schedules
+from drivetrain.loops.step import make_step, outputs_for_hooks
+
+
+def fit(run: Run) -> None:
+    """Train until ``max_epochs``, ``max_steps`` or a request to stop.
+
+    ::
+
+        sanity check; on_train_start
+        while not done:                          one epoch
+            on_train_epoch_start
+            for batch in feed:                   hop 1: fetched, on the device
+                on_train_batch_start             hop 2
+                step                             hops 3 to 5: training_step, backward, optimizer
+                schedulers; on_train_batch_end
+                flush the log; validate          hop 6
+            on_train_epoch_end
+        on_train_end
+    """
+    hooks, book, progress, limits = run.hooks, run.book, run.progress, run.limits
+    sanity_check(run)
+    progress.stage = RunningStage.TRAINING
+    loader, ahead, validate_every = _prepare(run)
+    if run.training_done():
+        return
+    hooks.call("on_train_start")
+
+    # Everything a step needs is bound here; in the loop nothing is looked up by name.
+    strategy = run.engine.strategy
+    step = make_step(run, strategy.optimizers[0] if strategy.optimizers else None)
+    schedules = Schedules(strategy.lr_scheduler_configs, hooks, book)
+    move, transfer = run.transfer
+    batch_start = hooks.bind_callbacks("on_train_batch_start")
+    module_batch_start = hooks.bind_method("on_train_batch_start")
+    batch_end = hooks.bind("on_train_batch_end")
+    training_scope = hooks.scope("training_step")
+    accumulate, max_steps, log_every = limits.accumulate, limits.max_steps, limits.log_every_n_steps
+    num_batches = progress.num_training_batches
+
+    while not run.training_done():
+        _begin_epoch(run, loader)
+        validates = validates_in(run, progress.current_epoch)
+        book.scope = training_scope
+        held = 0  # batches in the current window
+        for batch, is_last in feed(loader, num_batches, None if transfer else move, ahead):
+            progress.batch_idx = batch_idx = progress.batch_idx + 1
+            progress.is_last_batch = is_last
+            if transfer is not None:
+                batch = transfer(batch, 0)
+            book.batch, book.size = batch, None
+            for hook in batch_start:
+                hook(batch, batch_idx)
+            if module_batch_start is not None and module_batch_start(batch, batch_idx) == -1:
+                break
+
+            if held == 0:
+                divisor = int(min(accumulate, num_batches - batch_idx))
+            held += 1
+            window_ends = held == accumulate or is_last
+            steps_before = progress.global_step
+            output = step(batch, batch_idx, held == 1, window_ends, divisor)
+            stepped = progress.global_step != steps_before
+            if stepped and schedules.step:
+                schedules.advance(schedules.step, progress.global_step)
+            if is_last and schedules.epoch:
+                schedules.advance(schedules.epoch, progress.current_epoch + 1)
+            progress.batches_done += 1
+            progress.total_batches += 1
+            progress.stepped_batches += window_ends
+            for hook in batch_end:
+                hook(outputs_for_hooks(output), batch, batch_idx)
+
+            if window_ends and log_every and progress.stepped_batches % log_every == 0:
+                run.publish(book.step_values("train"), progress.stepped_batches - 1)
+            if validates and validation_due(run, validate_every, is_last):
+                _validate(run, accumulating=not window_ends)
+                book.scope = training_scope
+            if window_ends:
+                held = 0
+                if stepped and schedules.step_plateau:
+                    schedules.advance(schedules.step_plateau, progress.global_step)
+            if progress.global_step >= max_steps or (progress.should_stop and run.may_stop()):
+                break
+        _end_epoch(run, schedules)
+    hooks.call("on_train_end")
+
+
+def _prepare(run: Run) -> tuple[Any, bool, float]:
+    """The training loader, whether it is fetched ahead, and after how many batches validation is due."""
+    progress, limits = run.progress, run.limits
+    if limits.max_epochs == 0 or limits.max_steps == 0:
+        return None, False, ENDLESS  # nothing but set-up and teardown (trap T49)
+    loader = run.loaders.training()
+    progress.num_training_batches = count_batches(loader, limits.train_batches, "limit_train_batches")
+    validate_every = ENDLESS
+    if limits.val_batches != 0 and run.loaders.defined("validate"):
+        validate_every = val_check_every(limits, progress.num_training_batches, loader)
+        run.loaders.evaluation("validate")
+    return loader, fetches_ahead(loader), validate_every
+
+
+def _begin_epoch(run: Run, loader: Any) -> None:
+    progress, book = run.progress, run.book
+    progress.batch_idx, progress.batches_done, progress.is_last_batch = -1, 0, False
+    book.reset("train")
+    book.group, book.epoch_done = "train", False
+    set_epoch(loader, progress.current_epoch)
+    run.hooks.call("on_train_epoch_start")
+
+
+def _end_epoch(run: Run, schedules: Schedules) -> None:
+    progress, book = run.progress, run.book
+    book.batch = book.scope = None
+    book.epoch_done = progress.epoch_ending = True
+    run.hooks.call("on_train_epoch_end")
+    book.refresh()
+    schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
+    run.publish(book.epoch_values("train"), progress.logger_step)
+    progress.current_epoch += 1
+    progress.batches_done, progress.epoch_ending = 0, False
+
+
+def _validate(run: Run, accumulating: bool) -> None:
+    if not accumulating:
+        run.hooks.call_method("on_validation_model_zero_grad")
+    run.book.refresh()  # so that what the training batch logged is there while validation runs
+    evaluate(run, "validate", run.loaders.evaluation("validate"))
+    run.progress.stage = RunningStage.TRAINING
+    run.book.group, run.book.epoch_done = "train", False

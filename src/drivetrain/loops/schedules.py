@@ -1,0 +1,60 @@
+"""When learning-rate schedulers step (traps T14 to T16)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.hooks import HookTable
+from drivetrain.logbook import Logbook
+from drivetrain.optimizers import LRSchedulerConfig
+from drivetrain.rank_zero import rank_zero_warn
+
+
+class Schedules:
+    """The schedulers of a run, sorted by the moment at which they step.
+
+    Attributes:
+        step, epoch: stepped after an optimizer step, and on the last batch of an epoch, both before validation.
+        step_plateau, epoch_plateau: those that take a monitored value; they come after validation.
+    """
+
+    def __init__(self, configs: Sequence[LRSchedulerConfig], hooks: HookTable, book: Logbook) -> None:
+        self._hooks = hooks
+        self._book = book
+        self._own_step = hooks.bind_method("lr_scheduler_step")
+        self.step = [c for c in configs if c.interval == "step" and not c.reduce_on_plateau]
+        self.epoch = [c for c in configs if c.interval == "epoch" and not c.reduce_on_plateau]
+        self.step_plateau = [c for c in configs if c.interval == "step" and c.reduce_on_plateau]
+        self.epoch_plateau = [c for c in configs if c.interval == "epoch" and c.reduce_on_plateau]
+
+    def advance(self, configs: Sequence[LRSchedulerConfig], count: int) -> None:
+        """Step those whose frequency divides ``count``: the optimizer steps or the epochs done so far.
+
+        Raises:
+            ConfigurationError: a strict scheduler watches a value that was never logged.
+        """
+        for config in configs:
+            if count % config.frequency:
+                continue
+            if config.reduce_on_plateau:
+                metrics = self._book.refresh()
+                if config.monitor in metrics:
+                    self._hooks.call_method("lr_scheduler_step", config.scheduler, metrics[config.monitor])
+                else:
+                    self._missing(config, metrics)
+            elif self._own_step is not None:
+                self._own_step(config.scheduler, None)
+            else:
+                config.scheduler.step()
+
+    def _missing(self, config: LRSchedulerConfig, metrics: dict[str, Any]) -> None:
+        message = (
+            f"{type(config.scheduler).__name__} watches {config.monitor!r}, which was not logged. "
+            f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. "
+            'Log it, or set "strict": False to skip the scheduler while it is missing.'
+        )
+        if config.strict:
+            raise ConfigurationError(message)
+        rank_zero_warn(message)

@@ -1,0 +1,332 @@
+"""LightningModule: a model together with how it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.errors import ConfigurationError, LoggingError
+from drivetrain.hooks import DataHooks, ModelHooks
+from drivetrain.logbook import Logbook, Options
+from drivetrain.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from drivetrain.callback import Callback
+    from drivetrain.loggers.logger import Logger
+    from drivetrain.trainer import Trainer
+
+
+class LightningModule(DataHooks, ModelHooks, nn.Module):
+    """An ``nn.Module`` with its steps, its optimizers and its hooks.
+
+    Define ``training_step`` and ``configure_optimizers``; everything else is optional. The module holds no state of
+    a run besides a reference to the Trainer, which neither copies nor pickles with it.
+    """
+
+    automatic_optimization: bool = True
+    """Whether the loop calls backward and the optimizer. Only True in this version."""
+
+    strict_loading: bool = True
+    """Whether a checkpoint must hold exactly this module's parameters."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__["_trainer"] = None
+        self.__dict__["_book"] = None
+
+    _trainer: Any
+    _book: Logbook | None
+
+    # ---- what the user defines -----------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss of one batch: ``(batch)`` or ``(batch, batch_idx)``.
+
+        Returns:
+            The loss, a tensor with one element and a graph; or a mapping with it under "loss"; or ``None`` to skip
+            backward for this batch.
+        """
+        raise NotImplementedError
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Judge one batch: ``(batch)``, ``(batch, batch_idx)``, and ``dataloader_idx`` if there are several loaders."""
+        raise NotImplementedError
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The same for testing."""
+        raise NotImplementedError
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs for one batch; by default those of ``forward``."""
+        return self(args[0])
+
+    def configure_optimizers(self) -> Any:
+        """The optimizers and schedulers, made from parameters that are on the device already.
+
+        Returns:
+            An optimizer; ``[optimizer]``; ``([optimizer], [schedulers])``; a dictionary with "optimizer" and
+            perhaps "lr_scheduler" (a scheduler, or a dictionary with the fields of
+            :class:`~drivetrain.optimizers.LRSchedulerConfig`) and "monitor"; or ``None`` to train without one.
+        """
+        raise NotImplementedError
+
+    def configure_callbacks(self) -> list[Callback] | Callback:
+        """Callbacks that belong to the model; each replaces the Trainer's callbacks of its own class."""
+        return []
+
+    def configure_model(self) -> None:
+        """Build layers where they will live. Called in every run: do nothing if they exist already."""
+
+    # ---- what the loop calls and the user may override -----------------------------------------------------------
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Clear the gradients; called on the first batch of a window, after its ``training_step``."""
+        optimizer.zero_grad()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients of ``loss``."""
+        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any) -> None:
+        """Step ``optimizer``. An override must run ``optimizer_closure``: it holds training_step and backward."""
+        optimizer.step(closure=optimizer_closure)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the Trainer's arguments; override for another policy."""
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip this optimizer's gradients: by total L2 "norm" (the default) or each element by "value"."""
+        if gradient_clip_algorithm not in (None, "norm", "value"):
+            raise ConfigurationError(
+                f"clip_gradients(gradient_clip_algorithm={gradient_clip_algorithm!r}) is unknown. "
+                'Write "norm" or "value".'
+            )
+        if gradient_clip_val is not None:
+            self.trainer.engine.clip_gradients(
+                optimizer, gradient_clip_val, "value" if gradient_clip_algorithm == "value" else "norm"
+            )
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
+        """Step ``scheduler``, with the monitored value if it wants one."""
+        if metric is None:
+            scheduler.step()
+        else:
+            scheduler.step(metric)
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Free the gradients before validation inside a fit; not called while they are being accumulated."""
+        self.zero_grad()
+
+    def on_validation_model_eval(self) -> None:
+        """Go into evaluation mode."""
+        self.eval()
+
+    def on_test_model_eval(self) -> None:
+        """Go into evaluation mode."""
+        self.eval()
+
+    def on_predict_model_eval(self) -> None:
+        """Go into evaluation mode."""
+        self.eval()
+
+    # ---- logging -------------------------------------------------------------------------------------------------
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any | None = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Log one number under ``name``. Costs a detached copy; nothing is read from the device here.
+
+        Args:
+            name: what to call it. With ``on_step`` and ``on_epoch`` both on: ``name_step`` and ``name_epoch``.
+            value: a number, a tensor with one element, a metric object, or a flat dictionary of those, which are
+                logged as ``name/key``.
+            prog_bar: also show it in the progress bar.
+            logger: also give it to the loggers; ``None``: yes.
+            on_step: keep each step's value; ``None``: in training steps and batch hooks.
+            on_epoch: reduce over the epoch; ``None``: everywhere else.
+            reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
+            enable_graph: keep the value's graph, so that it can be differentiated later; it costs memory.
+            sync_dist, sync_dist_group, rank_zero_only: which processes take part; of one process, no difference.
+            add_dataloader_idx: with several evaluation loaders, append ``/dataloader_idx_<i>``.
+            batch_size: the weight in an epoch mean; ``None``: the first dimension of the batch's first tensor.
+            metric_attribute: accepted for compatibility; a metric object is kept itself and needs no name.
+
+        Raises:
+            LoggingError: the hook may not log, the value is no single number, or the same name was logged in this
+                hook with other options.
+        """
+        book = self._book
+        if book is None:
+            _warn_no_trainer(type(self).__name__)
+            return
+        scope = book.scope
+        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, add_dataloader_idx)
+        entry = None if scope is None else scope.entries.get(name)
+        if entry is None or entry.options != options:
+            if isinstance(value, Mapping):
+                for key, item in value.items():
+                    if isinstance(item, Mapping):
+                        raise LoggingError(
+                            f"self.log({name!r}, ...) got a dictionary inside a dictionary under {key!r}. "
+                            "Flatten it: one number per name."
+                        )
+                    self.log(f"{name}/{key}", item, *options[:6], sync_dist, sync_dist_group, add_dataloader_idx,
+                             batch_size, metric_attribute, rank_zero_only)  # fmt: skip
+                return
+            entry = book.open_entry(name, value, Options(*options))
+        entry.push(value, batch_size)
+
+    def log_dict(
+        self,
+        dictionary: Mapping[str, Any],
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any | None = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """:meth:`log` for each item of ``dictionary``, all with the same options."""
+        for name, value in dictionary.items():
+            self.log(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist,
+                     sync_dist_group, add_dataloader_idx, batch_size, None, rank_zero_only)  # fmt: skip
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """``print`` on global rank 0 only."""
+        if self._trainer is None or self._trainer.is_global_zero:
+            print(*args, **kwargs)
+
+    # ---- what the module knows -----------------------------------------------------------------------------------
+
+    @property
+    def trainer(self) -> Trainer:
+        """The Trainer that runs this module.
+
+        Raises:
+            RuntimeError: no Trainer has taken it yet.
+        """
+        trainer = self.__dict__.get("_trainer")
+        if trainer is None:
+            # Not an AttributeError: nn.Module's attribute lookup would hide the message.
+            raise RuntimeError(f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first.")
+        attached: Trainer = trainer
+        return attached
+
+    @trainer.setter
+    def trainer(self, trainer: Trainer | None) -> None:
+        self.__dict__["_trainer"] = trainer
+        self.__dict__["_book"] = None if trainer is None else trainer.logbook
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter or buffer lies; the host for a module without any."""
+        tensor: Tensor | None = next(self.parameters(), None)
+        tensor = next(self.buffers(), None) if tensor is None else tensor
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first floating-point parameter; torch's default for a module without any."""
+        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+    @property
+    def current_epoch(self) -> int:
+        """Index of the running epoch, from 0; 0 without a Trainer."""
+        return 0 if self._trainer is None else self._trainer.progress.current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps so far; 0 without a Trainer."""
+        return 0 if self._trainer is None else self._trainer.progress.global_step
+
+    @property
+    def global_rank(self) -> int:
+        """Index of this process in the job."""
+        return 0 if self._trainer is None else self._trainer.strategy.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Index of this process on its machine."""
+        return 0 if self._trainer is None else self._trainer.strategy.local_rank
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return None if self._trainer is None else self._trainer.logger
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """All loggers."""
+        return [] if self._trainer is None else self._trainer.loggers
+
+    def optimizers(self) -> Any:
+        """The optimizer, or the list of them if there are several."""
+        found = self.trainer.strategy.optimizers
+        return found[0] if len(found) == 1 else found
+
+    def lr_schedulers(self) -> Any:
+        """The scheduler, the list of them if there are several, or ``None``."""
+        found = [config.scheduler for config in self.trainer.strategy.lr_scheduler_configs]
+        return None if not found else found[0] if len(found) == 1 else found
+
+    def freeze(self) -> None:
+        """Turn off gradients and go into evaluation mode."""
+        for parameter in self.parameters():
+            parameter.requires_grad = False
+        self.eval()
+
+    def unfreeze(self) -> None:
+        """Turn on gradients and go into training mode."""
+        for parameter in self.parameters():
+            parameter.requires_grad = True
+        self.train()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A run holds threads, files and the whole data: none of it belongs to a copy of the model.
+        return {**self.__dict__, "_trainer": None, "_book": None}
+
+
+_warned_no_trainer: set[str] = set()
+
+
+def _warn_no_trainer(module: str) -> None:
+    if module not in _warned_no_trainer:
+        _warned_no_trainer.add(module)
+        rank_zero_warn(
+            f"{module}.log was called without a Trainer, so nothing is logged. That is fine in a test of a step."
+        )

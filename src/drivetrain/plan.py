@@ -1,0 +1,313 @@
+"""Decide once: settings and the machine in, a frozen plan with its reasons out. Nothing is built here.
+
+Precedence, from the top; each row is tested without hardware in ``tests/test_plan.py``:
+
+============  ================================================  =======================================================
+what          given                                             choice
+============  ================================================  =======================================================
+accelerator   an instance or a class                            that one; it must be available
+accelerator   a strategy instance that carries one              the strategy's; a different one beside it is an error
+accelerator   ``"gpu"``                                         the accelerator torch was built for; none is an error
+accelerator   a name                                            that one; unknown or not available is an error
+accelerator   ``"auto"``                                        the accelerator torch was built for, else the CPU
+devices       ``"auto"``                                        what the accelerator counts, at most one for now
+devices       a count, a list, a text                           as the accelerator reads it; more than one is an error
+strategy      an instance                                       that one, completed with accelerator and precision
+strategy      ``"auto"`` or a name                              single_device; another name is an error
+precision     a ``Precision`` in ``plugins``                    that one; ``precision=`` beside it is an error
+precision     ``precision=``                                    ``32-true`` or ``bf16-mixed``; ``None``: 32-true
+checkpoints   a ``CheckpointIO`` in ``plugins``                 that one, else a local file
+============  ================================================  =======================================================
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.accelerators.cpu import CPUAccelerator
+from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.errors import ConfigurationError, NotSupportedError, did_you_mean
+from drivetrain.precision.mixed import MixedPrecision
+from drivetrain.precision.precision import Precision
+from drivetrain.registry import Registry
+from drivetrain.settings import Settings
+from drivetrain.strategies.strategy import Strategy
+
+STRATEGIES: Registry[Strategy] = Registry("drivetrain.strategies", "strategy", "strategy")
+
+_PRECISIONS = {
+    None: "32-true", 32: "32-true", "32": "32-true", "32-true": "32-true",
+    "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed",
+}  # fmt: skip
+_LATER_PRECISIONS = (
+    64, "64", "64-true", 16, "16", "16-mixed", "16-true", "bf16-true",
+    "transformer-engine", "transformer-engine-float16",
+)  # fmt: skip
+_LATER_STRATEGIES = (
+    "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "fsdp_cpu_offload", "deepspeed", "single_xla", "xla",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the decision must know about this machine, as plain facts, so that a test can make them up.
+
+    Attributes:
+        device_type: torch's name for the accelerator it sees, or ``None``.
+        device_count: how many of them.
+        world_size: how many processes a launcher has started, this one included.
+        has_tensorboard: whether TensorBoardLogger would work.
+    """
+
+    device_type: str | None
+    device_count: int
+    world_size: int
+    has_tensorboard: bool
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] = os.environ) -> Machine:
+        """The facts about here and now."""
+        available = torch.accelerator.is_available()
+        current = torch.accelerator.current_accelerator() if available else None
+        return cls(
+            device_type=None if current is None else current.type,
+            device_count=torch.accelerator.device_count() if available else 0,
+            world_size=_launched_processes(environ),
+            has_tensorboard=find_spec("tensorboard") is not None,
+        )
+
+
+def _launched_processes(environ: Mapping[str, str]) -> int:
+    """The world size a launcher exported together with this process's rank; 1 where there is no such launcher."""
+    size = environ.get("WORLD_SIZE", "")
+    return int(size) if "RANK" in environ and size.isdigit() else 1
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One line of a plan: what was decided, and why."""
+
+    what: str
+    choice: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that was decided before anything was built. ``print(plan)`` shows it with its reasons."""
+
+    accelerator: Accelerator
+    devices: tuple[torch.device, ...]
+    strategy: type[Strategy] | Strategy
+    precision: Precision
+    checkpoint_io: CheckpointIO | None
+    default_logger: str | None
+    decisions: tuple[Decision, ...]
+
+    def __str__(self) -> str:
+        wide_what = max(len(d.what) for d in self.decisions)
+        wide_choice = max(len(d.choice) for d in self.decisions)
+        rows = [f"  {d.what:<{wide_what}}  {d.choice:<{wide_choice}}  because {d.why}" for d in self.decisions]
+        return "\n".join(["drivetrain plan", *rows])
+
+
+def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
+    """The plan for ``settings`` on ``machine`` (by default: this one).
+
+    Raises:
+        ConfigurationError: an unknown name, arguments that contradict each other, or hardware that is not there.
+        NotSupportedError: a legal choice that this version cannot honour.
+    """
+    machine = machine or Machine.detect()
+    if machine.world_size > 1:
+        raise NotSupportedError(
+            f"A launcher started {machine.world_size} processes (WORLD_SIZE), and this version trains in one process. "
+            "Start the program once, without a launcher."
+        )
+    plugins = _plugins(settings.plugins)
+    strategy, why_strategy = _strategy(settings)
+    accelerator, why_accelerator = _accelerator(settings, strategy, machine)
+    devices, why_devices = _devices(settings, accelerator)
+    precision, why_precision = _precision(settings, plugins.get(Precision))
+    checkpoint_io: CheckpointIO | None = plugins.get(CheckpointIO)
+    logger, why_logger = _logger(settings, machine)
+    return Plan(
+        accelerator=accelerator,
+        devices=devices,
+        strategy=strategy,
+        precision=precision,
+        checkpoint_io=checkpoint_io,
+        default_logger=logger,
+        decisions=(
+            Decision("accelerator", accelerator.name, why_accelerator),
+            Decision("devices", ", ".join(map(str, devices)), why_devices),
+            Decision("strategy", _class_name(strategy), why_strategy),
+            Decision("precision", precision.name, why_precision),
+            Decision("logger", logger or "none", why_logger),
+        ),
+    )
+
+
+def _class_name(thing: Any) -> str:
+    return thing.__name__ if isinstance(thing, type) else type(thing).__name__
+
+
+def _plugins(given: Any) -> dict[type, Any]:
+    found: dict[type, Any] = {}
+    for plugin in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
+        if plugin is None:
+            continue
+        kind = next((kind for kind in (Precision, CheckpointIO) if isinstance(plugin, kind)), None)
+        if kind is None:
+            raise ConfigurationError(
+                f"Trainer(plugins=...) got a {type(plugin).__name__}: {plugin!r}. "
+                "Pass a Precision or a CheckpointIO, at most one of each."
+            )
+        if kind in found:
+            raise ConfigurationError(
+                f"Trainer(plugins=...) got two of a kind: {type(found[kind]).__name__} and {type(plugin).__name__}. "
+                "Keep one."
+            )
+        found[kind] = plugin
+    return found
+
+
+def _strategy(settings: Settings) -> tuple[type[Strategy] | Strategy, str]:
+    given = settings.strategy
+    if isinstance(given, Strategy):
+        if given.is_distributed:
+            raise NotSupportedError(
+                f"{type(given).__name__} trains in several processes, and this version trains in one. "
+                'Write strategy="auto".'
+            )
+        return given, "strategy= is an instance"
+    if not isinstance(given, str):
+        raise ConfigurationError(
+            f'Trainer(strategy={given!r}): a strategy is a name or a Strategy instance. Write strategy="auto".'
+        )
+    if given == "auto":
+        return STRATEGIES.get("single_device"), "there is one device"
+    if given.split("_find_unused")[0] in _LATER_STRATEGIES or given.startswith("deepspeed"):
+        raise NotSupportedError(
+            f"Trainer(strategy={given!r}) trains in several processes, and this version trains in one. "
+            'Write strategy="auto".'
+        )
+    return STRATEGIES.get(given), f'strategy="{given}"'
+
+
+def _accelerator(settings: Settings, strategy: type[Strategy] | Strategy, machine: Machine) -> tuple[Accelerator, str]:
+    given: Any = settings.accelerator
+    carried = strategy.accelerator if isinstance(strategy, Strategy) else None
+    if carried is not None:
+        if given != "auto" and given is not carried:
+            raise ConfigurationError(
+                f"The strategy carries a {type(carried).__name__}, and Trainer(accelerator={given!r}) names another. "
+                "Give the accelerator once."
+            )
+        return carried, "the strategy carries it"
+    if isinstance(given, type) and issubclass(given, Accelerator):
+        given = given()
+    if isinstance(given, Accelerator):
+        if not given.is_available():
+            raise ConfigurationError(
+                f"{type(given).__name__} says that its hardware is not available here. Available: {_names(machine)}. "
+                'Write accelerator="auto".'
+            )
+        return given, "accelerator= is an instance"
+    if given == "auto":
+        if machine.device_type is not None:
+            return TorchDeviceAccelerator(), 'accelerator="auto", and torch sees this device'
+        return CPUAccelerator(), 'accelerator="auto", and torch sees no other device'
+    if given == "cpu":
+        return CPUAccelerator(), 'accelerator="cpu"'
+    if given in ("gpu", machine.device_type) and machine.device_type is not None:
+        return TorchDeviceAccelerator(), f'accelerator="{given}"'
+    if given in ("gpu", *_known_device_types()):
+        raise ConfigurationError(
+            f"Trainer(accelerator={given!r}): torch sees no such device on this machine. Available: {_names(machine)}. "
+            'Write accelerator="auto".'
+        )
+    hint = did_you_mean(str(given), ["auto", "cpu", "gpu", *([machine.device_type] if machine.device_type else [])])
+    raise ConfigurationError(f"Trainer(accelerator={given!r}): there is no such accelerator. {hint}")
+
+
+def _names(machine: Machine) -> str:
+    return ", ".join(["cpu", *([machine.device_type] if machine.device_type else [])])
+
+
+def _known_device_types() -> tuple[str, ...]:
+    """Every device type that torch can parse, from the message in which torch lists them."""
+    try:
+        torch.device("?")
+    except RuntimeError as error:
+        listed = str(error).partition("one of ")[2].partition(" device type")[0]
+        return tuple(name.strip() for name in listed.split(","))
+    return ()
+
+
+def _devices(settings: Settings, accelerator: Accelerator) -> tuple[tuple[torch.device, ...], str]:
+    given: Any = settings.devices
+    if given in (0, "0", [], "", None) or isinstance(given, bool):
+        raise ConfigurationError(f'Trainer(devices={given!r}) names no device. Write devices=1 or devices="auto".')
+    if given == "auto":
+        count = accelerator.auto_device_count()
+        parsed: Any = list(range(min(count, 1)))
+        why = 'devices="auto"' if count <= 1 else f'devices="auto", and this version uses one of the {count}'
+    else:
+        parsed = accelerator.parse_devices(given)
+        if isinstance(parsed, str):  # an accelerator may hand its argument through (spec C2)
+            parsed = [int(part) for part in parsed.split(",")] if "," in parsed else int(parsed)
+        if isinstance(parsed, int):
+            parsed = list(range(accelerator.auto_device_count() if parsed == -1 else parsed))
+        why = f"devices={given!r}"
+    devices = tuple(accelerator.get_parallel_devices(parsed))
+    if len(devices) != 1:
+        raise NotSupportedError(
+            f"Trainer(devices={given!r}) means {len(devices)} devices, and this version trains on one. Write devices=1."
+        )
+    return devices, why
+
+
+def _precision(settings: Settings, plugin: Precision | None) -> tuple[Precision, str]:
+    given = settings.precision
+    if plugin is not None:
+        if given is not None:
+            raise ConfigurationError(
+                f"Trainer(precision={given!r}) and a {type(plugin).__name__} in plugins both set the precision. "
+                "Leave precision out."
+            )
+        return plugin, "plugins= holds it"
+    if given in _LATER_PRECISIONS:
+        raise NotSupportedError(
+            f"Trainer(precision={given!r}) is not supported by this version of drivetrain. "
+            'Write precision="32-true" or "bf16-mixed".'
+        )
+    if given not in _PRECISIONS:
+        known = [str(name) for name in _PRECISIONS if isinstance(name, str)]
+        raise ConfigurationError(
+            f"Trainer(precision={given!r}): there is no such precision. {did_you_mean(str(given), known)}"
+        )
+    name = _PRECISIONS[given]
+    why = "it is the default" if given is None else f"precision={given!r}"
+    return (Precision() if name == "32-true" else MixedPrecision(name)), why
+
+
+def _logger(settings: Settings, machine: Machine) -> tuple[str | None, str]:
+    if settings.fast_dev_run:
+        return None, "fast_dev_run logs nothing"
+    if settings.logger is False:
+        return None, "logger=False"
+    if settings.logger in (None, True):
+        if machine.has_tensorboard:
+            return "TensorBoardLogger", "tensorboard is installed"
+        return "CSVLogger", "tensorboard is not installed"
+    given = settings.logger if isinstance(settings.logger, Sequence) else [settings.logger]
+    return ", ".join(type(logger).__name__ for logger in given) or None, "logger= holds it"

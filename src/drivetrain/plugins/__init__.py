@@ -1,0 +1,6 @@
+"""The familiar import paths for plugins; the classes live in the folders of what they are."""
+
+from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
+from drivetrain.precision import MixedPrecision, Precision
+
+__all__ = ["CheckpointIO", "MixedPrecision", "Precision", "TorchCheckpointIO"]

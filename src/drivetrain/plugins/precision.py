@@ -1,0 +1,5 @@
+"""``drivetrain.plugins.precision``: see :mod:`drivetrain.precision`."""
+
+from drivetrain.precision import MixedPrecision, Precision
+
+__all__ = ["MixedPrecision", "Precision"]

@@ -1,0 +1,57 @@
+"""The contract of a numeric precision; the base class is plain 32-bit floats."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+ClipAlgorithm = Literal["norm", "value"]
+
+
+class Precision:
+    """Full 32-bit precision ("32-true"): nothing is converted, nothing is scaled."""
+
+    name: str = "32-true"
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """The module with its parameters in this precision; called once, before the optimizers exist."""
+        return module
+
+    def forward_context(self, device_type: str) -> AbstractContextManager[Any] | None:
+        """A reusable context for ``training_step`` and the evaluation steps; ``None`` where none is needed.
+
+        ``None`` and not an empty context: entering even an empty one costs in every step.
+        """
+        return None
+
+    def clip_gradients(self, optimizer: Optimizer, clip_val: float, algorithm: ClipAlgorithm = "norm") -> None:
+        """Clip the gradients of this optimizer's parameters only (trap T22).
+
+        Args:
+            optimizer: whose parameters; those without a gradient are skipped.
+            clip_val: the largest L2 norm of all of them together ("norm"), or of each element's absolute value
+                ("value"). Not positive: nothing happens.
+            algorithm: "norm" or "value".
+        """
+        if clip_val <= 0:
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if algorithm == "value":
+            torch.nn.utils.clip_grad_value_(parameters, clip_val)
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients of ``loss``."""
+        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""

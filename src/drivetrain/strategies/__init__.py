@@ -1,0 +1,6 @@
+"""How one model lives on its devices: one file per way."""
+
+from drivetrain.strategies.single_device import SingleDeviceStrategy
+from drivetrain.strategies.strategy import Strategy
+
+__all__ = ["SingleDeviceStrategy", "Strategy"]

@@ -1,0 +1,35 @@
+"""One model, one device, one process."""
+
+from __future__ import annotations
+
+import torch
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.strategy import Strategy
+
+
+class SingleDeviceStrategy(Strategy):
+    """The plain case.
+
+    Args:
+        device: where the model lives; ``None`` takes the accelerator's first device.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str | int | None = None,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        super().__init__(accelerator, checkpoint_io, precision_plugin)
+        self._root_device = None if device is None else torch.device(device)
+
+    @property
+    def root_device(self) -> torch.device:
+        if self._root_device is None:
+            assert self.accelerator is not None  # the plan has filled it in
+            self._root_device = self.accelerator.get_parallel_devices([0])[0]
+        return self._root_device

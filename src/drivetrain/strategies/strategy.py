@@ -1,0 +1,178 @@
+"""The contract of a strategy: how one model lives on its devices."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.precision.precision import Precision
+
+
+class Strategy(ABC):
+    """Owns the accelerator, the precision and the checkpoint store of a run; knows ranks, never the Trainer.
+
+    A subclass says where the root device is and, where it differs from one process, how the model is set up and what
+    the ranks are. What is left ``None`` in the constructor the plan fills in.
+    """
+
+    is_distributed: bool = False
+    """Whether several processes train together: declared here, never guessed from the class (trap T56)."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        self.accelerator = accelerator
+        self.checkpoint_io: CheckpointIO = checkpoint_io or TorchCheckpointIO()
+        self.precision_plugin: Precision = precision_plugin or Precision()
+        self.lightning_module: Any = None
+        self.model: nn.Module | None = None
+        self.optimizers: list[Optimizer] = []
+        self.lr_scheduler_configs: list[Any] = []
+
+    global_rank: int = 0
+    local_rank: int = 0
+    node_rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process speaks for the job."""
+        return self.global_rank == 0
+
+    @property
+    @abstractmethod
+    def root_device(self) -> torch.device:
+        """The device this process computes on."""
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def connect(self, module: nn.Module) -> None:
+        """Take the user's module, before any process or device exists."""
+        self.lightning_module = self.model = module
+
+    def setup_environment(self) -> None:
+        """Make the device current (and, with several processes, create the group)."""
+        if self.accelerator is not None:
+            self.accelerator.setup_device(self.root_device)
+
+    def tensor_init_context(self) -> AbstractContextManager[Any]:
+        """Around the building of layers in ``configure_model``: where new parameters are made."""
+        return self.root_device
+
+    def setup(self, trainer: Any) -> None:
+        """Convert, move and wrap the model. Afterwards optimizers may be made from its parameters."""
+        if self.accelerator is not None:
+            self.accelerator.setup(trainer)
+        self.model = self.precision_plugin.convert_module(self.lightning_module)
+        self.model_to_device()
+
+    def model_to_device(self) -> None:
+        """Move the model to the root device."""
+        assert self.model is not None  # connect() came first
+        self.model.to(self.root_device)
+
+    def teardown(self) -> None:
+        """Move model and optimizer state to the host and free the device. Tolerates a half-built run (trap T58)."""
+        host = torch.device("cpu")
+        if self.root_device != host:
+            for optimizer in self.optimizers:
+                _optimizer_to(optimizer, host)
+            if self.lightning_module is not None:
+                self.lightning_module.to(host)
+        if self.accelerator is not None:
+            self.accelerator.teardown()
+
+    # ---- between ranks: of one process, each is the identity -----------------------------------------------------
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for every rank."""
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """``obj`` of rank ``src``, on every rank."""
+        return obj
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """The reduction of ``tensor`` over the ranks; what is no tensor passes through."""
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """Every rank's tensor, stacked; of one process, the tensor itself."""
+        return tensor
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def block_backward_sync(self) -> AbstractContextManager[Any]:
+        """Around a batch whose gradients are only accumulated."""
+        return nullcontext()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's state under its own names; every rank must call it."""
+        state: dict[str, Any] = self.lightning_module.state_dict()
+        return state
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Give the module the weights of ``checkpoint``."""
+        self.lightning_module.load_state_dict(checkpoint["state_dict"], strict=strict)
+
+    def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write on global rank 0."""
+        if self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
+
+    def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
+        """Read into host memory."""
+        return self.checkpoint_io.load_checkpoint(path)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete on global rank 0."""
+        if self.is_global_zero:
+            self.checkpoint_io.remove_checkpoint(path)
+
+    # ---- moments of a run ----------------------------------------------------------------------------------------
+
+    def on_train_start(self) -> None:
+        """After the callbacks' and the module's hook of this name; so do the others."""
+
+    def on_train_end(self) -> None:
+        """Training has ended."""
+
+    def on_validation_start(self) -> None:
+        """Validation begins."""
+
+    def on_validation_end(self) -> None:
+        """Validation has ended."""
+
+    def on_test_start(self) -> None:
+        """Testing begins."""
+
+    def on_test_end(self) -> None:
+        """Testing has ended."""
+
+    def on_predict_start(self) -> None:
+        """Prediction begins."""
+
+    def on_predict_end(self) -> None:
+        """Prediction has ended."""
+
+    def on_exception(self, exception: BaseException) -> None:
+        """The run ends by ``exception``."""
+
+
+def _optimizer_to(optimizer: Optimizer, device: torch.device) -> None:
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                state[key] = value.to(device)

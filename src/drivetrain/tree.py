@@ -1,0 +1,110 @@
+"""Nested batches: move them, detach them, ask their size.
+
+A batch is a tree: tensors (or anything with ``.to(device)``) at the leaves, and lists, tuples, named tuples, mappings
+and dataclasses above them. Every function keeps the types of the containers and passes other leaves through.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """A leaf that knows how to move itself: a tensor, a PackedSequence, a graph batch, a BatchEncoding."""
+
+    def to(self, device: Any) -> Any: ...
+
+
+def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
+    """``tree`` with ``fn`` applied to every leaf; containers are rebuilt with their own types."""
+    if isinstance(tree, Tensor):
+        return fn(tree)
+    if isinstance(tree, (list, tuple)):
+        items = [map_leaves(fn, item) for item in tree]
+        if type(tree) is list:
+            return items
+        if hasattr(tree, "_fields"):
+            return type(tree)(*items)
+        return type(tree)(items)
+    if isinstance(tree, Mapping) and not hasattr(tree, "to"):
+        values = {key: map_leaves(fn, value) for key, value in tree.items()}
+        if type(tree) is dict:
+            return values
+        rebuilt = copy.copy(tree)  # keeps a default factory, an order and other state of a mapping's subclass
+        rebuilt.update(values)  # type: ignore[attr-defined]  # a mapping without update() fails here, by name
+        return rebuilt
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "to"):
+        copied: Any = copy.copy(tree)
+        for field in dataclasses.fields(tree):
+            value = map_leaves(fn, getattr(tree, field.name))
+            object.__setattr__(copied, field.name, value)  # works for frozen dataclasses too
+        return copied
+    return fn(tree)
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """``batch`` with every leaf on ``device``.
+
+    Tensors travel without blocking the host: on a device with streams the copy is ordered before whatever the step
+    queues next. What already lies there is returned as it is. One flat list or tuple of tensors, the usual batch,
+    is handled without recursion.
+    """
+    kind = type(batch)
+    if kind is list or kind is tuple:
+        for item in batch:
+            if not (isinstance(item, Tensor) and item.device == device):
+                break
+        else:
+            return batch  # nothing to move: the same object, as a hand-written loop would use it
+    return map_leaves(lambda leaf: _move_leaf(leaf, device), batch)
+
+
+def _move_leaf(leaf: Any, device: torch.device) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf if leaf.device == device else leaf.to(device, non_blocking=True)
+    if isinstance(leaf, Movable) and not isinstance(leaf, type):
+        return leaf.to(device)
+    return leaf
+
+
+def detach(tree: Any) -> Any:
+    """``tree`` with every tensor cut from its graph, so that keeping it keeps no activations alive (trap T23)."""
+    return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def batch_sizes(tree: Any) -> Iterator[int]:
+    """The first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions (trap T9)."""
+    if isinstance(tree, Tensor):
+        yield tree.shape[0] if tree.ndim else 1
+    elif isinstance(tree, (str, bytes)):
+        return
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from batch_sizes(value)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for field in dataclasses.fields(tree):
+            yield from batch_sizes(getattr(tree, field.name))
+    elif isinstance(tree, Sequence):
+        for item in tree:
+            yield from batch_sizes(item)
+
+
+def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of lists, tuples and mappings with their paths: ``("a/0", leaf)``; a bare leaf has path ``""``."""
+    if isinstance(tree, Mapping):
+        items: Iterator[tuple[Any, Any]] = iter(tree.items())
+    elif isinstance(tree, (list, tuple)):
+        items = iter(enumerate(tree))
+    else:
+        yield "", tree
+        return
+    for key, value in items:
+        for path, leaf in leaves(value):
+            yield f"{key}/{path}" if path else str(key), leaf
