@@ -1,8 +1,10 @@
 """What was logged: kept where it was computed, read once per flush.
 
-``self.log`` stores a detached copy of the value and nothing else happens: no transfer, no string is built. Numbers
-reach the host when the book is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch):
-all values of one device and dtype are stacked and travel in one transfer.
+``self.log`` stores the detached value and nothing else happens: no transfer, no string is built. Numbers reach the
+host when the book is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch): all values of
+one device and dtype are stacked and travel in one transfer. Which step will be flushed is known before it runs, so
+only there, and for means over an epoch, is a value copied; in other steps nobody reads it but a callback that looks
+into ``callback_metrics`` in that very step.
 
 [Note: exact epoch means]
 Values of one weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in 64-bit floats on
@@ -85,12 +87,15 @@ class Entry:
         self._metric: Any = None
 
     def push(self, value: Any, batch_size: float | None) -> None:
-        """Take one value. On the hot path: three tensor attributes, one detached copy, no transfer."""
+        """Take one value: a detached view, and a copy only if it is going to be read. Never a transfer."""
         if isinstance(value, Tensor):
             if value.ndim:
                 value = self._as_scalar(value)
-            # A copy, not a view: the caller may go on to write into this tensor, and a captured graph will.
-            value = value.clone() if self.keep_graph else value.detach().clone()
+            if not self.keep_graph:
+                value = value.detach()
+            if self.on_epoch or self._book.copies:
+                # It will be read later, and the caller may go on to write into it; a captured graph will.
+                value = value.clone()
         elif isinstance(value, nn.Module):
             self._push_metric(value)
             return
@@ -207,6 +212,7 @@ class Logbook:
         scope: the hook that is running; the loops and the hook table keep it true.
         batch: the batch that is being worked on.
         size: its size; ``None`` until a mean over the epoch needs it. The loops set both for every batch.
+        copies: the values of this step will be read after it, so they are copied.
         group: what is running: "train", "validate", "test". ``epoch_done``: its epoch's reductions are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
         bar_metrics: what the progress bar shows: plain floats of the last flush, replaced as a whole, so a thread may
@@ -221,6 +227,7 @@ class Logbook:
         self.scope: Scope | None = None
         self.batch: Any = None
         self.size: int | None = None
+        self.copies = True
         self.group = "train"
         self.epoch_done = False
         self.callback_metrics: dict[str, Any] = {}
@@ -256,6 +263,13 @@ class Logbook:
 
     def find_batch_size(self) -> int:
         """The size of the current batch: the first dimension of its first tensor (trap T9)."""
+        batch = self.batch
+        if self._compared_sizes:  # once per run is enough: a batch keeps its structure, and walking it is not free
+            if type(batch) in (list, tuple) and batch:
+                batch = batch[0]
+            if isinstance(batch, Tensor):
+                self.size = batch.shape[0] if batch.ndim else 1
+                return self.size
         sizes = batch_sizes(self.batch)
         first = next(sizes, None)
         if first is None:
@@ -263,7 +277,7 @@ class Logbook:
                 "self.log(..., on_epoch=True) weighs each value by the batch size, but this batch holds no tensor. "
                 "Pass batch_size=... to self.log."
             )
-        if not self._compared_sizes:  # once per run: a batch keeps its structure, and walking it is not free
+        if not self._compared_sizes:
             self._compared_sizes = True
             if any(size != first for size in sizes):
                 rank_zero_warn(

@@ -296,6 +296,7 @@ class ModelCheckpoint(Checkpoint):
         trainer.save_checkpoint(path, self.save_weights_only)
         self._newest_path = path
         for logger in trainer.loggers:
+            logger.save()  # so that after a crash the curves reach as far as the checkpoint
             logger.after_save_checkpoint(self)
         if self.verbose:
             rank_zero_info(f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}.")

@@ -58,7 +58,7 @@ class RichProgressBar(ProgressBar):
                 progress.remove_task(task)
             task = None
         if task is None:
-            task = progress.add_task(snapshot.title, total=snapshot.num_batches, **fields)
+            task = progress.add_task(snapshot.title, total=snapshot.num_batches, completed=snapshot.batch, **fields)
         progress.update(task, completed=snapshot.batch, total=snapshot.num_batches, **fields)
         self._tasks[training] = task, snapshot.title
         progress.refresh()

@@ -19,8 +19,8 @@ class CSVLogger(FolderLogger):
     """Writes ``<save_dir>/<name>/version_<n>/metrics.csv``, and ``hparams.yaml`` beside it.
 
     A row holds the step and what was logged there; a name that first appears later widens the table. Consecutive
-    calls for one step share a row as long as their names differ. A table that is already there, because a ``version``
-    was given, is continued. Between two writes no file is open and no thread runs.
+    calls for one step share a row as long as no name has two values. A table that is already there, because a
+    ``version`` was given, is continued. Between two writes no file is open and no thread runs.
 
     Args:
         save_dir: the root folder.
@@ -70,8 +70,9 @@ class CSVLogger(FolderLogger):
         if step is None:
             step = int(self._rows[-1]["step"]) + 1 if self._rows else 0
         values = {name: _plain(value) for name, value in self._named(metrics).items() if name != "step"}
-        if self._rows and self._rows[-1]["step"] == step and self._rows[-1].keys().isdisjoint(values):
-            self._rows[-1].update(values)
+        last = self._rows[-1] if self._rows else {}
+        if last.get("step") == step and all(last.get(name, value) == value for name, value in values.items()):
+            last.update(values)
         else:
             self._rows.append({"step": step, **values})
         self._columns += [name for name in values if name not in self._columns]

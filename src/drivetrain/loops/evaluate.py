@@ -41,7 +41,7 @@ def evaluate(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool = F
     in_fit = progress.fn == "fit"
     with torch.inference_mode() if run.limits.inference_mode and not in_fit else torch.no_grad():
         book.reset(stage)
-        book.group, book.epoch_done = stage, False
+        book.group, book.epoch_done, book.copies = stage, False, True
         modes = {module: module.training for module in run.module.modules()}
         hooks.call_method(f"on_{word}_model_eval")
         hooks.call(f"on_{word}_start")

@@ -56,6 +56,11 @@ def fit(run: Run) -> None:
         for batch, is_last in feed(loader, num_batches, None if transfer else move, ahead):
             progress.batch_idx = batch_idx = progress.batch_idx + 1
             progress.is_last_batch = is_last
+            if held == 0:
+                divisor = int(min(accumulate, num_batches - batch_idx))
+            held += 1
+            window_ends = held == accumulate or is_last
+            book.copies = flushes = window_ends and log_every and (progress.stepped_batches + 1) % log_every == 0
             if transfer is not None:
                 batch = transfer(batch, 0)
             book.batch, book.size = batch, None
@@ -64,10 +69,6 @@ def fit(run: Run) -> None:
             if module_batch_start is not None and module_batch_start(batch, batch_idx) == -1:
                 break
 
-            if held == 0:
-                divisor = int(min(accumulate, num_batches - batch_idx))
-            held += 1
-            window_ends = held == accumulate or is_last
             steps_before = progress.global_step
             output = step(batch, batch_idx, held == 1, window_ends, divisor)
             stepped = progress.global_step != steps_before
@@ -81,8 +82,8 @@ def fit(run: Run) -> None:
             for hook in batch_end:
                 hook(outputs_for_hooks(output), batch, batch_idx)
 
-            if window_ends and log_every and progress.stepped_batches % log_every == 0:
-                run.publish(book.step_values("train"), progress.stepped_batches - 1)
+            if flushes:
+                run.publish(book.step_values("train"), progress.logger_step)
             if validates and validation_due(run, validate_every, is_last):
                 _validate(run, accumulating=not window_ends)
                 book.scope = training_scope
@@ -122,7 +123,7 @@ def _begin_epoch(run: Run, loader: Any) -> None:
 def _end_epoch(run: Run, schedules: Schedules) -> None:
     progress, book = run.progress, run.book
     book.batch = book.scope = None
-    book.epoch_done = progress.epoch_ending = True
+    book.epoch_done = progress.epoch_ending = book.copies = True
     run.hooks.call("on_train_epoch_end")
     book.refresh()
     schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)

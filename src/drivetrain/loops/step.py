@@ -136,7 +136,7 @@ def _make_forward_backward(
 ) -> Callable[[Any, int, bool, int], Any]:
     hooks, progress = run.hooks, run.progress
     training_step = run.module.training_step
-    arity = min(positional_arity(training_step), 2)
+    takes_index = positional_arity(training_step) > 1
     context = run.engine.forward_context()
     before_zero_grad = hooks.bind("on_before_zero_grad")
     before_backward = hooks.bind("on_before_backward")
@@ -149,10 +149,10 @@ def _make_forward_backward(
 
     def forward_backward(batch: Any, batch_idx: int, first: bool, divisor: int) -> Any:
         if context is None:
-            output = training_step(*(batch, batch_idx)[:arity])
+            output = training_step(batch, batch_idx) if takes_index else training_step(batch)
         else:
             with context:
-                output = training_step(*(batch, batch_idx)[:arity])
+                output = training_step(batch, batch_idx) if takes_index else training_step(batch)
         loss = output if type(output) is Tensor else loss_of(output)
         if first:
             window.seen = window.graded = 0

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import LightningModule, Trainer
+
+STEPS, WARMUP = 400, 100  # counted steps hold eight flushes
+
+
+@dataclass
+class Calls:
+    """Calls of Python functions (``python``) and of builtins (``c``) per step."""
+
+    python: float
+    c: float
+
+    @property
+    def all(self) -> float:
+        return self.python + self.c
+
+
+class Counting:
+    """Counts calls between two marks that the step itself sets, so that set-up and teardown are not counted."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.events: Counter[str] = Counter()
+
+    def _profile(self, frame: Any, event: str, argument: Any) -> None:
+        self.events[event] += 1
+
+    def mark(self) -> None:
+        """Call once per step, at the same point of each."""
+        if self.step == WARMUP:
+            sys.setprofile(self._profile)
+        elif self.step == WARMUP + STEPS:
+            sys.setprofile(None)
+        self.step += 1
+
+    def per_step(self) -> Calls:
+        assert self.step > WARMUP + STEPS
+        # the call of mark() itself, and of setprofile at its end, are not the loop's
+        return Calls((self.events["call"] - STEPS) / STEPS, (self.events["c_call"] - 1) / STEPS)
+
+
+class Smallest(LightningModule):
+    """Linear(16, 32), ReLU, Linear(32, 1) with MSE and SGD."""
+
+    def __init__(self, counting: Counting | None = None, log: Callable[[LightningModule, Any], None] | None = None):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+        self.__dict__["counting"], self.__dict__["log_it"] = counting, log
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.__dict__["counting"] is not None:
+            self.__dict__["counting"].mark()
+        x, y = batch
+        loss = F.mse_loss(self.net(x), y)
+        if self.__dict__["log_it"] is not None:
+            self.__dict__["log_it"](self, loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def loader(batches: int) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batches * 8, 16, generator=generator)
+    return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+
+
+def bare_trainer(**arguments: Any) -> Trainer:
+    quiet: dict[str, Any] = {
+        "accelerator": "cpu", "max_epochs": 1, "logger": False, "enable_checkpointing": False,
+        "enable_progress_bar": False, "enable_model_summary": False,
+    }  # fmt: skip
+    return Trainer(**{**quiet, **arguments})
+
+
+def hand_written() -> Calls:
+    model, counting = Smallest().net, Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in loader(WARMUP + STEPS + 2):
+        counting.mark()
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return counting.per_step()
+
+
+def trained(log: Callable[[LightningModule, Any], None] | None = None, **arguments: Any) -> Calls:
+    counting = Counting()
+    bare_trainer(**arguments).fit(Smallest(counting, log), loader(WARMUP + STEPS + 2))
+    return counting.per_step()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield

@@ -1,0 +1,96 @@
+"""RichProgressBar: what stands on the terminal."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from drivetrain.callbacks import RichProgressBar
+from drivetrain.callbacks.progress_bar import Snapshot
+from drivetrain.errors import ConfigurationError
+
+
+def make(**kwargs: Any) -> tuple[RichProgressBar, io.StringIO]:
+    out = io.StringIO()
+    return RichProgressBar(console_kwargs={"file": out, "force_terminal": True, "width": 120}, **kwargs), out
+
+
+def screen(out: io.StringIO) -> list[str]:
+    """The lines of the last frame."""
+    frame = re.split(r"\x1b\[1A\x1b\[2K(?!\x1b\[1A)|\r\x1b\[2K", out.getvalue())[-1]
+    return [line.strip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", frame).splitlines() if line.strip()]
+
+
+def test_an_epoch_line() -> None:
+    bar, out = make()
+    bar.draw(Snapshot("train", 2, 10, 5, 20, rate=3.21, metrics={"loss[0]": 0.5}))
+    (line,) = screen(out)
+    assert line.startswith("Epoch 3/10 ")
+    assert re.search(r"5/20 3\.2 it/s 0:00:00 loss\[0\]=0\.5$", line)
+    bar.close()
+
+
+def test_unknown_length() -> None:
+    bar, out = make()
+    bar.draw(Snapshot("train", 0, None, 5, None))
+    assert re.search(r"Epoch 1 .* 5 0\.000 it/s", screen(out)[0])
+    bar.close()
+
+
+def test_validation_makes_room_and_the_epoch_moves_on() -> None:
+    bar, out = make()
+    bar.draw(Snapshot("train", 0, 2, 5, 20))
+    bar.draw(Snapshot("validate", 0, 2, 1, 4, transient=True))
+    assert [line.split()[0] for line in screen(out)] == ["Epoch", "Validation"]
+    bar.draw(Snapshot("validate", 0, 2, 4, 4, transient=True, final=True))
+    bar.draw(Snapshot("train", 1, 2, 20, 20, final=True))
+    (line,) = screen(out)
+    assert line.startswith("Epoch 2/2 ")
+    assert " 20/20 " in line
+    bar.close()
+
+
+def test_leave_keeps_finished_bars() -> None:
+    bar, out = make(leave=True)
+    bar.draw(Snapshot("train", 0, 2, 20, 20, final=True))
+    bar.draw(Snapshot("validate", 0, 2, 4, 4, transient=True, final=True))
+    bar.draw(Snapshot("train", 1, 2, 3, 20))
+    assert [line[:10] for line in screen(out)] == ["Epoch 1/2 ", "Validation", "Epoch 2/2 "]
+    bar.close()
+
+
+def test_an_evaluation_on_its_own_stays() -> None:
+    bar, out = make()
+    bar.draw(Snapshot("test", 0, 2, 4, 4, final=True, metrics={"acc": 1.0}))
+    bar.close()
+    assert "acc=1" in out.getvalue()
+    assert screen(out)[-1].startswith("Test ")
+
+
+def test_no_thread_and_a_second_run() -> None:
+    before = set(threading.enumerate())
+    bar, out = make()
+    for _ in range(2):
+        bar.draw(Snapshot("train", 0, 2, 5, 20))
+        assert set(threading.enumerate()) == before
+        bar.close()
+    assert out.getvalue().count("\x1b[?25h") == 2  # the cursor is back
+    bar.close()
+
+
+def test_it_can_be_pickled_while_it_draws() -> None:
+    bar = RichProgressBar(leave=True, console_kwargs={"quiet": True})
+    bar.draw(Snapshot("train", 0, 2, 5, 20))
+    assert pickle.loads(pickle.dumps(bar)).leave
+    bar.close()
+
+
+def test_missing_package_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match="pip install rich`, or use PlainProgressBar"):
+        RichProgressBar()

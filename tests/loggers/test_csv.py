@@ -1,0 +1,194 @@
+"""CSVLogger: what the table holds, and what survives a crash or a second logger."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.loggers import CSVLogger
+
+
+def table(logger: CSVLogger) -> list[dict[str, str]]:
+    with open(logger.metrics_file_path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_hold_step_and_metrics(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    logger.log_metrics({"loss": 0.1, "epoch": 0}, step=4)
+    logger.log_metrics({"loss": 1e-9, "epoch": 1}, step=9)
+    logger.finalize("success")
+    assert table(logger) == [
+        {"step": "4", "loss": "0.1", "epoch": "0"},
+        {"step": "9", "loss": "1e-09", "epoch": "1"},
+    ]
+
+
+def test_nothing_exists_before_the_first_write(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path / "logs")
+    assert logger.log_dir == str(tmp_path / "logs" / "lightning_logs" / "version_0")
+    logger.log_metrics({"loss": 1.0}, step=0)
+    logger.log_hyperparams({"lr": 0.1})
+    assert not (tmp_path / "logs").exists()
+    logger.save()
+    assert sorted(path.name for path in Path(logger.log_dir).iterdir()) == ["hparams.yaml", "metrics.csv"]
+
+
+def test_a_run_without_a_word_leaves_no_folder(tmp_path: Path) -> None:
+    CSVLogger(tmp_path).finalize("failed")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_that_appear_later_widen_the_table(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    logger.log_metrics({"loss": 1.0}, step=0)
+    logger.log_metrics({"loss": 0.5}, step=1)
+    logger.log_metrics({"val,loss": 0.7}, step=2)
+    logger.log_metrics({"loss": 0.2}, step=3)
+    assert table(logger) == [
+        {"step": "0", "loss": "1.0", "val,loss": ""},
+        {"step": "1", "loss": "0.5", "val,loss": ""},
+        {"step": "2", "loss": "", "val,loss": "0.7"},
+        {"step": "3", "loss": "0.2", "val,loss": ""},
+    ]
+    assert [path.name for path in Path(logger.log_dir).iterdir()] == ["metrics.csv"]
+
+
+@pytest.mark.parametrize("flush_every", [1, 100])
+def test_one_step_is_one_row_unless_a_name_has_two_values(tmp_path: Path, flush_every: int) -> None:
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=flush_every)
+    logger.log_metrics({"loss": 1.0}, step=5)
+    logger.log_metrics({"val": 2.0, "loss": 1.0}, step=5)
+    logger.log_metrics({"loss": 3.0}, step=5)
+    logger.log_metrics({"val": 4.0}, step=6)
+    logger.log_metrics({"loss": 5.0}, step=5)
+    logger.save()
+    assert [tuple(row.values()) for row in table(logger)] == [
+        ("5", "1.0", "2.0"),
+        ("5", "3.0", ""),
+        ("6", "", "4.0"),
+        ("5", "5.0", ""),
+    ]
+
+
+def test_rows_are_written_once_they_span_the_given_steps(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=10)
+    logger.log_metrics({"loss": 1.0}, step=0)
+    logger.log_metrics({"loss": 1.0}, step=8)
+    assert not Path(logger.metrics_file_path).exists()
+    logger.log_metrics({"loss": 1.0}, step=9)
+    assert len(table(logger)) == 3
+    logger.log_metrics({"loss": 1.0}, step=10)
+    assert len(table(logger)) == 3
+    logger.log_metrics({"loss": 1.0}, step=19)
+    assert len(table(logger)) == 5
+
+
+def test_a_given_version_is_continued_in_order(tmp_path: Path) -> None:
+    first = CSVLogger(tmp_path, version="run")
+    for step in range(3):
+        first.log_metrics({"loss": float(step)}, step=step)
+    first.finalize("failed")
+    second = CSVLogger(tmp_path, version="run")
+    second.log_metrics({"loss": 3.0}, step=3)
+    second.save()
+    second.log_metrics({"loss": 4.0, "val": 1.0}, step=4)
+    second.finalize("success")
+    assert [(row["step"], row["loss"], row["val"]) for row in table(second)] == [
+        ("0", "0.0", ""),
+        ("1", "1.0", ""),
+        ("2", "2.0", ""),
+        ("3", "3.0", ""),
+        ("4", "4.0", "1.0"),
+    ]
+
+
+def test_a_row_cut_off_by_a_crash_is_dropped(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.csv").write_bytes(b"step,loss\n0,0.5\n1,0.123456789")
+    logger = CSVLogger(tmp_path, name="", version="run")
+    logger.log_metrics({"loss": 2.0}, step=1)
+    logger.save()
+    assert table(logger) == [{"step": "0", "loss": "0.5"}, {"step": "1", "loss": "2.0"}]
+
+
+def test_the_next_version_follows_the_highest(tmp_path: Path) -> None:
+    for name in ("version_0", "version_12", "version_x", "other"):
+        (tmp_path / "exp" / name).mkdir(parents=True)
+    assert CSVLogger(tmp_path, "exp").version == 13
+    assert CSVLogger(tmp_path, "none yet").version == 0
+
+
+def test_the_version_is_settled_when_it_is_first_needed(tmp_path: Path) -> None:
+    early, late = CSVLogger(tmp_path), CSVLogger(tmp_path)
+    early.log_metrics({"a": 1.0}, step=0)
+    early.save()
+    assert (early.version, late.version) == (0, 1)
+    assert early.version == 0
+
+
+def test_where_the_run_lives(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, "exp", version="first")
+    assert (logger.name, logger.version, logger.save_dir) == ("exp", "first", str(tmp_path))
+    assert (logger.root_dir, logger.log_dir) == (str(tmp_path / "exp"), str(tmp_path / "exp" / "first"))
+
+
+def test_prefix_step_and_values_of_other_types(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, prefix="a")
+    logger.log_metrics({"x": torch.tensor(2), "ok": True})  # type: ignore[dict-item]  # what users pass by hand
+    logger.log_metrics({"x": float("nan")})
+    logger.save()
+    assert table(logger) == [{"step": "0", "a-x": "2.0", "a-ok": "1.0"}, {"step": "1", "a-x": "nan", "a-ok": ""}]
+
+
+def test_hyperparameters_are_yaml(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    params = {
+        "lr": 1e-5, "big": 1e30, "n": 3, "flag": True, "none": None, "text": 'a "quoted": yes # \U0001f600\n',
+        "layers": [1, 2.5, {"deep": "x"}], "no": "on", "inf": float("inf"), "nested": {"path": Path("a"), "1": [1e-9]},
+    }  # fmt: skip
+    logger = CSVLogger(tmp_path)
+    logger.log_hyperparams(params)
+    logger.log_hyperparams(argparse.Namespace(n=4))  # type: ignore[arg-type]  # Lightning programs do
+    logger.save()
+    read = yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text("utf-8"))
+    assert read == {**params, "n": 4, "nested": {"path": "a", "1": [1e-9]}}
+
+
+def test_it_travels_to_another_process(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, version=3)
+    logger.log_metrics({"a": 1.0}, step=0)
+    logger.save()
+    copy = pickle.loads(pickle.dumps(logger))
+    copy.log_metrics({"a": 2.0}, step=1)
+    copy.save()
+    assert [row["a"] for row in table(logger)] == ["1.0", "2.0"]
+
+
+def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    logger = CSVLogger(tmp_path)
+    logger.log_metrics({"a": 1.0}, step=0)
+    logger.log_hyperparams({"lr": 1})
+    logger.finalize("success")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "word"),
+    [
+        ({"save_dir": "s3://bucket/x"}, "s3://bucket/x"),
+        ({"save_dir": ".", "flush_logs_every_n_steps": 0}, "flush_logs_every_n_steps=0"),
+        ({"save_dir": ".", "version": 1.5}, "version=1.5"),
+    ],
+)
+def test_wrong_arguments_are_named(kwargs: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        CSVLogger(**kwargs)  # type: ignore[arg-type]
