@@ -26,7 +26,7 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
     """
     import drivetrain
 
-    progress, strategy, module = trainer.progress, trainer.strategy, trainer.lightning_module
+    progress, strategy = trainer.progress, trainer.strategy
     checkpoint: dict[str, Any] = {
         "epoch": progress.current_epoch,
         "global_step": progress.global_step,
@@ -50,7 +50,7 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         checkpoint[type(datamodule).__qualname__] = state
     if not weights_only:
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
-    module.on_save_checkpoint(checkpoint)
+    trainer.hooks.call_method("on_save_checkpoint", checkpoint)
     return checkpoint
 
 
@@ -61,7 +61,7 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
         CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
     """
     module = trainer.lightning_module
-    module.on_load_checkpoint(checkpoint)
+    trainer.hooks.call_method("on_load_checkpoint", checkpoint)
     if "state_dict" not in checkpoint:
         raise CheckpointError(
             f"The checkpoint has no 'state_dict', only {sorted(checkpoint)}. Use one that a Trainer wrote."

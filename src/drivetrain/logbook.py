@@ -251,15 +251,21 @@ class Logbook:
     def start_run(self) -> None:
         """Forget everything an earlier run logged."""
         self._groups.clear()
+        self.leave_batch()
         self._compared_sizes, self.epoch_done = False, False
         self.callback_metrics, self.bar_metrics, self.logged_metrics = {}, {}, {}
 
     def reset(self, group: str) -> None:
-        """Begin an epoch of ``group``: its running reductions start anew."""
+        """End an epoch of ``group``: its running reductions start anew, ``callback_metrics`` keep what they were."""
         for scope in self._groups.get(group, {}).values():
             for entry in scope.entries.values():
                 entry.reset()
             scope.entries.clear()
+
+    def leave_batch(self) -> None:
+        """No step is running: no batch is held, and a value logged by an epoch hook has weight 1."""
+        self.scope = self.batch = None
+        self.size = 1
 
     def find_batch_size(self) -> int:
         """The size of the current batch: the first dimension of its first tensor (trap T9)."""

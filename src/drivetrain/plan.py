@@ -246,7 +246,7 @@ def _names(machine: Machine) -> str:
 def _known_device_types() -> tuple[str, ...]:
     """Every device type that torch can parse, from the message in which torch lists them."""
     try:
-        torch.device("?")
+        torch.device("quantum")
     except RuntimeError as error:
         listed = str(error).partition("one of ")[2].partition(" device type")[0]
         return tuple(name.strip() for name in listed.split(","))

@@ -354,7 +354,7 @@ class Trainer:
     def _abort(self, error: BaseException) -> None:
         """Tell everybody that the run ends by ``error`` and free what it held, however little was built (T58)."""
         self.progress.status = TrainerStatus.INTERRUPTED
-        self.logbook.scope = self.logbook.batch = None
+        self.logbook.leave_batch()
         with _ignore_interrupts():
             for callback in self.callbacks:
                 if overrides(callback, "on_exception", Callback):

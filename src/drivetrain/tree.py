@@ -26,7 +26,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """``tree`` with ``fn`` applied to every leaf; containers are rebuilt with their own types."""
     if isinstance(tree, Tensor):
         return fn(tree)
-    if isinstance(tree, (list, tuple)):
+    if isinstance(tree, (list, tuple)) and not hasattr(tree, "to"):  # a PackedSequence is a tuple that moves itself
         items = [map_leaves(fn, item) for item in tree]
         if type(tree) is list:
             return items

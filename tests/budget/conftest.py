@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,7 +118,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
     with one_thread():
         yield
+
+
+@pytest.fixture(scope="session")
+def budget() -> Any:
+    """The names above, for tests: a conftest cannot be imported."""
+    return SimpleNamespace(
+        Smallest=Smallest, loader=loader, bare_trainer=bare_trainer, hand_written=hand_written, trained=trained
+    )

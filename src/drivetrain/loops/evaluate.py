@@ -40,7 +40,7 @@ def evaluate(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool = F
     progress.stage = RunningStage.SANITY_CHECKING if sanity else _STAGES[stage]
     in_fit = progress.fn == "fit"
     with torch.inference_mode() if run.limits.inference_mode and not in_fit else torch.no_grad():
-        book.reset(stage)
+        book.leave_batch()
         book.group, book.epoch_done, book.copies = stage, False, True
         modes = {module: module.training for module in run.module.modules()}
         hooks.call_method(f"on_{word}_model_eval")
@@ -48,11 +48,12 @@ def evaluate(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool = F
         hooks.call(f"on_{word}_epoch_start")
         for index, loader in enumerate(loaders):
             _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, sanity)
-        book.batch = book.scope = None
+        book.leave_batch()
         book.epoch_done = True
         hooks.call(f"on_{word}_epoch_end")
         book.refresh()
         rows = [] if sanity else run.publish(book.epoch_values(stage), progress.logger_step)
+        book.reset(stage)
         hooks.call(f"on_{word}_end")
         own_train = hooks.bind_method(f"on_{word}_model_train")
         if own_train is not None:
@@ -160,7 +161,6 @@ def sanity_check(run: Run) -> None:
         ]
         evaluate(run, "validate", loaders, sanity=True)
         run.hooks.call_callbacks("on_sanity_check_end")
-    book.reset("validate")
     book.callback_metrics.clear()
     book.bar_metrics = {}
     progress.validate_steps = 0

@@ -60,7 +60,7 @@ def fit(run: Run) -> None:
                 divisor = int(min(accumulate, num_batches - batch_idx))
             held += 1
             window_ends = held == accumulate or is_last
-            book.copies = flushes = window_ends and log_every and (progress.stepped_batches + 1) % log_every == 0
+            book.copies = flushes = window_ends and log_every > 0 and (progress.stepped_batches + 1) % log_every == 0
             if transfer is not None:
                 batch = transfer(batch, 0)
             book.batch, book.size = batch, None
@@ -114,7 +114,7 @@ def _prepare(run: Run) -> tuple[Any, bool, float]:
 def _begin_epoch(run: Run, loader: Any) -> None:
     progress, book = run.progress, run.book
     progress.batch_idx, progress.batches_done, progress.is_last_batch = -1, 0, False
-    book.reset("train")
+    book.leave_batch()
     book.group, book.epoch_done = "train", False
     set_epoch(loader, progress.current_epoch)
     run.hooks.call("on_train_epoch_start")
@@ -122,12 +122,13 @@ def _begin_epoch(run: Run, loader: Any) -> None:
 
 def _end_epoch(run: Run, schedules: Schedules) -> None:
     progress, book = run.progress, run.book
-    book.batch = book.scope = None
+    book.leave_batch()
     book.epoch_done = progress.epoch_ending = book.copies = True
     run.hooks.call("on_train_epoch_end")
     book.refresh()
     schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
     run.publish(book.epoch_values("train"), progress.logger_step)
+    book.reset("train")
     progress.current_epoch += 1
     progress.batches_done, progress.epoch_ending = 0, False
 

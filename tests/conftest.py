@@ -1,0 +1,156 @@
+"""Shared by the suite: small models and data, and parties that write down every hook that is called on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import Callback, LightningDataModule, LightningModule, Trainer
+from drivetrain.hooks import DataHooks, ModelHooks
+from drivetrain.strategies import SingleDeviceStrategy
+
+
+def regression_data(samples: int = 32, features: int = 4) -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(samples, features, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True))
+
+
+class Regression(LightningModule):
+    """A small net with dropout; logs nothing."""
+
+    def __init__(self, dropout: float = 0.0, features: int = 4) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1))
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        return F.mse_loss(self.net(x), y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class Validated(Regression):
+    """The same with a validation and a test step that log their loss."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", self.loss(batch))
+
+
+@pytest.fixture
+def data() -> TensorDataset:
+    return regression_data()
+
+
+@pytest.fixture
+def loader(data: TensorDataset) -> DataLoader[Any]:
+    """Four batches of eight."""
+    return DataLoader(data, batch_size=8)
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Any:
+    """A Trainer that is quiet unless told otherwise, and writes below a temporary folder."""
+
+    def make(**arguments: Any) -> Trainer:
+        quiet: dict[str, Any] = {
+            "accelerator": "cpu", "max_epochs": 1, "logger": False, "enable_checkpointing": False,
+            "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": tmp_path,
+        }  # fmt: skip
+        return Trainer(**{**quiet, **arguments})
+
+    return make
+
+
+@pytest.fixture
+def regression() -> type[Regression]:
+    return Regression
+
+
+@pytest.fixture
+def validated() -> type[Validated]:
+    return Validated
+
+
+# ---- parties that write down every hook ------------------------------------------------------------------------------
+
+_MODULE_HOOKS = [
+    *(name for base in (DataHooks, ModelHooks) for name, value in vars(base).items()
+      if callable(value) and not name.startswith("_") and not name.endswith("_dataloader")),
+    "configure_callbacks", "configure_model", "configure_optimizers", "configure_gradient_clipping", "clip_gradients",
+    "optimizer_zero_grad", "backward", "lr_scheduler_step", "zero_grad",
+    "on_validation_model_zero_grad", "on_validation_model_eval", "on_test_model_eval",
+]  # fmt: skip
+_NOT_RECORDED = {"on_validation_model_train", "on_test_model_train"}  # overriding them changes what the loop does
+_CALLBACK_HOOKS = [
+    name for name, value in vars(Callback).items()
+    if callable(value) and not name.startswith("_") and name not in ("state_dict", "load_state_dict")
+]  # fmt: skip
+_STRATEGY_HOOKS = [
+    "connect", "setup_environment", "setup", "teardown", "on_train_start", "on_train_end", "on_validation_start",
+    "on_validation_end", "on_test_start", "on_test_end", "on_exception",
+]  # fmt: skip
+_DATA_HOOKS = ["prepare_data", "setup", "teardown", "on_exception"]
+
+
+def _recording(base: type, names: list[str], prefix: str, calls: list[str]) -> type:
+    def recorder(name: str) -> Any:
+        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(f"{prefix}{name}")
+            return getattr(super(recorded, self), name)(*args, **kwargs)
+
+        return hook
+
+    recorded = type(f"Recording{base.__name__}", (base,), {name: recorder(name) for name in names})
+    return recorded
+
+
+class Recorded:
+    """The four parties of a run, and the list of what was called on them, in order.
+
+    A callback's hook is written ``cb.``, the datamodule's ``dm.``, the strategy's ``strategy.``, the module's bare.
+    """
+
+    def __init__(self, module: type[LightningModule], samples: int = 32) -> None:
+        self.calls: list[str] = []
+        steps = [name for name in ("training_step", "validation_step", "test_step") if hasattr(module, name)]
+        hooks = [name for name in [*_MODULE_HOOKS, *steps] if name not in _NOT_RECORDED]
+        self.module: LightningModule = _recording(module, hooks, "", self.calls)()
+        self.callback: Callback = _recording(Callback, _CALLBACK_HOOKS, "cb.", self.calls)()
+        self.strategy = _recording(SingleDeviceStrategy, _STRATEGY_HOOKS, "strategy.", self.calls)()
+        calls, data = self.calls, regression_data(samples)
+
+        class Data(LightningDataModule):
+            def _loader(self, name: str) -> DataLoader[Any]:
+                calls.append(f"dm.{name}")
+                return DataLoader(data, batch_size=8)
+
+            def train_dataloader(self) -> DataLoader[Any]:
+                return self._loader("train_dataloader")
+
+            def val_dataloader(self) -> DataLoader[Any]:
+                return self._loader("val_dataloader")
+
+            def test_dataloader(self) -> DataLoader[Any]:
+                return self._loader("test_dataloader")
+
+        self.datamodule: LightningDataModule = _recording(Data, _DATA_HOOKS, "dm.", self.calls)()
+
+
+@pytest.fixture
+def recorded() -> Iterator[type[Recorded]]:
+    return Recorded
