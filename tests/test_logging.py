@@ -129,7 +129,7 @@ def test_t9_epoch_means_weigh_by_batch_size(regression: Any, data: Any, make_tra
             self.log("equal", float(batch_idx), on_step=False, on_epoch=True, batch_size=1)
             return self.loss(batch)
 
-    trainer, logger = run(make_trainer, Logs(), DataLoader(data, batch_size=12))  # 12, 12 and 8
+    _, logger = run(make_trainer, Logs(), DataLoader(data, batch_size=12))  # 12, 12 and 8
     assert logger.of("batch") == [(2, (0 * 12 + 1 * 12 + 2 * 8) / 32)]
     assert logger.of("equal") == [(2, 1.0)]
 
@@ -241,7 +241,7 @@ def test_t10_the_same_options_aggregate(regression: Any, loader: Any, make_train
                 self.log("x", value, on_step=True, on_epoch=True)
             return self.loss(batch)
 
-    trainer, logger = run(make_trainer, Logs(), loader)
+    _, logger = run(make_trainer, Logs(), loader)
     assert logger.of("x_epoch") == [(3, 2.0)]
     assert {value for _, value in logger.of("x_step")} == {3.0}
 
@@ -288,11 +288,10 @@ def test_log_without_a_trainer_warns_once_and_does_nothing(regression: Any) -> N
     class Alone(regression):  # type: ignore[misc]
         pass
 
-    with pytest.warns(UserWarning, match="without a Trainer") as caught:
-        model = Alone()
+    model = Alone()
+    with pytest.warns(UserWarning, match="without a Trainer"):
         model.log("x", 1.0)
-        model.log_dict({"y": 1.0})
-    assert len(caught) == 1
+    model.log_dict({"y": 1.0})  # a second warning would be an error here
 
 
 def test_loggers_are_finalized_with_what_happened(regression: Any, loader: Any, make_trainer: Any) -> None:

@@ -52,7 +52,7 @@ _LATER_PRECISIONS = (
     "transformer-engine", "transformer-engine-float16",
 )  # fmt: skip
 _LATER_STRATEGIES = (
-    "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "fsdp_cpu_offload", "deepspeed", "single_xla", "xla",
+    "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "fsdp_cpu_offload", "deepspeed",
 )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,8 +15,7 @@ import torch
 
 from drivetrain import attach, checkpoint
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.callback import Callback, Checkpoint
-from drivetrain.data.feed import count_batches
+from drivetrain.callback import Callback
 from drivetrain.datamodule import LightningDataModule
 from drivetrain.engine import Engine
 from drivetrain.errors import CheckpointError, ConfigurationError, NotSupportedError
@@ -27,22 +25,20 @@ from drivetrain.loops.evaluate import Stage, evaluate
 from drivetrain.loops.fit import fit
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import Progress, RunningStage, TrainerFn, TrainerStatus
-from drivetrain.loops.run import ENDLESS, Limits, Run
+from drivetrain.loops.run import Limits, Run
 from drivetrain.module import LightningModule
-from drivetrain.optimizers import LRSchedulerConfig, normalise
+from drivetrain.optimizers import normalise
 from drivetrain.plan import Plan, resolve
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.registry import load
 from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
+from drivetrain.view import TrainerView
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from drivetrain.loggers.logger import Logger
 
 
-class Trainer:
+class Trainer(TrainerView):
     """Trains, validates and tests a LightningModule.
 
     Every argument is described in :class:`drivetrain.settings.Settings`; all are keyword-only. What they mean on this
@@ -430,333 +426,6 @@ class Trainer:
         if not os.path.exists(path):
             raise CheckpointError(f"There is no checkpoint at {path}. Check the path.")
         return path
-
-    # ---- what can be read ----------------------------------------------------------------------------------------
-
-    @property
-    def hooks(self) -> HookTable:
-        """The hook table of the current run."""
-        assert self._hooks is not None  # a run has begun
-        return self._hooks
-
-    @property
-    def strategy(self) -> Strategy:
-        """How the model lives on its devices."""
-        return self.engine.strategy
-
-    @property
-    def accelerator(self) -> Accelerator:
-        """The kind of hardware; the strategy's own."""
-        return self.engine.accelerator
-
-    @property
-    def precision_plugin(self) -> Any:
-        """The numeric precision."""
-        return self.strategy.precision_plugin
-
-    @property
-    def precision(self) -> str:
-        """Its name, for example "32-true"."""
-        name: str = self.strategy.precision_plugin.name
-        return name
-
-    @property
-    def lightning_module(self) -> Any:
-        """The user's module, or ``None`` before the first run."""
-        return self.strategy.lightning_module
-
-    @property
-    def model(self) -> torch.nn.Module | None:
-        """The module as the strategy wrapped it."""
-        return self.strategy.model
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the current fit."""
-        return self.strategy.optimizers
-
-    @property
-    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
-        """The schedulers of the current fit."""
-        return self.strategy.lr_scheduler_configs
-
-    @property
-    def global_rank(self) -> int:
-        """Index of this process in the job."""
-        return self.strategy.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Index of this process on its machine."""
-        return self.strategy.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        """Index of this machine in the job."""
-        return self.strategy.node_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes in the job."""
-        return self.strategy.world_size
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of machines in the job."""
-        return self.settings.num_nodes
-
-    @property
-    def num_devices(self) -> int:
-        """Devices on this machine."""
-        return len(self.plan.devices)
-
-    @property
-    def device_ids(self) -> list[int]:
-        """Indices of the devices on this machine."""
-        return [device.index if device.index is not None else i for i, device in enumerate(self.plan.devices)]
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this process speaks for the job."""
-        return self.strategy.is_global_zero
-
-    @property
-    def logger(self) -> Logger | None:
-        """The first logger."""
-        return self.loggers[0] if self.loggers else None
-
-    @property
-    def log_dir(self) -> str | None:
-        """The first logger's folder for this run; without loggers, ``default_root_dir``."""
-        if self.logger is None:
-            return self.default_root_dir
-        return self.logger.log_dir or self.logger.save_dir
-
-    @property
-    def checkpoint_callback(self) -> Checkpoint | None:
-        """The first callback that writes checkpoints."""
-        return next(iter(self.checkpoint_callbacks), None)
-
-    @property
-    def checkpoint_callbacks(self) -> list[Checkpoint]:
-        """The callbacks that write checkpoints."""
-        return [callback for callback in self.callbacks if isinstance(callback, Checkpoint)]
-
-    @property
-    def early_stopping_callback(self) -> Any:
-        """The first EarlyStopping."""
-        return next(iter(self.early_stopping_callbacks), None)
-
-    @property
-    def early_stopping_callbacks(self) -> list[Any]:
-        """The EarlyStopping callbacks."""
-        return self._callbacks_like("EarlyStopping")
-
-    @property
-    def progress_bar_callback(self) -> Any:
-        """The progress bar."""
-        return next(iter(self._callbacks_like("ProgressBar")), None)
-
-    def _callbacks_like(self, name: str) -> list[Any]:
-        kind = load(f"drivetrain.callbacks:{name}")
-        return [callback for callback in self.callbacks if isinstance(callback, kind)]
-
-    @property
-    def callback_metrics(self) -> dict[str, Any]:
-        """The latest value of every logged name, as tensors on their own device."""
-        return self.logbook.refresh()
-
-    @property
-    def logged_metrics(self) -> dict[str, float]:
-        """What the loggers were given last, by name."""
-        return self.logbook.logged_metrics
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        """What was logged with ``prog_bar=True``, as of the last flush."""
-        return self.logbook.bar_metrics
-
-    @property
-    def current_epoch(self) -> int:
-        """Index of the running epoch; after fit, the number of epochs done."""
-        return self.progress.current_epoch
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps so far."""
-        return self.progress.global_step
-
-    @property
-    def logger_step(self) -> int:
-        """The loggers' x axis: the index of the batch on which a step is being, or was just, taken."""
-        progress = self.progress
-        before_step = progress.batch_idx == -1 or progress.batch_idx >= progress.batches_done
-        if progress.stage is RunningStage.TRAINING and not progress.epoch_ending and before_step:
-            return progress.stepped_batches
-        return progress.logger_step
-
-    @property
-    def is_logging_step(self) -> bool:
-        """Whether the values of the current training batch will be, or were just, flushed."""
-        every = self.limits.log_every_n_steps
-        return every > 0 and (self.logger_step + 1) % every == 0
-
-    @property
-    def should_stop(self) -> bool:
-        """Set it to end the run at the next batch, once min_epochs and min_steps are reached."""
-        return self.progress.should_stop
-
-    @should_stop.setter
-    def should_stop(self, value: bool) -> None:
-        self.progress.should_stop = value
-
-    @property
-    def is_last_batch(self) -> bool:
-        """Whether the current training batch is the last of its epoch."""
-        return self.progress.is_last_batch
-
-    @property
-    def max_epochs(self) -> int | None:
-        """Epochs at most; -1: no limit."""
-        return -1 if self.limits.max_epochs == ENDLESS else int(self.limits.max_epochs)
-
-    @property
-    def min_epochs(self) -> int:
-        """Epochs at least."""
-        return self.limits.min_epochs
-
-    @property
-    def max_steps(self) -> int:
-        """Optimizer steps at most; -1: no limit."""
-        return -1 if self.limits.max_steps == ENDLESS else int(self.limits.max_steps)
-
-    @property
-    def min_steps(self) -> int | None:
-        """Optimizer steps at least."""
-        return self.settings.min_steps
-
-    @property
-    def log_every_n_steps(self) -> int:
-        """Logged values are flushed every so many optimizer steps."""
-        return self.limits.log_every_n_steps
-
-    @property
-    def accumulate_grad_batches(self) -> int:
-        """Batches of one optimizer step."""
-        return self.limits.accumulate
-
-    @property
-    def num_training_batches(self) -> float:
-        """Training batches of an epoch; ``inf`` where nobody knows."""
-        return self.progress.num_training_batches
-
-    @property
-    def num_val_batches(self) -> list[float]:
-        """Validation batches of each loader."""
-        return self._num_eval_batches("validate")
-
-    @property
-    def num_test_batches(self) -> list[float]:
-        """Test batches of each loader."""
-        return self._num_eval_batches("test")
-
-    @property
-    def num_sanity_val_batches(self) -> list[float]:
-        """Validation batches of each loader that are tried before training."""
-        return [min(count, self.limits.sanity_batches) for count in self.num_val_batches]
-
-    def _num_eval_batches(self, stage: str) -> list[float]:
-        if self._run_parts is None:
-            return []
-        return [source.num_batches for source in self._run_parts.loaders.made_evaluation.get(stage, [])]
-
-    @property
-    def train_dataloader(self) -> Any:
-        """The training loader, once it exists."""
-        return None if self._run_parts is None else self._run_parts.loaders.made_training
-
-    @property
-    def val_dataloaders(self) -> Any:
-        """The validation loaders, once they exist."""
-        return self._made_loaders("validate")
-
-    @property
-    def test_dataloaders(self) -> Any:
-        """The test loaders, once they exist."""
-        return self._made_loaders("test")
-
-    def _made_loaders(self, stage: str) -> Any:
-        made = {} if self._run_parts is None else self._run_parts.loaders.made_evaluation
-        found = [source.loader for source in made.get(stage, [])]
-        return None if not found else found[0] if len(found) == 1 else found
-
-    @property
-    def enable_validation(self) -> bool:
-        """Whether the fit validates at all."""
-        run = self._run_parts
-        return run is not None and self.limits.val_batches != 0 and run.loaders.defined("validate")
-
-    @property
-    def val_check_interval(self) -> int | float:
-        """Training batches, or the fraction of an epoch, between validations."""
-        return self.limits.val_check_interval
-
-    @property
-    def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps of the whole fit; ``inf`` without a limit. May make the training loader (trap T50)."""
-        run = self._run_parts
-        if run is None or self.limits.max_epochs == ENDLESS:
-            return self.limits.max_steps
-        batches = count_batches(run.loaders.training(), self.limits.train_batches, "limit_train_batches")
-        if batches == ENDLESS:
-            return self.limits.max_steps
-        steps = ceil(batches / self.limits.accumulate) * int(self.limits.max_epochs)
-        return min(steps, self.limits.max_steps)
-
-    @property
-    def fast_dev_run(self) -> int | bool:
-        """The argument of this name."""
-        return self.settings.fast_dev_run
-
-    @property
-    def state(self) -> Progress:
-        """``fn``, ``status`` and ``stage`` of the run, among the other counters."""
-        return self.progress
-
-    @property
-    def training(self) -> bool:
-        """Whether a training epoch is running."""
-        return self.progress.stage is RunningStage.TRAINING
-
-    @property
-    def validating(self) -> bool:
-        """Whether validation is running, the sanity check not counted."""
-        return self.progress.stage is RunningStage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        """Whether testing is running."""
-        return self.progress.stage is RunningStage.TESTING
-
-    @property
-    def predicting(self) -> bool:
-        """Whether prediction is running."""
-        return self.progress.stage is RunningStage.PREDICTING
-
-    @property
-    def sanity_checking(self) -> bool:
-        """Whether the trial before training is running."""
-        return self.progress.stage is RunningStage.SANITY_CHECKING
-
-    @property
-    def evaluating(self) -> bool:
-        """Whether validation or testing is running."""
-        return self.validating or self.testing
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the last run ended by an exception."""
-        return self.progress.status is TrainerStatus.INTERRUPTED
 
 
 def _results_table(stage: str, results: list[dict[str, float]]) -> str:

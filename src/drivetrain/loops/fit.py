@@ -1,4 +1,18 @@
-"""The training loop."""
+"""The training loop.
+
+::
+
+    sanity check; on_train_start
+    while not done:                          one epoch
+        on_train_epoch_start
+        for batch in feed:                   hop 1: fetched, on the device
+            on_train_batch_start             hop 2
+            step                             hops 3 to 5: training_step, backward, optimizer
+            schedulers; on_train_batch_end
+            flush the log; validate          hop 6
+        on_train_epoch_end
+    on_train_end
+"""
 
 from __future__ import annotations
 
@@ -13,21 +27,7 @@ from drivetrain.loops.step import make_step, outputs_for_hooks
 
 
 def fit(run: Run) -> None:
-    """Train until ``max_epochs``, ``max_steps`` or a request to stop.
-
-    ::
-
-        sanity check; on_train_start
-        while not done:                          one epoch
-            on_train_epoch_start
-            for batch in feed:                   hop 1: fetched, on the device
-                on_train_batch_start             hop 2
-                step                             hops 3 to 5: training_step, backward, optimizer
-                schedulers; on_train_batch_end
-                flush the log; validate          hop 6
-            on_train_epoch_end
-        on_train_end
-    """
+    """Train until ``max_epochs``, ``max_steps`` or a request to stop."""
     hooks, book, progress, limits = run.hooks, run.book, run.progress, run.limits
     sanity_check(run)
     progress.stage = RunningStage.TRAINING

@@ -1,0 +1,85 @@
+"""ARCHITECTURE.md against the disk, and rules of the source that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "drivetrain"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def documented() -> list[str]:
+    """The paths in the tree that ARCHITECTURE.md draws, relative to the package."""
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    tree = re.search(r"```\nsrc/drivetrain/\n(.*?)```", page, re.DOTALL)
+    assert tree is not None
+    found: list[str] = []
+    folder = ""
+    for line in tree.group(1).splitlines():
+        entry = re.match(r"( +)(\S+)( .*)?$", line)
+        assert entry is not None, line
+        indent, name, text = len(entry.group(1)), entry.group(2), (entry.group(3) or "").strip()
+        if name == "--":
+            continue
+        if name.endswith("/"):
+            folder = name
+        else:
+            assert text, f"{name} has no line of explanation"
+            found.append((folder if indent == 4 else "") + name)
+    return found
+
+
+def test_architecture_md_matches_the_disk() -> None:
+    on_disk = [str(path.relative_to(PACKAGE).as_posix()) for path in SOURCES]
+    assert sorted(documented()) == sorted(on_disk)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_is_longer_than_500_lines_and_no_function_than_80_without_a_written_reason(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= 500 or "Longer than 500 lines because" in text, f"{path} has {len(lines)} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno is not None
+            body = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+            length = node.end_lineno - node.lineno + 1
+            assert length <= 80 or "Longer than 80 lines because" in body, f"{path}:{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_file_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def test_no_device_literal_outside_of_accelerators() -> None:
+    """A device type other than the host's is named only where devices are (design: no device literal)."""
+    types = {"cuda", "mps", "xpu", "hpu", "npu", "mlu", "musa", "mtia", "xla", "tpu"}
+    found = []
+    for path in SOURCES:
+        if path.parent.name == "accelerators":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and node.value in types:
+                found.append(f"{path.name}:{node.lineno} {node.value!r}")
+            if isinstance(node, ast.Attribute) and node.attr in ("cuda", "mps", "xpu"):
+                found.append(f"{path.name}:{node.lineno} .{node.attr}")
+    assert found == []
+
+
+POSIX_ONLY = {"fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "posix", "syslog", "readline"}
+
+
+def test_no_posix_only_import_at_module_level() -> None:
+    found = []
+    for path in SOURCES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{path.name}: {name}" for name in names if name.split(".")[0] in POSIX_ONLY]
+    assert found == []

@@ -1,0 +1,382 @@
+"""The Trainer as a whole: what it refuses, what it leaves behind, what can be read."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from drivetrain import Callback, LightningDataModule, LightningModule, Trainer
+from drivetrain.callbacks import EarlyStopping, ModelCheckpoint
+from drivetrain.errors import ConfigurationError, NotSupportedError
+
+
+def test_the_datamodule_may_stand_where_the_loaders_do(validated: Any, data: Any, make_trainer: Any) -> None:
+    class Data(LightningDataModule):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(data, batch_size=8)
+
+        test_dataloader = train_dataloader
+
+    source, trainer = Data(), make_trainer()
+    trainer.fit(_only_training(validated), source)
+    assert trainer.global_step == 4
+    assert trainer.datamodule is source
+    assert source.trainer is trainer
+    assert trainer.test(validated(), source, verbose=False)
+
+
+def _only_training(validated: Any) -> Any:
+    class OnlyTraining(validated):  # type: ignore[misc]
+        validation_step = LightningModule.validation_step
+
+    return OnlyTraining()
+
+
+def test_the_modules_own_loaders_are_used(validated: Any, data: Any, make_trainer: Any) -> None:
+    class Own(validated):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:
+            return DataLoader(data, batch_size=8)
+
+        def val_dataloader(self) -> Any:
+            return [DataLoader(data, batch_size=16)]
+
+    trainer = make_trainer()
+    trainer.fit(Own())
+    assert (trainer.num_training_batches, trainer.num_val_batches) == (4, [2])
+    assert isinstance(trainer.train_dataloader, DataLoader)
+    assert isinstance(trainer.val_dataloaders, DataLoader)
+
+
+def refused(make_trainer: Any, model: Any, *loaders: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        make_trainer().fit(model, *loaders)
+    return str(caught.value)
+
+
+def test_t53_a_module_that_cannot_train_is_refused_before_anything_runs(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    class NoStep(LightningModule):
+        def configure_optimizers(self) -> Any: ...
+
+    class NoOptimizer(LightningModule):
+        def training_step(self, batch: Any) -> Any: ...
+
+    class Old(regression):  # type: ignore[misc]
+        def training_epoch_end(self, outputs: Any) -> None: ...
+
+    class Manual(regression):  # type: ignore[misc]
+        automatic_optimization = False
+
+    assert "NoStep has no training_step" in refused(make_trainer, NoStep(), loader)
+    assert "NoOptimizer has no configure_optimizers" in refused(make_trainer, NoOptimizer(), loader)
+    assert "Write on_train_epoch_end(self)" in refused(make_trainer, Old(), loader)
+    assert "automatic_optimization is False" in refused(make_trainer, Manual(), loader)
+    assert "needs a LightningModule, not a Linear" in refused(make_trainer, nn.Linear(1, 1), loader)
+    assert "has no loader. Pass one, or define train_dataloader" in refused(make_trainer, regression())
+    assert "cannot be iterated" in refused(make_trainer, regression(), 3)
+    assert "2 training loaders" in refused(make_trainer, regression(), [loader, loader])
+
+
+def test_several_optimizers_are_refused(regression: Any, loader: Any, make_trainer: Any) -> None:
+    class Two(regression):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            return [super().configure_optimizers(), super().configure_optimizers()]
+
+    with pytest.raises(NotSupportedError, match="2 optimizers, and this version steps one"):
+        make_trainer().fit(Two(), loader)
+
+
+def test_t53_a_step_without_a_loader_and_a_loader_without_a_step_warn(
+    regression: Any, validated: Any, loader: Any, make_trainer: Any
+) -> None:
+    with pytest.warns(UserWarning, match="has a validation_step but there is no validation loader"):
+        make_trainer().fit(validated(), loader)
+    with pytest.warns(UserWarning, match="There is a validation loader but Regression has no validation_step"):
+        make_trainer().fit(regression(), loader, loader)
+
+
+def test_t48_callbacks_tuners_first_checkpoints_last(make_trainer: Any) -> None:
+    class Tunes(Callback):
+        position = "first"
+
+    class Plain(Callback):
+        pass
+
+    checkpoint, plain, tunes = ModelCheckpoint(), Plain(), Tunes()
+    trainer = make_trainer(callbacks=[checkpoint, plain, tunes], enable_checkpointing=True)
+    assert trainer.callbacks == [tunes, plain, checkpoint]
+    assert trainer.checkpoint_callback is checkpoint
+
+
+def test_t48_the_modules_callbacks_replace_those_of_their_class(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    class Marked(Callback):
+        def __init__(self, mark: str) -> None:
+            self.mark = mark
+
+    class Other(Callback):
+        pass
+
+    class Configures(regression):  # type: ignore[misc]
+        def configure_callbacks(self) -> Any:
+            return Marked("module")
+
+    trainer = make_trainer(callbacks=[Marked("trainer"), Other()])
+    trainer.fit(Configures(), loader)
+    assert [getattr(callback, "mark", "other") for callback in trainer.callbacks] == ["other", "module"]
+
+
+def test_t48_two_callbacks_with_one_state_key_are_refused(make_trainer: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Two EarlyStopping callbacks would save their state under"):
+        make_trainer(callbacks=[EarlyStopping("x"), EarlyStopping("x", patience=9)])
+    make_trainer(callbacks=[EarlyStopping("x"), EarlyStopping("y")])
+
+
+def test_defaults_that_contradict_what_was_passed_are_refused(make_trainer: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"enable_checkpointing=False\) contradicts the ModelCheckpoint"):
+        make_trainer(callbacks=[ModelCheckpoint()], enable_checkpointing=False)
+    with pytest.raises(ConfigurationError, match=r"callbacks=...\) got a str: 'early'"):
+        make_trainer(callbacks=["early"])
+    with pytest.raises(ConfigurationError, match=r"logger=...\) got a str"):
+        make_trainer(logger="csv")
+
+
+def test_the_defaults(tmp_path: Path) -> None:
+    names = [type(callback).__name__ for callback in Trainer(default_root_dir=tmp_path).callbacks]
+    assert names == ["ModelSummary", "PlainProgressBar", "ModelCheckpoint"]
+    names = [type(c).__name__ for c in Trainer(default_root_dir=tmp_path, fast_dev_run=True).callbacks]
+    assert "ModelCheckpoint" not in names
+    assert list(tmp_path.iterdir()) == []  # making a Trainer writes nothing
+
+
+def test_the_plan_is_shown_once_with_its_reasons(regression: Any, loader: Any, make_trainer: Any, capsys: Any) -> None:
+    trainer = make_trainer(enable_progress_bar=True, max_epochs=1)
+    trainer.fit(regression(), loader)
+    shown = capsys.readouterr().out
+    assert str(trainer.plan) in shown
+    assert 'because accelerator="cpu"' in shown
+    trainer.fit(regression(), loader)
+    assert str(trainer.plan) not in capsys.readouterr().out
+    make_trainer().fit(regression(), loader)
+    assert capsys.readouterr().out == ""
+
+
+def test_ctrl_c_leaves_with_code_1_after_everything_is_cleaned_up(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    seen: list[Any] = []
+
+    class Watches(Callback):
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            seen.append((type(exception), trainer.interrupted, signal.getsignal(signal.SIGINT) is signal.SIG_IGN))
+
+    class Interrupts(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            signal.raise_signal(signal.SIGINT)
+
+    trainer = make_trainer(callbacks=[Watches()])
+    with pytest.raises(SystemExit) as caught:
+        trainer.fit(Interrupts(), loader)
+    assert caught.value.code == 1
+    assert seen == [(KeyboardInterrupt, True, True)]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_trainer_may_fit_again_after_a_failure(regression: Any, loader: Any, make_trainer: Any) -> None:
+    class Breaks(regression):  # type: ignore[misc]
+        broken = True
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.broken:
+                raise RuntimeError("broken")
+            return self.loss(batch)
+
+    model, trainer = Breaks(), make_trainer()
+    with pytest.raises(RuntimeError):
+        trainer.fit(model, loader)
+    model.broken = False
+    trainer.fit(model, loader)
+    assert not trainer.interrupted
+    assert trainer.global_step == 4
+
+
+def test_runs_leave_no_thread_file_or_tensor_behind(
+    validated: Any, loader: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    def one() -> tuple[Any, Any]:
+        trainer = make_trainer(
+            logger=True, enable_checkpointing=True, enable_progress_bar=True, enable_model_summary=True
+        )
+        model = validated()
+        trainer.fit(model, loader, loader)
+        return weakref.ref(trainer), weakref.ref(model)
+
+    one()  # what torch and the loggers load once is not ours
+    gc.collect()
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd")) if os.path.exists("/proc") else 0
+    tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+    for _ in range(3):
+        references = one()
+        gc.collect()
+        assert [reference() for reference in references] == [None, None]
+    assert threading.active_count() == threads
+    assert not files or len(os.listdir("/proc/self/fd")) == files
+    assert sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects()) == tensors
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"max_epochs": 3}, 12),
+        ({"max_epochs": 3, "accumulate_grad_batches": 3}, 6),
+        ({"max_epochs": 3, "max_steps": 5}, 5),
+        ({"max_epochs": 3, "limit_train_batches": 0.5}, 6),
+        ({"max_epochs": -1}, float("inf")),
+        ({"max_epochs": -1, "max_steps": 7}, 7),
+    ],
+)
+def test_t50_estimated_stepping_batches_inside_of_configure_optimizers(
+    regression: Any, loader: Any, make_trainer: Any, arguments: Any, expected: float
+) -> None:
+    seen: list[float] = []
+
+    class Asks(regression):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            seen.append(self.trainer.estimated_stepping_batches)
+            return super().configure_optimizers()
+
+        def on_train_start(self) -> None:
+            self.trainer.should_stop = True
+
+    make_trainer(**arguments).fit(Asks(), loader)
+    assert seen == [expected]
+
+
+def test_what_can_be_read(validated: Any, loader: Any, make_trainer: Any) -> None:
+    stages: set[tuple[str, ...]] = set()
+
+    class Reads(Callback):
+        def _note(self, trainer: Any) -> None:
+            names = ("training", "validating", "testing", "sanity_checking", "predicting")
+            stages.add(tuple(name for name in names if getattr(trainer, name)))
+
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            self._note(trainer)
+
+        def on_validation_batch_start(self, trainer: Any, *args: Any) -> None:
+            self._note(trainer)
+
+        def on_test_batch_start(self, trainer: Any, *args: Any) -> None:
+            self._note(trainer)
+
+    model, trainer = validated(), make_trainer(callbacks=[Reads()], max_epochs=2, min_epochs=1)
+    trainer.fit(model, loader, loader)
+    trainer.test(model, loader, verbose=False)
+    assert stages == {("training",), ("validating",), ("sanity_checking",), ("testing",)}
+    assert (trainer.global_rank, trainer.local_rank, trainer.node_rank, trainer.world_size) == (0, 0, 0, 1)
+    assert (trainer.num_nodes, trainer.num_devices, trainer.device_ids) == (1, 1, [0])
+    assert trainer.is_global_zero
+    assert (trainer.max_epochs, trainer.min_epochs, trainer.max_steps, trainer.precision) == (2, 1, -1, "32-true")
+    assert trainer.lightning_module is model
+    assert trainer.model is model
+    assert trainer.accelerator is trainer.strategy.accelerator
+    assert trainer.log_dir == trainer.default_root_dir
+    assert model.trainer is trainer
+    assert (model.current_epoch, model.global_step) == (2, 8)
+    assert trainer.state.status == "finished"
+
+
+def test_the_module_reaches_its_optimizers_schedulers_and_loggers(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    class Asks(regression):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+        def on_train_start(self) -> None:
+            assert isinstance(self.optimizers(), torch.optim.SGD)
+            assert isinstance(self.lr_schedulers(), torch.optim.lr_scheduler.StepLR)
+            assert self.logger is None
+            assert self.loggers == []
+            assert (self.device.type, self.dtype) == ("cpu", torch.float32)
+
+    trainer = make_trainer()
+    trainer.fit(Asks(), loader)
+    assert trainer.global_step == 4
+
+
+def test_a_module_copies_and_pickles_without_its_trainer(regression: Any, loader: Any, make_trainer: Any) -> None:
+    import copy
+
+    trainer, model = make_trainer(), regression()
+    trainer.fit(model, loader)
+    twin = copy.deepcopy(model)
+    assert model.trainer is trainer
+    with pytest.raises(RuntimeError, match="not attached to a Trainer"):
+        _ = twin.trainer
+    assert torch.equal(twin.net[0].weight, model.net[0].weight)
+
+
+def test_save_checkpoint_needs_a_model(make_trainer: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no model to save yet"):
+        make_trainer().save_checkpoint(tmp_path / "x.ckpt")
+
+
+def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
+    """The last checkpoint is whole, the log is flushed and the exit code is 1."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import sys, torch
+from drivetrain import LightningModule, Trainer
+from drivetrain.callbacks import ModelCheckpoint
+from drivetrain.loggers import CSVLogger
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def training_step(self, batch):
+        loss = self.layer(batch).pow(2).mean()
+        self.log("loss", loss)
+        if self.global_step == 20:
+            print("running", flush=True)
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.001)
+
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(torch.randn(8, 2), batch_size=4)
+    Trainer(accelerator="cpu", max_epochs=-1, enable_progress_bar=False, log_every_n_steps=1, logger=CSVLogger("."),
+            callbacks=[ModelCheckpoint(dirpath=".", save_last=True)]).fit(Model(), loader)
+"""
+    )
+    with subprocess.Popen(
+        [sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert any("running" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert saved["global_step"] >= 20
+    rows = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    assert len(rows) > 20
