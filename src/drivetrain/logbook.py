@@ -319,6 +319,9 @@ class Logbook:
                 groups.setdefault((value.device, value.dtype), []).append(position)
         for positions in groups.values():
             self.flushes += 1
+            if len(positions) == 1:
+                values[positions[0]] = values[positions[0]].item()
+                continue
             numbers = torch.stack([values[position].detach() for position in positions]).tolist()
             for position, number in zip(positions, numbers, strict=True):
                 values[position] = number

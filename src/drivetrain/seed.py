@@ -49,9 +49,9 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
 
 
 def worker_seed_init(worker_id: int) -> None:
-    """A DataLoader's ``worker_init_fn``: python and numpy follow f(seed, rank, worker id) (trap T47).
+    """A DataLoader's ``worker_init_fn``: python and numpy follow f(loader's base seed, rank, worker id) (trap T47).
 
-    torch needs nothing: its DataLoader seeds it per worker from the base seed it drew.
+    torch is left as its DataLoader seeded it, per worker, from the base seed it drew.
     """
     base = torch.initial_seed() - worker_id
     words = [base & 0xFFFFFFFF, (base >> 32) & 0xFFFFFFFF, worker_id, rank_from_environ()]

@@ -87,7 +87,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
             rule(name, getattr(self, name))
-        for name, only in _NOT_YET.items():
+        for name, only in NOT_YET.items():
             if (value := getattr(self, name)) != only:
                 raise NotSupportedError(
                     f"Trainer({name}={value!r}) is not supported by this version of drivetrain, which only knows "
@@ -186,7 +186,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "enable_autolog_hparams": _one_of(True, False),
 }
 
-_NOT_YET: dict[str, Any] = {
+NOT_YET: dict[str, Any] = {
     "num_nodes": 1,
     "max_time": None,
     "overfit_batches": 0.0,

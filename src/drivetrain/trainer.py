@@ -305,7 +305,7 @@ class Trainer(TrainerView):
             settings=self.settings,
             transfer=bind_transfer(model, datamodule, strategy.root_device, self.logbook),
             loaders=loaders,
-            log=self._log,
+            log=self._log if self.loggers else None,
         )
         if fn is TrainerFn.FITTING:
             self._set_up_optimizers(hooks)

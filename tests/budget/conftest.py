@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 
@@ -76,10 +75,18 @@ class Smallest(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def loader(batches: int) -> DataLoader[Any]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(batches * 8, 16, generator=generator)
-    return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
+class Batches:
+    """Batches that lie ready: a DataLoader makes many calls per batch, which would hide some of the loop's."""
+
+    def __init__(self, count: int) -> None:
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+        self.batches = [(x, x.sum(1, keepdim=True))] * count
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
 
 
 def bare_trainer(**arguments: Any) -> Trainer:
@@ -93,7 +100,7 @@ def bare_trainer(**arguments: Any) -> Trainer:
 def hand_written() -> Calls:
     model, counting = Smallest().net, Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for x, y in loader(WARMUP + STEPS + 2):
+    for x, y in Batches(WARMUP + STEPS + 2):
         counting.mark()
         loss = F.mse_loss(model(x), y)
         optimizer.zero_grad()
@@ -104,7 +111,7 @@ def hand_written() -> Calls:
 
 def trained(log: Callable[[LightningModule, Any], None] | None = None, **arguments: Any) -> Calls:
     counting = Counting()
-    bare_trainer(**arguments).fit(Smallest(counting, log), loader(WARMUP + STEPS + 2))
+    bare_trainer(**arguments).fit(Smallest(counting, log), Batches(WARMUP + STEPS + 2))
     return counting.per_step()
 
 
@@ -128,5 +135,5 @@ def _one_thread() -> Iterator[None]:
 def budget() -> Any:
     """The names above, for tests: a conftest cannot be imported."""
     return SimpleNamespace(
-        Smallest=Smallest, loader=loader, bare_trainer=bare_trainer, hand_written=hand_written, trained=trained
+        Smallest=Smallest, Batches=Batches, bare_trainer=bare_trainer, hand_written=hand_written, trained=trained
     )

@@ -39,25 +39,12 @@ class Sees(torch.overrides.TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Batches:
-    """A DataLoader reads its own seed; this reads nothing."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Any:
-        return iter([(torch.ones(8, 16), torch.ones(8, 1))] * self.count)
-
-
 def reads_during(budget: Any, log: Any, **arguments: Any) -> tuple[int, int]:
     """How often values were read by 100 steps of a fit, and how many flushes there were."""
     trainer = budget.bare_trainer(**arguments)
     module = budget.Smallest(None, log)
     with CountsReads() as dispatched, Sees() as called:
-        trainer.fit(module, Batches(100))
+        trainer.fit(module, budget.Batches(100))
     return max(dispatched.reads, called.reads), trainer.logbook.flushes
 
 
@@ -68,7 +55,9 @@ def test_values_are_read_only_when_the_log_is_flushed(budget: Any) -> None:
 
 def test_ten_values_are_read_together(budget: Any) -> None:
     names = [f"value{i}" for i in range(10)]
-    reads, flushes = reads_during(budget, lambda m, loss: m.log_dict(dict.fromkeys(names, loss)), log_every_n_steps=50)
+    reads, flushes = reads_during(
+        budget, lambda m, loss: m.log_dict(dict.fromkeys(names, loss), prog_bar=True), log_every_n_steps=50
+    )
     assert (reads, flushes) == (2, 2)
 
 
@@ -104,7 +93,7 @@ class Grown:
 @pytest.mark.timeout(180)
 def test_nothing_grows_over_10_000_steps(budget: Any) -> None:
     grown = Grown((2_000, 10_000))  # both just before a flush
-    budget.bare_trainer().fit(budget.Smallest(None, grown), Batches(10_001))
+    budget.bare_trainer().fit(budget.Smallest(None, grown), budget.Batches(10_001))
     assert abs(grown.tensors[1] - grown.tensors[0]) <= 64  # at most the values that wait to be added up
     assert grown.blocks[1] - grown.blocks[0] < 1_000  # a leak of one object a step would be 8,000
 
@@ -117,6 +106,11 @@ def test_a_leak_is_seen(budget: Any) -> None:
         grown(module, loss)
         kept.append(loss.detach())
 
-    budget.bare_trainer().fit(budget.Smallest(None, leaky), Batches(601))
+    budget.bare_trainer().fit(budget.Smallest(None, leaky), budget.Batches(601))
     assert grown.tensors[1] - grown.tensors[0] > 64
     assert grown.blocks[1] - grown.blocks[0] >= 400
+
+
+def test_what_nobody_wants_is_not_read(budget: Any) -> None:
+    """Without a logger, a value that the bar does not show stays on its device."""
+    assert reads_during(budget, lambda m, loss: m.log("loss", loss), log_every_n_steps=25) == (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from drivetrain.errors import ConfigurationError
+from drivetrain.seed import worker_seed_init
 
 
 def sized_length(loader: Any) -> int | None:
@@ -89,6 +91,13 @@ def feed(
         yield current, False
         current = following
     yield current, True
+
+
+def seed_workers(loader: Any) -> None:
+    """After ``seed_everything(workers=True)``: seed python and numpy in each worker, unless the user does it."""
+    wanted = os.environ.get("PL_SEED_WORKERS") == "1"
+    if wanted and getattr(loader, "num_workers", 0) > 0 and getattr(loader, "worker_init_fn", True) is None:
+        loader.worker_init_fn = worker_seed_init
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -52,7 +52,7 @@ def evaluate(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool = F
         book.epoch_done = True
         hooks.call(f"on_{word}_epoch_end")
         book.refresh()
-        rows = [] if sanity else run.publish(book.epoch_values(stage), progress.logger_step)
+        rows = [] if sanity else run.publish(book.epoch_values(stage), progress.logger_step, read_all=not in_fit)
         book.reset(stage)
         hooks.call(f"on_{word}_end")
         own_train = hooks.bind_method(f"on_{word}_model_train")
@@ -105,11 +105,12 @@ def _evaluate_loader(run: Run, stage: Stage, source: EvalLoader, index: int | No
 
 def _publish_steps(run: Run, rows: list[tuple[int, list[Row]]]) -> None:
     """Read per-step values together, then log each at its own step."""
-    flat = iter(run.book.read([row for _, values in rows for row in values]))
-    for step, values in rows:
-        read = [next(flat) for _ in values]
-        if metrics := {row.name: row.value for row in read if row.entry.to_logger}:
-            run.log(metrics, step)
+    if run.log is not None:
+        flat = iter(run.book.read([row for _, values in rows for row in values]))
+        for step, values in rows:
+            read = [next(flat) for _ in values]
+            if metrics := {row.name: row.value for row in read if row.entry.to_logger}:
+                run.log(metrics, step)
     rows.clear()
 
 

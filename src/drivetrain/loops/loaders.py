@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.data.feed import count_batches, fetches_ahead
+from drivetrain.data.feed import count_batches, fetches_ahead, seed_workers
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.hooks import DataHooks, overrides
 from drivetrain.tree import leaves
@@ -76,6 +76,7 @@ class Loaders:
                 )
             self._training = found[0]
             _check_iterable(self._training, "train_dataloader")
+            seed_workers(self._training)
         return self._training
 
     @property
@@ -89,6 +90,7 @@ class Loaders:
             sources = []
             for _, loader in leaves(self._make(stage)):
                 _check_iterable(loader, _HOOKS[stage])
+                seed_workers(loader)
                 count = count_batches(loader, self._limits[stage], _LIMITS[stage])
                 sources.append(EvalLoader(loader, count, fetches_ahead(loader)))
             self._evaluation[stage] = sources

@@ -84,7 +84,7 @@ class Run:
     """One call of ``fit``, ``validate`` or ``test``.
 
     Attributes:
-        log: gives flushed metrics to the loggers, at a step.
+        log: gives flushed metrics to the loggers, at a step; ``None`` where there are none.
         cleanups: called once when the run ends, however it ends.
         transfer: ``(move, hooks)`` as :func:`drivetrain.hooks.bind_transfer` returns them.
         loaders: makes the loaders on first use.
@@ -99,15 +99,23 @@ class Run:
     settings: Settings
     transfer: tuple[Call, Call | None]
     loaders: Loaders
-    log: Callable[[Mapping[str, float], int], None]
+    log: Callable[[Mapping[str, float], int], None] | None
     cleanups: list[Callable[[], None]] = field(default_factory=list)
     told_to_go_on: bool = False
 
-    def publish(self, rows: list[Row], step: int) -> list[Row]:
-        """Read ``rows`` from the device and give the loggers what is theirs."""
+    def publish(self, rows: list[Row], step: int, read_all: bool = False) -> list[Row]:
+        """Read ``rows`` from the device and give the loggers what is theirs; return what was read.
+
+        What neither a logger nor the bar wants is not read at all, unless ``read_all``.
+        """
+        log = self.log
+        if log is None and not read_all:
+            rows = [row for row in rows if row.entry.to_bar]
+        if not rows:
+            return rows
         read = self.book.read(rows)
-        if metrics := {row.name: row.value for row in read if row.entry.to_logger}:
-            self.log(metrics, step)
+        if log is not None and (metrics := {row.name: row.value for row in read if row.entry.to_logger}):
+            log(metrics, step)
         return read
 
     def may_stop(self) -> bool:

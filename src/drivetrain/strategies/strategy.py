@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +113,6 @@ class Strategy(ABC):
         return tensor
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
-
-    def block_backward_sync(self) -> AbstractContextManager[Any]:
-        """Around a batch whose gradients are only accumulated."""
-        return nullcontext()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's state under its own names; every rank must call it."""

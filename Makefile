@@ -1,0 +1,56 @@
+# Each target sets up what it needs. `make` alone lists them.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+# One environment for everything but the benchmarks, rebuilt when what it is made of changes.
+VENV := .venv
+STAMP := $(VENV)/.installed
+# The benchmarks' peers pin each other's dependencies, so they get an environment of their own.
+BENCH_VENV := .venv-bench
+BENCH_STAMP := $(BENCH_VENV)/.installed
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+BENCH_RESULTS := benchmarks/results
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(STAMP) ## train a digit classifier, with its curves in demo_output/
+	@$(VENV)/bin/python examples/digits.py --output demo_output
+
+test: $(STAMP) ## run the whole test suite (PYTEST_ARGS="-k name" for a part of it)
+	@$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+	@$(VENV)/bin/python -m pytest --quiet tests/test_architecture.py
+
+bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other libraries (about ten minutes)
+	@mkdir -p $(BENCH_RESULTS)
+	@$(BENCH_VENV)/bin/python benchmarks/step_overhead.py --json $(BENCH_RESULTS)/step_overhead.json
+	@$(BENCH_VENV)/bin/python benchmarks/import_time.py --json $(BENCH_RESULTS)/import_time.json
+	@$(BENCH_VENV)/bin/python benchmarks/memory.py --json $(BENCH_RESULTS)/memory.json
+
+clean: ## remove the environments and everything that the targets wrote
+	rm -rf $(VENV) $(BENCH_VENV) build dist demo_output
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(BENCH_STAMP): pyproject.toml benchmarks/constraints.txt
+	@echo "Setting up $(BENCH_VENV) ..."
+	@$(PYTHON) -m venv $(BENCH_VENV)
+	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) -c benchmarks/constraints.txt \
+		torch setuptools rich psutil lightning accelerate pytorch-ignite torchtnt
+	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) --no-deps -e .
+	@touch $@

@@ -1,0 +1,35 @@
+"""Writes docs/arguments.md from the one list of Trainer arguments. Run it after changing settings.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from drivetrain.settings import NOT_YET, Settings
+
+PAGE = Path(__file__).parent / "arguments.md"
+
+HEAD = """\
+# The Trainer's arguments
+
+All are keyword-only. This page is written by `docs/make_arguments.py` from `drivetrain/settings.py`, and a test holds
+the two equal. An argument whose feature this version does not have accepts its default only; anything else is an
+error that says so.
+
+| argument | type | default | what it does |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    rows = []
+    for field in dataclasses.fields(Settings):
+        kind = str(field.type).replace("|", "\\|")
+        doc = field.metadata["doc"] + ("; **default only in this version**" if field.name in NOT_YET else "")
+        rows.append(f"| `{field.name}` | `{kind}` | `{field.default!r}` | {doc} |\n")
+    return HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

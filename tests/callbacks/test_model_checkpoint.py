@@ -1,0 +1,527 @@
+"""ModelCheckpoint in real fits: when it saves, under which name, and what is left on the disk."""
+
+from __future__ import annotations
+
+import math
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import LightningModule, Trainer
+from drivetrain.callbacks import Callback, ModelCheckpoint
+from drivetrain.checkpoints import TorchCheckpointIO
+from drivetrain.errors import ConfigurationError
+
+NAN, INF = float("nan"), float("inf")
+STEPS = 4  # optimizer steps per epoch
+
+
+class Scripted(LightningModule):
+    """Validates to a list of values given beforehand, one per epoch; everything else is as small as can be."""
+
+    def __init__(self, scores: Any = (), raise_at: int | None = None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.scores, self.raise_at = list(scores), raise_at
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.raise_at is not None and self.global_step == self.raise_at:
+            raise RuntimeError("in the middle of it")
+        loss = self.layer(batch[0]).square().mean()
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self.scores:
+            self.log("score", self.scores[self.current_epoch])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.ones(STEPS * 2, 1)), batch_size=2)
+
+
+def fit(
+    tmp_path: Path, callback: ModelCheckpoint, scores: Any = (), raise_at: int | None = None, **arguments: Any
+) -> Trainer:
+    given: dict[str, Any] = {
+        "max_epochs": len(scores) or 1, "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+        "default_root_dir": tmp_path, "accelerator": "cpu", "callbacks": [callback],
+    }  # fmt: skip
+    trainer = Trainer(**{**given, **arguments})
+    trainer.fit(Scripted(scores, raise_at), loader(), loader())
+    return trainer
+
+
+def files(folder: Any) -> list[str]:
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def names(callback: ModelCheckpoint) -> list[str]:
+    return sorted(os.path.basename(path) for path in callback.best_k_models)
+
+
+def load(path: Any) -> dict[str, Any]:
+    return TorchCheckpointIO().load_checkpoint(path)
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "metrics", "name"),
+    [
+        ({}, {"epoch": torch.tensor(3), "step": torch.tensor(16)}, "epoch=3-step=16"),
+        ({"filename": "{epoch:02d}"}, {"epoch": torch.tensor(3)}, "epoch=03"),
+        (
+            {"filename": "{epoch}-{val_loss:.2f}"},
+            {"epoch": 3, "val_loss": torch.tensor(0.126)},
+            "epoch=3-val_loss=0.13",
+        ),
+        ({"filename": "{missing:.2f}"}, {}, "missing=0.00"),
+        ({"filename": "{missing}"}, {}, "missing=0"),
+        ({"filename": "{val/acc:.1f}"}, {"val/acc": 0.5}, "val_acc=0.5"),
+        ({"filename": "{epoch}_{x:.1f}", "auto_insert_metric_name": False}, {"epoch": 3, "x": 0.5}, "3_0.5"),
+        ({"filename": "acc={val/acc:.1f}", "auto_insert_metric_name": False}, {"val/acc": 0.5}, "acc=0.5"),
+        ({"filename": "fixed"}, {"epoch": 3}, "fixed"),
+        ({"filename": "{x:.2e}"}, {"x": 0.000123}, "x=1.23e-04"),
+        ({"filename": "{x}"}, {"x": torch.tensor(NAN)}, "x=nan"),
+    ],
+)
+def test_format_checkpoint_name(arguments: dict[str, Any], metrics: dict[str, Any], name: str) -> None:
+    assert ModelCheckpoint(**arguments).format_checkpoint_name(metrics) == name
+
+
+def test_a_name_given_at_the_call_wins() -> None:
+    assert ModelCheckpoint(filename="{epoch}").format_checkpoint_name({"x": 1}, "{x}") == "x=1"
+
+
+def test_join_and_equals_characters_are_the_classes() -> None:
+    class Own(ModelCheckpoint):
+        CHECKPOINT_JOIN_CHAR = "_"
+        CHECKPOINT_EQUALS_CHAR = ":"
+
+    assert Own().format_checkpoint_name({"epoch": 1, "step": 2}) == "epoch:1_step:2"
+
+
+# ---- where and when --------------------------------------------------------------------------------------------------
+
+
+def test_the_default_keeps_the_newest_epoch_below_the_root_folder(tmp_path: Path) -> None:
+    callback = ModelCheckpoint()
+    fit(tmp_path, callback, max_epochs=3)
+    assert callback.dirpath == str(tmp_path / "checkpoints")
+    assert files(callback.dirpath) == ["epoch=2-step=12.ckpt"]
+    assert callback.best_model_path == str(tmp_path / "checkpoints" / "epoch=2-step=12.ckpt")
+    assert callback.best_model_score is None
+    assert callback.last_model_path == ""
+
+
+def test_below_the_loggers_folder_if_there_is_one(tmp_path: Path) -> None:
+    from drivetrain.loggers import CSVLogger
+
+    callback = ModelCheckpoint()
+    fit(tmp_path, callback, logger=CSVLogger(tmp_path / "logs", name="run"))
+    assert callback.dirpath == str(tmp_path / "logs" / "run" / "version_0" / "checkpoints")
+    assert files(callback.dirpath) == ["epoch=0-step=4.ckpt"]
+
+
+def test_a_folder_of_ones_own_and_a_name_with_a_folder_in_it(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path / "own", filename="run/{epoch}")
+    fit(tmp_path, callback)
+    assert files(tmp_path / "own" / "run") == ["epoch=0.ckpt"]
+    assert files(tmp_path / "checkpoints") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, ["epoch=0-step=4.ckpt", "epoch=1-step=8.ckpt", "epoch=2-step=12.ckpt"]),
+        ({"every_n_epochs": 1}, ["epoch=0-step=4.ckpt", "epoch=1-step=8.ckpt", "epoch=2-step=12.ckpt"]),
+        ({"every_n_epochs": 2}, ["epoch=1-step=8.ckpt"]),
+        ({"every_n_epochs": 3}, ["epoch=2-step=12.ckpt"]),
+        ({"every_n_epochs": 0}, []),
+        ({"every_n_train_steps": 5}, ["epoch=1-step=5.ckpt", "epoch=2-step=10.ckpt"]),
+        ({"every_n_train_steps": 6, "save_weights_only": True}, ["epoch=1-step=6.ckpt", "epoch=2-step=12.ckpt"]),
+        ({"train_time_interval": timedelta(days=1)}, []),
+    ],
+)
+def test_when_to_save(tmp_path: Path, arguments: dict[str, Any], expected: list[str]) -> None:
+    callback = ModelCheckpoint(save_top_k=-1, **arguments)
+    fit(tmp_path, callback, max_epochs=3)
+    assert files(callback.dirpath) == sorted(expected)
+    assert names(callback) == sorted(expected)
+
+
+def test_by_time_after_each_batch(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(save_top_k=-1, train_time_interval=timedelta(0, 0, 1))
+    fit(tmp_path, callback)
+    assert files(callback.dirpath) == [f"epoch=0-step={step}.ckpt" for step in range(1, 5)]
+
+
+@pytest.mark.xfail(reason="0 is a multiple of n too, and the first batches of a window have not stepped")
+def test_every_n_train_steps_counts_steps_and_not_accumulated_batches(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(save_top_k=-1, every_n_train_steps=1)
+    fit(tmp_path, callback, accumulate_grad_batches=2)
+    assert files(callback.dirpath) == ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]
+
+
+class Moments(Callback):
+    """Writes down in which hook a checkpoint was saved."""
+
+    def __init__(self) -> None:
+        self.now = ""
+        self.saved: list[tuple[str, int]] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.now = "training"
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self.now = "validation"
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.now = "validation end"
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.now = "epoch end"
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        self.saved.append((self.now, trainer.global_step))
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "saved"),
+    [
+        (None, {}, [("epoch end", 4), ("epoch end", 8)]),
+        (None, {"limit_val_batches": 0}, [("epoch end", 4), ("epoch end", 8)]),
+        (None, {"val_check_interval": 0.5}, [("validation end", step) for step in (2, 4, 6, 8)]),
+        (None, {"val_check_interval": 2}, [("validation end", step) for step in (2, 4, 6, 8)]),
+        pytest.param(
+            None, {"val_check_interval": 1}, [("validation end", step) for step in range(1, 9)],
+            marks=pytest.mark.xfail(reason="1 batch is taken for 1.0, the whole epoch"),
+        ),
+        (None, {"check_val_every_n_epoch": 2}, [("validation end", 8)]),
+        (True, {"val_check_interval": 0.5}, [("epoch end", 4), ("epoch end", 8)]),
+        (True, {"check_val_every_n_epoch": 2}, [("epoch end", 4), ("epoch end", 8)]),
+        (False, {}, [("validation end", 4), ("validation end", 8)]),
+        (False, {"limit_val_batches": 0}, []),
+    ],
+)  # fmt: skip
+def test_t28_save_on_train_epoch_end(
+    tmp_path: Path, given: bool | None, arguments: dict[str, Any], saved: list[Any]
+) -> None:
+    moments = Moments()
+    callback = ModelCheckpoint(save_on_train_epoch_end=given)
+    fit(tmp_path, callback, callbacks=[moments, callback], max_epochs=2, **arguments)
+    assert moments.saved == saved
+
+
+def test_t28_one_step_is_saved_once(tmp_path: Path) -> None:
+    moments = Moments()
+    by_step = ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)
+    fit(tmp_path, by_step, callbacks=[moments, by_step], max_epochs=1, val_check_interval=2)
+    assert [step for _, step in moments.saved] == [2, 4]
+
+
+def test_t18_t28_nothing_in_fast_dev_run_and_in_the_sanity_check(tmp_path: Path) -> None:
+    moments, callback = Moments(), ModelCheckpoint(save_last=True, save_on_train_epoch_end=False)
+    fit(tmp_path, callback, callbacks=[moments, callback], fast_dev_run=2)
+    assert files(tmp_path) == []
+    fit(tmp_path, callback, callbacks=[moments, callback], num_sanity_val_steps=-1, max_epochs=1)
+    assert moments.saved == [("validation end", 4)] * 2  # the checkpoint and the last one, none at step 0
+
+
+def test_validate_and_test_save_nothing(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(save_on_train_epoch_end=False)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[callback],
+        default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.validate(Scripted([1.0]), loader(), verbose=False)
+    assert files(tmp_path) == []
+
+
+# ---- which to keep ---------------------------------------------------------------------------------------------------
+
+SCORES = [0.5, 0.2, 0.9, 0.1, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("mode", "top_k", "scores", "kept"),
+    [
+        ("min", 1, SCORES, [3]),
+        ("min", 2, SCORES, [3, 1]),
+        ("min", 3, SCORES, [3, 1, 4]),
+        ("max", 1, SCORES, [2]),
+        ("max", 2, SCORES, [2, 0]),
+        ("max", 3, SCORES, [2, 0, 4]),
+        ("min", -1, SCORES, [3, 1, 4, 0, 2]),
+        ("max", -1, SCORES, [2, 0, 4, 1, 3]),
+        ("min", 2, [0.3, 0.3, 0.3], [0, 1]),
+        ("min", 2, [NAN, 0.5, NAN, 0.4], [3, 1]),
+        ("max", 2, [NAN, 0.5, NAN, 0.4], [1, 3]),
+        ("min", 3, [0.5, NAN, 0.4], [2, 0, 1]),
+        ("max", 3, [0.5, NAN, 0.4], [0, 2, 1]),
+        ("min", 1, [NAN, NAN], [0]),
+        ("max", 1, [-INF, -3.0], [1]),
+    ],
+)
+def test_t28_the_best_k_are_kept_and_no_other_file(
+    tmp_path: Path, mode: str, top_k: int, scores: list[float], kept: list[int]
+) -> None:
+    callback = ModelCheckpoint(monitor="score", mode=mode, save_top_k=top_k, filename="{epoch}")
+    fit(tmp_path, callback, scores)
+    assert files(callback.dirpath) == names(callback) == sorted(f"epoch={epoch}.ckpt" for epoch in kept)
+    best, worst = (os.path.basename(path) for path in (callback.best_model_path, callback.kth_best_model_path))
+    assert (best, worst) == (f"epoch={kept[0]}.ckpt", f"epoch={kept[-1]}.ckpt")
+    worst_rank = INF if mode == "min" else -INF
+    ranks = [worst_rank if math.isnan(score) else score for score in scores]
+    assert callback.best_model_score == pytest.approx(ranks[kept[0]])
+    assert callback.kth_value == pytest.approx(ranks[kept[-1]])
+    for path in callback.best_k_models:  # each file holds the epoch that its name says
+        assert f"epoch={load(path)['epoch']}.ckpt" == os.path.basename(path)
+
+
+def test_top_k_0_keeps_none(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(save_top_k=0)
+    fit(tmp_path, callback, max_epochs=2)
+    assert files(callback.dirpath) == []
+    assert callback.best_model_path == ""
+
+
+def test_the_new_file_is_whole_before_the_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    remove = TorchCheckpointIO.remove_checkpoint
+
+    def recording(self: Any, path: Any) -> None:
+        seen.append(files(os.path.dirname(path)))
+        remove(self, path)
+
+    monkeypatch.setattr(TorchCheckpointIO, "remove_checkpoint", recording)
+    fit(tmp_path, ModelCheckpoint(filename="{epoch}"), max_epochs=2)
+    assert seen == [["epoch=0.ckpt", "epoch=1.ckpt"]]
+
+
+def test_t28_the_version_counter_spares_another_runs_files(tmp_path: Path) -> None:
+    for expected in (["run.ckpt"], ["run-v1.ckpt", "run.ckpt"], ["run-v1.ckpt", "run-v2.ckpt", "run.ckpt"]):
+        callback = ModelCheckpoint(tmp_path, filename="run")
+        fit(tmp_path, callback, max_epochs=2)  # the second epoch overwrites its own file, not the others'
+        assert files(tmp_path) == expected
+        assert load(callback.best_model_path)["epoch"] == 1
+
+
+def test_without_the_version_counter_it_is_overwritten(tmp_path: Path) -> None:
+    for epochs in (1, 2):
+        fit(tmp_path, ModelCheckpoint(tmp_path, filename="run", enable_version_counter=False), max_epochs=epochs)
+        assert files(tmp_path) == ["run.ckpt"]
+        assert load(tmp_path / "run.ckpt")["epoch"] == epochs - 1
+
+
+def test_one_fixed_name_for_several_ranked_files(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, filename="run", monitor="score", save_top_k=2)
+    fit(tmp_path, callback, SCORES)
+    assert files(tmp_path) == names(callback) == ["run-v1.ckpt", "run.ckpt"]
+    assert {load(path)["epoch"]: float(score) for path, score in callback.best_k_models.items()} == {
+        3: pytest.approx(0.1), 1: pytest.approx(0.2)
+    }  # fmt: skip
+
+
+# ---- the last one ----------------------------------------------------------------------------------------------------
+
+
+def test_t28_save_last_writes_the_newest_state(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, monitor="score", save_last=True, filename="{epoch}")
+    fit(tmp_path, callback, [0.1, 0.5, 0.9])
+    assert files(tmp_path) == ["epoch=0.ckpt", "last.ckpt"]
+    assert callback.last_model_path == str(tmp_path / "last.ckpt")
+    assert not os.path.islink(callback.last_model_path)
+    assert load(callback.last_model_path)["epoch"] == 2
+    assert load(callback.best_model_path)["epoch"] == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows asks for a privilege to make links")
+def test_t28_save_last_link_points_to_the_newest_file(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path / "a", save_last="link", filename="{epoch}")
+    fit(tmp_path, callback, max_epochs=3)
+    assert files(tmp_path / "a") == ["epoch=2.ckpt", "last.ckpt"]
+    assert os.readlink(callback.last_model_path) == "epoch=2.ckpt"
+    (tmp_path / "a").rename(tmp_path / "b")  # the folder can be moved
+    assert load(tmp_path / "b" / "last.ckpt")["epoch"] == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows asks for a privilege to make links")
+def test_a_link_never_points_to_a_file_that_was_pruned(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, save_last="link", monitor="score", filename="{epoch}")
+    fit(tmp_path, callback, [0.5, 0.2, 0.9, 0.1, 0.4])
+    assert load(callback.last_model_path)["epoch"] == 3
+    alone = ModelCheckpoint(tmp_path / "alone", save_last="link", save_top_k=0)
+    fit(tmp_path, alone, max_epochs=1)
+    assert files(tmp_path / "alone") == ["last.ckpt"]
+    assert load(alone.last_model_path)["epoch"] == 0
+
+
+def test_the_last_ones_name_is_the_classes(tmp_path: Path) -> None:
+    class Own(ModelCheckpoint):
+        CHECKPOINT_NAME_LAST = "newest"
+        FILE_EXTENSION = ".pt"
+
+    fit(tmp_path, Own(tmp_path, save_last=True, save_top_k=0))
+    assert files(tmp_path) == ["newest.pt"]
+
+
+# ---- what is in it ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_save_weights_only(tmp_path: Path, weights_only: bool) -> None:
+    callback = ModelCheckpoint(save_weights_only=weights_only)
+    fit(tmp_path, callback)
+    saved = load(callback.best_model_path)
+    assert set(saved["state_dict"]) == {"layer.weight", "layer.bias"}
+    assert ({"optimizer_states", "lr_schedulers", "callbacks", "loops", "rng"} <= set(saved)) is not weights_only
+
+
+def test_its_own_state_is_in_the_file_up_to_date(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, monitor="score", mode="max", filename="{epoch}")
+    fit(tmp_path, callback, [0.5, 0.75])
+    (state,) = load(callback.best_model_path)["callbacks"].values()
+    assert state["best_model_path"] == str(tmp_path / "epoch=1.ckpt")
+    assert state["best_model_score"] == 0.75
+    assert list(state["best_k_models"]) == [str(tmp_path / "epoch=1.ckpt")]
+
+
+def test_state_dict_round_trip(tmp_path: Path) -> None:
+    first = ModelCheckpoint(tmp_path, monitor="score", save_top_k=2, save_last=True, filename="{epoch}")
+    fit(tmp_path, first, [0.5, 0.2, 0.9])
+    second = ModelCheckpoint(tmp_path, monitor="score", save_top_k=2, save_last=True, filename="{epoch}")
+    assert second.state_key == first.state_key
+    assert second.state_dict() != first.state_dict()
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == {**first.state_dict(), "current_score": None}
+    fit(tmp_path, second, [9.0, 9.0, 9.0, 0.3])  # ranks against what the first one kept
+    assert sorted(float(score) for score in second.best_k_models.values()) == pytest.approx([0.2, 0.3])
+
+
+def test_in_another_folder_only_the_best_path_is_taken_over(tmp_path: Path) -> None:
+    first = ModelCheckpoint(tmp_path / "a", monitor="score")
+    fit(tmp_path, first, [0.5])
+    second = ModelCheckpoint(tmp_path / "b", monitor="score")
+    with pytest.warns(UserWarning, match="ranking starts anew, and only best_model_path is taken over"):
+        second.load_state_dict(first.state_dict())
+    assert second.best_model_path == first.best_model_path
+    assert second.best_k_models == {}
+    assert second.kth_value is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"monitor": "b"}, {"mode": "max"}, {"every_n_train_steps": 3}, {"every_n_epochs": 3},
+        {"train_time_interval": timedelta(minutes=1)},
+    ],
+    ids=lambda other: next(iter(other)),
+)  # fmt: skip
+def test_t48_the_state_key_tells_two_of_them_apart(other: dict[str, Any]) -> None:
+    one = {"monitor": "a", "mode": "min"}
+    assert ModelCheckpoint(**one).state_key == ModelCheckpoint(**one).state_key  # type: ignore[arg-type]
+    assert ModelCheckpoint(**{**one, **other}).state_key != ModelCheckpoint(**one).state_key  # type: ignore[arg-type]
+
+
+def test_t48_two_of_them_coexist(tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path / "best", monitor="score", filename="{epoch}")
+    all_of_them = ModelCheckpoint(tmp_path / "all", save_top_k=-1, filename="{epoch}")
+    fit(tmp_path, best, [0.5, 0.9], callbacks=[best, all_of_them])
+    assert files(tmp_path / "best") == ["epoch=0.ckpt"]
+    assert files(tmp_path / "all") == ["epoch=0.ckpt", "epoch=1.ckpt"]
+    assert len(load(tmp_path / "all" / "epoch=1.ckpt")["callbacks"]) == 2
+
+
+# ---- exceptions and errors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_save_on_exception(tmp_path: Path, wanted: bool) -> None:
+    callback = ModelCheckpoint(tmp_path, save_on_exception=wanted, save_top_k=0)
+    with pytest.raises(RuntimeError, match="in the middle of it"):
+        fit(tmp_path, callback, max_epochs=3, raise_at=6)
+    assert files(tmp_path) == (["exception-epoch=1-step=6.ckpt"] if wanted else [])
+    if wanted:
+        assert load(tmp_path / "exception-epoch=1-step=6.ckpt")["global_step"] == 6
+
+
+def test_save_on_exception_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="in the middle of it"):
+        fit(tmp_path, ModelCheckpoint(tmp_path, save_on_exception=True), raise_at=0)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.xfail(reason="a step at which nothing was kept counts as saved")
+def test_save_on_exception_where_the_epochs_checkpoint_was_not_kept(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, save_on_exception=True, save_top_k=0)
+    with pytest.raises(RuntimeError, match="in the middle of it"):
+        fit(tmp_path, callback, max_epochs=3, raise_at=STEPS)
+    assert files(tmp_path) == ["exception-epoch=1-step=4.ckpt"]
+
+
+def test_a_monitor_that_was_never_logged(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        fit(tmp_path, ModelCheckpoint(monitor="val_acc"), [0.5])
+    assert "'val_acc', which was not logged. Logged so far: score, train_loss. Log it" in str(caught.value)
+    assert files(tmp_path / "checkpoints") == []
+
+
+def test_a_monitor_that_may_still_come_is_awaited(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, monitor="score", every_n_train_steps=3, filename="{step}")
+    with pytest.warns(UserWarning, match="'score', which was not logged. Logged so far: train_loss"):
+        fit(tmp_path, callback, [0.5, 0.4])
+    assert files(tmp_path) == ["step=6.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every_n_train_steps": 1, "every_n_epochs": 1}, "every_n_train_steps=1, every_n_epochs=1.*Keep one"),
+        ({"every_n_train_steps": 1, "train_time_interval": timedelta(1)}, "only one of these can decide"),
+        ({"every_n_epochs": 1, "train_time_interval": timedelta(1)}, "only one of these can decide"),
+        ({"mode": "auto"}, 'mode=\'auto\'.* "min" or "max"'),
+        ({"save_top_k": -2}, "save_top_k=-2.*at least -1"),
+        ({"save_top_k": 2}, "save_top_k=2.*cannot rank checkpoints without monitor"),
+        ({"save_last": "copy"}, "save_last='copy'"),
+        ({"every_n_epochs": -1}, r"every_n_epochs=-1\): the number must not be negative"),
+        ({"every_n_train_steps": -3}, r"every_n_train_steps=-3\): the number must not be negative"),
+    ],
+)
+def test_constructor_errors(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        ModelCheckpoint(**arguments)
+
+
+def test_a_hook_that_has_nothing_to_do_is_idle() -> None:
+    assert ModelCheckpoint().idle_hooks == {"on_train_batch_end"}
+    assert ModelCheckpoint(every_n_train_steps=1).idle_hooks == frozenset()
+    assert ModelCheckpoint(train_time_interval=timedelta(1)).idle_hooks == frozenset()
+
+
+def test_the_loggers_are_flushed_and_told(tmp_path: Path) -> None:
+    from drivetrain.loggers import CSVLogger
+
+    told: list[str] = []
+
+    class Recording(CSVLogger):
+        def save(self) -> None:
+            told.append("save")
+            super().save()
+
+        def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+            told.append(os.path.basename(checkpoint_callback.best_model_path))
+
+    fit(tmp_path, ModelCheckpoint(filename="{epoch}"), logger=Recording(tmp_path))
+    assert told[:2] == ["save", "epoch=0.ckpt"]

@@ -1,0 +1,309 @@
+"""Batches one by one: how many, how early each is fetched, and who is told the epoch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+
+from drivetrain.data.feed import count_batches, feed, fetches_ahead, seed_workers, set_epoch, sized_length
+from drivetrain.errors import ConfigurationError
+from drivetrain.seed import worker_seed_init
+
+INF = float("inf")
+
+
+class Endless:
+    """No length, no end; writes down what was fetched."""
+
+    def __init__(self, events: list[Any] | None = None, stop: float = INF) -> None:
+        self.events: list[Any] = [] if events is None else events
+        self.stop = stop
+
+    def __iter__(self) -> Iterator[int]:
+        self.events.append("iter")
+        number = 0
+        while number < self.stop:
+            self.events.append(f"fetch {number}")
+            yield number
+            number += 1
+        self.events.append("end")
+
+
+class Sized(Endless):
+    def __init__(self, length: int, events: list[Any] | None = None) -> None:
+        super().__init__(events, length)
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+# ---- how many (trap T34) ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "count"),
+    [
+        (10, 1.0, 10),
+        (10, 1, 1),
+        (10, 0.5, 5),
+        (10, 0.55, 5),
+        (10, 0.1, 1),
+        (10, 3, 3),
+        (10, 99, 10),
+        (10, 0, 0),
+        (10, 0.0, 0),
+        (3, 0.34, 1),
+        (0, 1.0, 0),
+        (0, 5, 0),
+        (0, 0.5, 0),
+        (None, 1.0, INF),
+        (None, 1, 1),
+        (None, 7, 7),
+        (None, 0, 0),
+        (None, 0.0, 0),
+    ],
+)
+def test_t34_count_batches(length: int | None, limit: float, count: float) -> None:
+    loader = Endless() if length is None else Sized(length)
+    assert count_batches(loader, limit, "limit_train_batches") == count
+    assert loader.events == []  # counting fetches nothing
+
+
+def test_t34_a_fraction_of_an_unknown_length() -> None:
+    with pytest.raises(ConfigurationError, match="limit_val_batches=0.5 is a fraction, but the loader Endless has no"):
+        count_batches(Endless(), 0.5, "limit_val_batches")
+
+
+@pytest.mark.parametrize("length", [2, 4, 10, 40, 1000])
+def test_t34_a_fraction_that_leaves_nothing_names_the_minimum(length: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"limit_test_batches=1e-06 of {length} batches") as caught:
+        count_batches(Sized(length), 1e-6, "limit_test_batches")
+    check_cure(length, str(caught.value))
+
+
+@pytest.mark.xfail(reason="the minimum is rounded down, which leaves nothing again")
+@pytest.mark.parametrize("length", [3, 9, 30_000])
+def test_t34_the_minimum_that_is_named_is_enough(length: int) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        count_batches(Sized(length), 1e-6, "limit_test_batches")
+    check_cure(length, str(caught.value))
+
+
+def check_cure(length: int, message: str) -> None:
+    found = re.search(r"at least limit_test_batches=([0-9.e-]+),", message)
+    assert found is not None
+    assert count_batches(Sized(length), float(found[1]), "limit_test_batches") == 1
+
+
+def data(samples: int = 8) -> TensorDataset:
+    return TensorDataset(torch.arange(float(samples)))
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+class Promising(Stream):
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize(
+    ("loader", "length", "ahead"),
+    [
+        (DataLoader(data(), batch_size=2), 4, False),
+        (DataLoader(data(), batch_size=3, drop_last=True), 2, False),
+        (DataLoader(data(), batch_size=2, num_workers=1), 4, True),
+        (DataLoader(Stream(), batch_size=2), None, True),
+        (DataLoader(Promising(), batch_size=2), 4, True),
+        ([1, 2, 3], 3, False),
+        (Sized(5), 5, False),
+        (Endless(), None, True),
+    ],
+    ids=["map", "drop_last", "workers", "stream", "stream with a length", "list", "sized", "endless"],
+)
+def test_length_and_fetching_ahead(loader: Any, length: int | None, ahead: bool) -> None:
+    assert sized_length(loader) == length
+    assert fetches_ahead(loader) is ahead
+
+
+def test_a_length_that_raises_something_else_is_not_hidden() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        sized_length(Broken())
+
+
+# ---- one by one ------------------------------------------------------------------------------------------------------
+
+
+def run(batches: Any, num_batches: float, ahead: bool, events: list[Any]) -> list[tuple[Any, bool]]:
+    """A pass; what is worked on is written between the fetches."""
+    seen = []
+    for batch, is_last in feed(batches, num_batches, None, ahead):
+        events.append(f"work {batch}")
+        seen.append((batch, is_last))
+    return seen
+
+
+def test_with_a_known_length_nothing_is_fetched_early() -> None:
+    events: list[Any] = []
+    assert run(Sized(3, events), 3, False, events) == [(0, False), (1, False), (2, True)]
+    assert events == ["iter", "fetch 0", "work 0", "fetch 1", "work 1", "fetch 2", "work 2"]
+
+
+def test_t36_with_an_unknown_length_exactly_one_is_fetched_early() -> None:
+    events: list[Any] = []
+    assert run(Endless(events, stop=3), INF, True, events) == [(0, False), (1, False), (2, True)]
+    assert events == ["iter", "fetch 0", "fetch 1", "work 0", "fetch 2", "work 1", "end", "work 2"]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("num_batches", [1, 2, 3])
+def test_never_more_than_num_batches_are_fetched(num_batches: int, ahead: bool) -> None:
+    events: list[Any] = []
+    seen = run(Endless(events), num_batches, ahead, events)
+    assert seen == [(i, i == num_batches - 1) for i in range(num_batches)]
+    assert [event for event in events if str(event).startswith("fetch")] == [f"fetch {i}" for i in range(num_batches)]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nothing_to_take_is_nothing_fetched(ahead: bool) -> None:
+    events: list[Any] = []
+    assert run(Endless(events), 0, ahead, events) == []
+    assert run([], INF, ahead, []) == []
+    assert not [event for event in events if str(event).startswith("fetch")]
+
+
+def test_a_shorter_pass_than_promised_still_flags_its_last_batch() -> None:
+    assert [last for _, last in feed(Endless(stop=2), 5, None, True)] == [False, True]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_one_batch_is_first_and_last(ahead: bool) -> None:
+    assert list(feed([7], 1, None, ahead)) == [(7, True)]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"),
+    [
+        (False, ["fetch 0", "move 0", "work 0", "fetch 1", "move 1", "work 1"]),
+        (True, ["fetch 0", "move 0", "fetch 1", "move 1", "work 0", "work 1"]),
+    ],
+)
+def test_a_batch_is_moved_as_soon_as_it_is_fetched(ahead: bool, expected: list[str]) -> None:
+    events: list[Any] = []
+
+    def move(batch: int) -> str:
+        events.append(f"move {batch}")
+        return f"{batch}"
+
+    for batch, _ in feed(Sized(2, events), 2, move, ahead):
+        assert isinstance(batch, str)
+        events.append(f"work {batch}")
+    assert events[1:] == expected
+
+
+def test_the_iterator_is_made_once_per_pass() -> None:
+    source = Sized(2)
+    list(feed(source, 2, None, False))
+    list(feed(source, 2, None, True))
+    assert source.events.count("iter") == 2
+
+
+# ---- workers (trap T47) ----------------------------------------------------------------------------------------------
+
+
+def own_init(worker_id: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("wanted", "workers", "given", "expected"),
+    [
+        ("1", 2, None, worker_seed_init),
+        ("1", 2, own_init, own_init),
+        ("1", 0, None, None),
+        ("0", 2, None, None),
+        (None, 2, None, None),
+    ],
+    ids=["wanted", "the user's own stays", "no workers", "not wanted", "never seeded"],
+)
+def test_t47_workers_are_seeded_if_that_is_wanted(
+    wanted: str | None, workers: int, given: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_SEED_WORKERS", wanted or "")
+    if wanted is None:
+        monkeypatch.delenv("PL_SEED_WORKERS")
+    loader = DataLoader(data(), num_workers=workers, worker_init_fn=given)
+    seed_workers(loader)
+    assert loader.worker_init_fn is expected
+
+
+def test_t47_what_is_no_dataloader_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")
+    source = Sized(2)
+    before = dict(vars(source))
+    seed_workers(source)
+    assert vars(source) == before
+
+
+# ---- the epoch (trap T4) ---------------------------------------------------------------------------------------------
+
+
+class Told:
+    """A sampler that writes down which epoch it was told."""
+
+    def __init__(self, inner: Any = None) -> None:
+        self.epochs: list[int] = []
+        if inner is not None:
+            self.sampler = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([])
+
+    def __len__(self) -> int:
+        return 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def test_t4_the_sampler_is_told_once_although_the_batch_sampler_holds_it_too() -> None:
+    sampler = Told()
+    loader = DataLoader(data(), sampler=sampler, batch_size=2)
+    assert loader.batch_sampler.sampler is sampler  # type: ignore[union-attr]
+    set_epoch(loader, 3)
+    set_epoch(loader, 4)
+    assert sampler.epochs == [3, 4]
+
+
+def test_t4_a_batch_sampler_and_the_sampler_in_it_are_both_told() -> None:
+    inner = Told()
+    outer = Told(inner)
+    set_epoch(DataLoader(data(), batch_sampler=outer), 5)  # type: ignore[arg-type]
+    assert (inner.epochs, outer.epochs) == ([5], [5])
+
+
+def test_t4_a_sampler_nested_in_a_plain_batch_sampler_is_told() -> None:
+    inner = Told()
+    set_epoch(DataLoader(data(), batch_sampler=BatchSampler(inner, 2, False)), 6)  # type: ignore[arg-type]
+    assert inner.epochs == [6]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [DataLoader(data(), batch_size=2), DataLoader(data(), sampler=RandomSampler(data())), DataLoader(Stream()), [1, 2]],
+    ids=["sequential", "random", "stream", "list"],
+)
+def test_t4_who_takes_no_epoch_is_left_alone(loader: Any) -> None:
+    set_epoch(loader, 1)
+    assert len(list(loader)) > 0

@@ -1,0 +1,58 @@
+"""The pages against the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from drivetrain import Callback
+from drivetrain.hooks import LOG_RULES, DataHooks, ModelHooks
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+
+
+def test_the_page_of_arguments_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("make_arguments", ROOT / "docs" / "make_arguments.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "arguments.md").read_text(encoding="utf-8") == module.page(), (
+        "run python docs/make_arguments.py"
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_page_of_hooks_names_only_hooks_that_exist() -> None:
+    text = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\bon_[a-z_]+", text))
+    known = {name for base in (Callback, ModelHooks, DataHooks) for name in vars(base)} | {
+        "on_validation_model_zero_grad", "on_validation_model_eval", "on_validation_model_train",
+    }  # fmt: skip
+    assert named - known == set()
+
+
+def test_the_readme_example_has_at_most_20_lines_of_code() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code = [line for line in block.splitlines() if line.strip() and not line.startswith(("import", "from"))]
+    assert len(code) <= 20
+
+
+def test_the_logging_table_covers_every_hook_that_may_log() -> None:
+    """The page groups hooks by word; each hook of the rule table falls into exactly one group."""
+    for hook, rule in LOG_RULES.items():
+        per_epoch = hook.endswith(("_epoch_start", "_epoch_end")) or re.fullmatch(
+            r"on_(train|validation|test)_start", hook
+        )
+        assert rule.step_allowed == (not per_epoch), hook

@@ -1,0 +1,492 @@
+"""The decision, row by row: settings and a made-up machine in, a plan with reasons or one clear error out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.accelerators import Accelerator, CPUAccelerator, TorchDeviceAccelerator
+from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
+from drivetrain.engine import Engine
+from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.loggers import CSVLogger
+from drivetrain.plan import Machine, Plan, resolve
+from drivetrain.precision import MixedPrecision, Precision
+from drivetrain.settings import Settings
+from drivetrain.strategies import SingleDeviceStrategy, Strategy
+
+BARE = Machine(device_type=None, device_count=0, world_size=1, has_tensorboard=True)
+GPU = Machine(device_type="cuda", device_count=2, world_size=1, has_tensorboard=True)
+
+
+class xpulib:
+    """The vendor's library that the documents tell the reader to imagine, backed by torch's meta device."""
+
+    count = 2
+    available = True
+    asked: list[Any]
+
+
+class XPUAccelerator(Accelerator):
+    """Spec E0-1: exactly the five methods that the document prints."""
+
+    @staticmethod
+    def parse_devices(devices: Any) -> Any:
+        return devices
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
+        xpulib.asked.append(devices)
+        return [torch.device("meta", i) for i in devices]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return xpulib.count
+
+    @staticmethod
+    def is_available() -> bool:
+        return xpulib.available
+
+    def get_device_stats(self, device: torch.device) -> dict[str, float]:
+        return {}
+
+
+@pytest.fixture(autouse=True)
+def a_library_as_new() -> None:
+    xpulib.count, xpulib.available, xpulib.asked = 2, True, []
+
+
+@pytest.fixture
+def torch_sees_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions in which torch speaks of its accelerator, as they answer on the machine ``GPU``."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+
+
+def plan_for(machine: Machine = BARE, **arguments: Any) -> Plan:
+    return resolve(Settings(**arguments), machine)
+
+
+def reasons(plan: Plan) -> dict[str, tuple[str, str]]:
+    return {decision.what: (decision.choice, decision.why) for decision in plan.decisions}
+
+
+# ---- accelerator -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("torch_sees_two")
+@pytest.mark.parametrize(
+    ("machine", "given", "kind", "why"),
+    [
+        (BARE, "auto", CPUAccelerator, 'accelerator="auto", and torch sees no other device'),
+        (BARE, "cpu", CPUAccelerator, 'accelerator="cpu"'),
+        (GPU, "auto", TorchDeviceAccelerator, 'accelerator="auto", and torch sees this device'),
+        (GPU, "gpu", TorchDeviceAccelerator, 'accelerator="gpu"'),
+        (GPU, "cuda", TorchDeviceAccelerator, 'accelerator="cuda"'),
+        (GPU, "cpu", CPUAccelerator, 'accelerator="cpu"'),
+        (GPU, CPUAccelerator(), CPUAccelerator, "accelerator= is an instance"),
+        (GPU, CPUAccelerator, CPUAccelerator, "accelerator= is an instance"),
+        (BARE, XPUAccelerator(), XPUAccelerator, "accelerator= is an instance"),
+        (BARE, XPUAccelerator, XPUAccelerator, "accelerator= is an instance"),
+    ],
+)
+def test_s0_8_s0_10_accelerator(machine: Machine, given: Any, kind: type[Accelerator], why: str) -> None:
+    plan = plan_for(machine, accelerator=given, devices=1)
+    assert type(plan.accelerator) is kind
+    assert reasons(plan)["accelerator"] == (plan.accelerator.name, why)
+    if isinstance(given, Accelerator):
+        assert plan.accelerator is given
+
+
+def test_the_accelerator_that_a_strategy_carries() -> None:
+    own = XPUAccelerator()
+    plan = plan_for(GPU, strategy=SingleDeviceStrategy(accelerator=own))
+    assert plan.accelerator is own
+    assert reasons(plan)["accelerator"] == ("xpu", "the strategy carries it")
+    assert plan_for(GPU, strategy=SingleDeviceStrategy(accelerator=own), accelerator=own).accelerator is own
+
+
+@pytest.mark.parametrize("other", ["cpu", CPUAccelerator(), XPUAccelerator()])
+def test_two_accelerators_contradict_each_other(other: Any) -> None:
+    with pytest.raises(ConfigurationError, match="strategy carries a XPUAccelerator, and .* Give the accelerator once"):
+        plan_for(strategy=SingleDeviceStrategy(accelerator=XPUAccelerator()), accelerator=other)
+
+
+@pytest.mark.parametrize("given", [XPUAccelerator(), XPUAccelerator])
+@pytest.mark.parametrize(("machine", "listed"), [(BARE, "cpu"), (GPU, "cpu, cuda")])
+def test_s0_5_an_accelerator_that_is_not_there(given: Any, machine: Machine, listed: str) -> None:
+    xpulib.available = False
+    with pytest.raises(ConfigurationError, match=f'XPUAccelerator says .* Available: {listed}. Write .*="auto"'):
+        plan_for(machine, accelerator=given)
+    assert xpulib.asked == []  # it is asked before its devices are
+
+
+@pytest.mark.parametrize(
+    ("machine", "name", "listed"),
+    [
+        (BARE, "gpu", "cpu"),
+        (BARE, "cuda", "cpu"),
+        (BARE, "mps", "cpu"),
+        (BARE, "xla", "cpu"),
+        (GPU, "mps", "cpu, cuda"),
+    ],
+)
+def test_s0_12_a_device_that_torch_knows_but_does_not_see(machine: Machine, name: str, listed: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"'{name}'\): torch sees no such device .* Available: {listed}."):
+        plan_for(machine, accelerator=name)
+
+
+@pytest.mark.parametrize(
+    ("machine", "given", "tail"),
+    [
+        (BARE, "gpuu", "Did you mean 'gpu'? Known: auto, cpu, gpu."),
+        (GPU, "cudaa", "Did you mean 'cuda'? Known: auto, cpu, cuda, gpu."),
+        (BARE, "quantum", "Known: auto, cpu, gpu."),
+        (BARE, 3, "Known: auto, cpu, gpu."),
+        (BARE, None, "Known: auto, cpu, gpu."),
+    ],
+)
+def test_unknown_accelerators(machine: Machine, given: Any, tail: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        plan_for(machine, accelerator=given)
+    assert str(caught.value) == f"Trainer(accelerator={given!r}): there is no such accelerator. {tail}"
+
+
+# ---- a custom accelerator --------------------------------------------------------------------------------------------
+
+
+def test_c1_five_methods_are_enough() -> None:
+    accelerator = XPUAccelerator()
+    assert accelerator.name == "xpu"
+    accelerator.setup_device(torch.device("meta"))
+    accelerator.setup(None)
+    accelerator.teardown()
+
+
+@pytest.mark.parametrize("missing", ["parse_devices", "get_parallel_devices", "auto_device_count", "is_available"])
+def test_c1_and_each_of_them_is_needed(missing: str) -> None:
+    members = {name: value for name, value in vars(XPUAccelerator).items() if name != missing}
+    with pytest.raises(TypeError, match=missing):
+        type("Incomplete", (Accelerator,), members)()
+
+
+@pytest.mark.parametrize(
+    ("devices", "indices"),
+    [
+        (1, [0]), ("1", [0]), ([1], [1]), ("auto", [0]),
+        (2, [0, 1]), ("2", [0, 1]), ([0, 1], [0, 1]), ("0,1", [0, 1]), (-1, [0, 1]), ("-1", [0, 1]),
+        pytest.param("1,", [1], marks=pytest.mark.xfail(raises=ValueError, reason="a trailing comma is not read")),
+    ],
+)  # fmt: skip
+def test_c2_s0_2_devices_reach_it_as_indices(devices: Any, indices: list[int]) -> None:
+    if len(indices) == 1:
+        plan = plan_for(accelerator=XPUAccelerator(), devices=devices)
+        assert plan.devices == (torch.device("meta", indices[0]),)
+    else:
+        with pytest.raises(NotSupportedError, match=rf"means {len(indices)} devices, .* on one. Write devices=1"):
+            plan_for(accelerator=XPUAccelerator(), devices=devices)
+    assert xpulib.asked == [indices]
+
+
+@pytest.mark.parametrize(
+    ("count", "why"), [(1, 'devices="auto"'), (3, 'devices="auto", and this version uses one of the 3')]
+)
+def test_s0_4_auto_devices_are_counted_by_the_accelerator(count: int, why: str) -> None:
+    xpulib.count = count
+    plan = plan_for(accelerator=XPUAccelerator())
+    assert reasons(plan)["devices"] == ("meta:0", why)
+
+
+def test_c4_root_device_and_autocast_come_from_the_accelerator() -> None:
+    engine = Engine(plan=plan_for(GPU, accelerator=XPUAccelerator()))
+    assert engine.device == torch.device("meta", 0)
+    assert engine.accelerator.autocast_device_type == "meta"
+    asked: list[str] = []
+
+    class Listening(Precision):
+        def forward_context(self, device_type: str) -> None:
+            asked.append(device_type)
+
+    engine = Engine(plan=plan_for(GPU, accelerator=XPUAccelerator(), plugins=Listening()))
+    engine.forward_context()
+    assert asked == ["meta"]
+
+
+@pytest.mark.xfail(reason="the strategy takes the accelerator's first device, whatever the plan says")
+def test_c4_the_root_device_is_the_one_that_was_chosen() -> None:
+    engine = Engine(plan=plan_for(accelerator=XPUAccelerator(), devices=[1]))
+    assert engine.plan.devices == (torch.device("meta", 1),)
+    assert engine.device == torch.device("meta", 1)
+
+
+# ---- devices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", XPUAccelerator()])
+@pytest.mark.parametrize("devices", [0, "0", [], "", None, True, False])
+def test_s0_2_no_device_is_no_request(accelerator: Any, devices: Any) -> None:
+    with pytest.raises(ConfigurationError, match='names no device. Write devices=1 or devices="auto"'):
+        plan_for(accelerator=accelerator, devices=devices)
+    assert xpulib.asked == []
+
+
+@pytest.mark.xfail(raises=ValueError, reason="int() complains instead of the plan")
+@pytest.mark.parametrize("devices", ["all", "0,x", "1.5"])
+def test_a_text_that_names_no_device(devices: str) -> None:
+    with pytest.raises(ConfigurationError, match="devices") as caught:
+        plan_for(accelerator=XPUAccelerator(), devices=devices)
+    assert repr(devices) in str(caught.value)
+
+
+def test_the_cpu_is_one_device() -> None:
+    for devices in (1, "1", "auto"):
+        assert plan_for(accelerator="cpu", devices=devices).devices == (torch.device("cpu"),)
+    with pytest.raises(NotSupportedError, match="means 2 devices"):
+        plan_for(accelerator="cpu", devices=2)
+    with pytest.raises(ConfigurationError, match="On the CPU, devices is a number of processes"):
+        plan_for(accelerator="cpu", devices=[0])
+
+
+@pytest.mark.usefixtures("torch_sees_two")
+def test_one_of_two_of_torchs_devices() -> None:
+    assert plan_for(GPU, accelerator="gpu", devices=[1]).devices == (torch.device("cuda", 1),)
+    assert plan_for(GPU).devices == (torch.device("cuda", 0),)
+    with pytest.raises(NotSupportedError, match="devices=-1.* means 2 devices"):
+        plan_for(GPU, devices=-1)
+    with pytest.raises(ConfigurationError, match=r"devices names \[2\], but this machine has 2"):
+        plan_for(GPU, devices=[2])
+
+
+# ---- strategy --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "why"), [("auto", "there is one device"), ("single_device", 'strategy="single_device"')]
+)
+def test_strategy_names(given: str, why: str) -> None:
+    plan = plan_for(strategy=given)
+    assert plan.strategy is SingleDeviceStrategy
+    assert reasons(plan)["strategy"] == ("SingleDeviceStrategy", why)
+
+
+def test_a_strategy_instance_is_taken_and_completed() -> None:
+    own = SingleDeviceStrategy()
+    plan = plan_for(strategy=own, accelerator="cpu", precision="bf16-mixed")
+    assert plan.strategy is own
+    assert reasons(plan)["strategy"] == ("SingleDeviceStrategy", "strategy= is an instance")
+    assert own.accelerator is None  # nothing is built by deciding
+    engine = Engine(plan=plan)
+    assert engine.strategy is own
+    assert own.accelerator is plan.accelerator
+    assert own.precision_plugin is plan.precision
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_true",
+        "ddp_spawn_find_unused_parameters_false", "fsdp", "fsdp_cpu_offload", "deepspeed", "deepspeed_stage_2_offload",
+        "deepspeed_stage_3_offload_nvme",
+    ],
+)  # fmt: skip
+def test_strategies_of_a_later_version(name: str) -> None:
+    with pytest.raises(NotSupportedError, match=rf"strategy='{name}'\) trains in several .* Write strategy=\"auto\""):
+        plan_for(strategy=name)
+
+
+@pytest.mark.parametrize(("name", "tail"), [("single", ""), ("single_devise", "Did you mean 'single_device'?")])
+def test_unknown_strategies(name: str, tail: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"no strategy called '{name}'. {tail}.*Known: single_device"
+    ) as caught:
+        plan_for(strategy=name)
+    assert not isinstance(caught.value, NotSupportedError)
+
+
+@pytest.mark.parametrize("given", [None, 3, SingleDeviceStrategy])
+def test_what_is_no_strategy(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match='a strategy is a name or a Strategy instance. Write strategy="auto"'):
+        plan_for(strategy=given)
+
+
+def test_t56_a_distributed_strategy_says_so_itself() -> None:
+    class Many(SingleDeviceStrategy):
+        is_distributed = True
+
+    with pytest.raises(NotSupportedError, match="Many trains in several processes"):
+        plan_for(strategy=Many())
+
+
+# ---- precision and plugins -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "kind"),
+    [
+        *((given, "32-true", Precision) for given in (None, 32, "32", "32-true")),
+        *((given, "bf16-mixed", MixedPrecision) for given in ("bf16", "bf16-mixed")),
+    ],
+)
+def test_precision_names(given: Any, name: str, kind: type[Precision]) -> None:
+    plan = plan_for(precision=given)
+    assert type(plan.precision) is kind
+    assert plan.precision.name == name
+    assert reasons(plan)["precision"] == (name, "it is the default" if given is None else f"precision={given!r}")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [64, "64", "64-true", 16, "16", "16-mixed", "16-true", "bf16-true", "transformer-engine",
+     "transformer-engine-float16"],
+)  # fmt: skip
+def test_precisions_of_a_later_version(given: Any) -> None:
+    with pytest.raises(NotSupportedError, match='not supported .* Write precision="32-true" or "bf16-mixed"') as caught:
+        plan_for(precision=given)
+    assert f"precision={given!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"), [("bf16-mix", "Did you mean 'bf16-mixed'?"), ("float32", "Known: 32, "), (8, "Known: 32, ")]
+)
+def test_unknown_precisions(given: Any, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match="there is no such precision") as caught:
+        plan_for(precision=given)
+    assert not isinstance(caught.value, NotSupportedError)
+    assert hint in str(caught.value)
+    assert repr(given) in str(caught.value)
+
+
+class OwnIO(TorchCheckpointIO):
+    pass
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "in a list"])
+def test_plugins_win(wrapped: bool) -> None:
+    precision: Any = MixedPrecision()
+    plan = plan_for(plugins=[precision] if wrapped else precision)
+    assert plan.precision is precision
+    assert plan.checkpoint_io is None
+    assert reasons(plan)["precision"] == ("bf16-mixed", "plugins= holds it")
+    store: CheckpointIO = OwnIO()
+    plan = plan_for(plugins=[None, store] if wrapped else store)
+    assert plan.checkpoint_io is store
+    assert Engine(plan=plan).strategy.checkpoint_io is store
+    assert plan.precision.name == "32-true"
+
+
+def test_precision_is_given_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"precision='bf16'\) and a MixedPrecision .* Leave precision out"):
+        plan_for(precision="bf16", plugins=[MixedPrecision()])
+
+
+@pytest.mark.xfail(reason="the plan does not look at the strategy's precision")
+@pytest.mark.parametrize(
+    "carried", [MixedPrecision(), type("Own", (Precision,), {"name": "own"})()], ids=["mixed", "own"]
+)
+def test_the_precision_that_a_strategy_carries_is_in_the_plan(carried: Precision) -> None:
+    plan = plan_for(strategy=SingleDeviceStrategy(precision_plugin=carried))
+    assert plan.precision is carried
+    assert reasons(plan)["precision"][0] == carried.name
+    assert Engine(plan=plan).precision is carried
+
+
+@pytest.mark.xfail(reason="the plan does not look at the strategy's precision")
+def test_a_second_precision_beside_the_strategys_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="precision"):
+        plan_for(strategy=SingleDeviceStrategy(precision_plugin=MixedPrecision()), precision="32-true")
+
+
+@pytest.mark.parametrize(
+    ("plugins", "message"),
+    [
+        ([Precision(), MixedPrecision()], "two of a kind: Precision and MixedPrecision. Keep one"),
+        ([TorchCheckpointIO(), OwnIO()], "two of a kind: TorchCheckpointIO and OwnIO. Keep one"),
+        ("slurm", "got a str: 'slurm'. Pass a Precision or a CheckpointIO"),
+        ([object()], "got a object: .* Pass a Precision or a CheckpointIO, at most one of each"),
+        (Precision, "got a type"),
+    ],
+)
+def test_wrong_plugins(plugins: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        plan_for(plugins=plugins)
+
+
+# ---- logger, launchers, the text -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine", "arguments", "logger", "why"),
+    [
+        (BARE, {}, "TensorBoardLogger", "tensorboard is installed"),
+        (BARE, {"logger": True}, "TensorBoardLogger", "tensorboard is installed"),
+        (dataclasses.replace(BARE, has_tensorboard=False), {}, "CSVLogger", "tensorboard is not installed"),
+        (BARE, {"logger": False}, None, "logger=False"),
+        (BARE, {"logger": []}, None, "logger= holds it"),
+        (BARE, {"fast_dev_run": True}, None, "fast_dev_run logs nothing"),
+        (BARE, {"logger": CSVLogger("x")}, "CSVLogger", "logger= holds it"),
+        (BARE, {"logger": [CSVLogger("x"), CSVLogger("y")]}, "CSVLogger, CSVLogger", "logger= holds it"),
+    ],
+)
+def test_logger(machine: Machine, arguments: dict[str, Any], logger: str | None, why: str) -> None:
+    plan = plan_for(machine, **arguments)
+    assert plan.default_logger == logger
+    assert reasons(plan)["logger"] == (logger or "none", why)
+
+
+@pytest.mark.parametrize(
+    ("environ", "world_size"),
+    [
+        ({}, 1),
+        ({"WORLD_SIZE": "4"}, 1),  # a leftover: a launcher exports the rank too
+        ({"RANK": "0"}, 1),
+        ({"WORLD_SIZE": "4", "RANK": "0"}, 4),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, 1),
+        ({"WORLD_SIZE": "many", "RANK": "0"}, 1),
+    ],
+)
+def test_what_a_launcher_exported(environ: dict[str, str], world_size: int) -> None:
+    assert Machine.detect(environ).world_size == world_size
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve(Settings(accelerator="cpu"))  # the control: this machine, without a launcher
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(NotSupportedError, match=r"started 2 processes \(WORLD_SIZE\).* Start the program once"):
+        resolve(Settings(accelerator="cpu"))
+
+
+def test_machine_detect_reads_torch(torch_sees_two: None) -> None:
+    machine = Machine.detect({})
+    assert (machine.device_type, machine.device_count) == ("cuda", 2)
+
+
+def test_machine_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    machine = Machine.detect({})
+    assert (machine.device_type, machine.device_count) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"precision": "bf16"}, {"accelerator": XPUAccelerator(), "logger": False}], ids=str
+)
+def test_the_text_gives_a_reason_per_line(arguments: dict[str, Any], tmp_path: Path) -> None:
+    title, *lines = str(plan_for(**arguments)).splitlines()
+    assert title == "drivetrain plan"
+    assert [line.split()[0] for line in lines] == ["accelerator", "devices", "strategy", "precision", "logger"]
+    assert len({line.index("because ") for line in lines}) == 1  # one column
+    assert all(line.partition("because ")[2] for line in lines)
+
+
+def test_deciding_builds_nothing() -> None:
+    plan = plan_for()
+    assert isinstance(plan.strategy, type)
+    assert issubclass(plan.strategy, Strategy)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.devices = ()  # type: ignore[misc]

@@ -1,0 +1,200 @@
+"""The Trainer's arguments: each rule, each argument of a later version, and one list of them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from drivetrain import Trainer
+from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.settings import Settings
+
+FIELDS = dataclasses.fields(Settings)
+
+# name, what is refused, what the message says it should be, what it tells to write
+WRONG: list[tuple[str, list[Any], str, str]] = [
+    ("num_nodes", [0, -1, 1.0, True, None, "2"], "an int of at least 1", "num_nodes=1"),
+    ("fast_dev_run", [-1, 1.5, "yes", None], "a bool or a number of batches", "fast_dev_run=True"),
+    ("max_epochs", [-2, 1.5, True, "3"], "an int of at least -1 or None", "max_epochs=1"),
+    ("min_epochs", [-1, 0.5, True], "an int of at least 0 or None", "min_epochs=1"),
+    ("max_steps", [-2, 10.0, None, True], "an int of at least -1", "max_steps=1"),
+    ("min_steps", [-1, 0.5, True], "an int of at least 0 or None", "min_steps=1"),
+    *(
+        (name, [-1, 1.5, -0.1, True, "all", float("nan")], "a number of batches .* fraction from 0.0 to 1.0", name)
+        for name in (
+            "limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches"
+        )
+    ),
+    ("val_check_interval", [0, -1, 0.0, 1.5, True], "a number of batches .* fraction above 0.0", "val_check_interval"),
+    ("check_val_every_n_epoch", [0, -1, 1.0, True], "an int of at least 1 or None", "check_val_every_n_epoch=1"),
+    ("num_sanity_val_steps", [-2, 0.5, True], "an int of at least -1 or None", "num_sanity_val_steps=1"),
+    ("log_every_n_steps", [-1, 2.5, True], "an int of at least 0 or None", "log_every_n_steps=1"),
+    ("enable_checkpointing", [0, 1, "yes"], "one of True, False, None", "enable_checkpointing=True"),
+    ("enable_progress_bar", [0, "rich"], "one of True, False, None", "enable_progress_bar=True"),
+    ("enable_model_summary", [1, "all"], "one of True, False, None", "enable_model_summary=True"),
+    ("accumulate_grad_batches", [0, 1.0, None, {0: 2}], "an int of at least 1", "accumulate_grad_batches=1"),
+    ("gradient_clip_val", [-0.1, "1", True], "a number of at least 0 or None", "gradient_clip_val=1.0"),
+    ("gradient_clip_algorithm", ["l2", 2], "one of 'norm', 'value', None", "gradient_clip_algorithm='norm'"),
+    ("deterministic", [1, 0, "yes"], "one of True, False, 'warn', None", "deterministic=True"),
+    ("benchmark", [1, "on"], "one of True, False, None", "benchmark=True"),
+    ("inference_mode", [1, None], "one of True, False", "inference_mode=True"),
+    ("use_distributed_sampler", [0, None], "one of True, False", "use_distributed_sampler=True"),
+    ("detect_anomaly", [1, None], "one of True, False", "detect_anomaly=True"),
+    ("barebones", [1, None], "one of True, False", "barebones=True"),
+    ("sync_batchnorm", [1, None], "one of True, False", "sync_batchnorm=True"),
+    ("reload_dataloaders_every_n_epochs", [-1, 1.0, None], "an int of at least 0", "reload_dataloaders"),
+    ("enable_autolog_hparams", [1, None], "one of True, False", "enable_autolog_hparams=True"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected", "cure"),
+    [
+        pytest.param(name, value, expected, cure, id=f"{name}={value!r}")
+        for name, values, expected, cure in WRONG
+        for value in values
+    ],
+)
+def test_wrong_values_are_refused_with_cause_value_and_cure(name: str, value: Any, expected: str, cure: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(**{name: value})
+    assert not isinstance(caught.value, NotSupportedError)
+    caught.match(rf"^Trainer\({name}=.*\): {name} is {expected}.* Write {cure}")
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("fast_dev_run", [True, False, 0, 7]),
+        ("max_epochs", [None, -1, 0, 5]),
+        ("max_steps", [-1, 0, 5]),
+        ("min_epochs", [None, 0, 5]),
+        ("limit_train_batches", [None, 0, 1, 10, 0.0, 0.5, 1.0]),
+        ("val_check_interval", [None, 1, 0.5, 1.0, 1000]),
+        ("check_val_every_n_epoch", [None, 1, 3]),
+        ("num_sanity_val_steps", [None, -1, 0, 5]),
+        ("log_every_n_steps", [None, 0, 1]),
+        ("enable_progress_bar", [None, True, False]),
+        ("gradient_clip_val", [None, 0, 1, 0.5]),
+        ("gradient_clip_algorithm", [None, "norm", "value"]),
+        ("deterministic", [None, True, False, "warn"]),
+        ("overfit_batches", [0, 0.0]),
+    ],
+)
+def test_right_values_are_kept_as_they_are(name: str, values: list[Any]) -> None:
+    for value in values:
+        assert getattr(Settings(**{name: value}), name) is value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "only"),
+    [
+        ("num_nodes", 2, "1"),
+        ("max_time", "00:01:00:00", "None"),
+        ("max_time", timedelta(hours=1), "None"),
+        ("overfit_batches", 2, "0.0"),
+        ("profiler", "simple", "None"),
+        ("barebones", True, "False"),
+        ("sync_batchnorm", True, "False"),
+        ("reload_dataloaders_every_n_epochs", 1, "0"),
+        ("model_registry", "mine", "None"),
+    ],
+)
+def test_arguments_of_a_later_version_say_so(name: str, value: Any, only: str) -> None:
+    with pytest.raises(NotSupportedError, match=f"only knows {name}={only}. Leave {name} out") as caught:
+        Settings(**{name: value})
+    assert f"Trainer({name}={value!r})" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["00:01:00:00", timedelta(minutes=5), {"minutes": 5}])
+def test_validating_by_the_clock_is_not_supported_yet(value: Any) -> None:
+    with pytest.raises(NotSupportedError, match="cannot validate by the clock"):
+        Settings(val_check_interval=value)
+
+
+def test_defaults_pass_every_rule() -> None:
+    settings = Settings()
+    assert {field.name: getattr(settings, field.name) for field in FIELDS} == {
+        field.name: field.default for field in FIELDS
+    }
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().max_epochs = 3  # type: ignore[misc]
+
+
+def test_the_trainer_spells_the_same_arguments() -> None:
+    parameters = list(inspect.signature(Trainer.__init__).parameters.values())[1:]
+    assert [(p.name, p.default, p.annotation) for p in parameters] == [(f.name, f.default, f.type) for f in FIELDS]
+    assert {p.kind for p in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+    with pytest.raises(TypeError):
+        Settings("cpu")  # type: ignore[misc]
+
+
+def test_the_trainer_hands_every_argument_on() -> None:
+    given = {
+        "accelerator": "cpu", "max_epochs": 3, "limit_val_batches": 0.5, "log_every_n_steps": 7, "precision": "32",
+        "gradient_clip_val": 0.5, "num_sanity_val_steps": 0, "inference_mode": False, "enable_checkpointing": False,
+        "enable_progress_bar": False, "logger": False, "accumulate_grad_batches": 2, "deterministic": "warn",
+    }  # fmt: skip
+    settings = Trainer(**given).settings  # type: ignore[arg-type]
+    assert {name: getattr(settings, name) for name in given} == given
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+def test_every_argument_is_documented(field: dataclasses.Field[Any]) -> None:
+    doc = field.metadata["doc"]
+    assert len(doc) > 10
+    assert not doc.endswith(".")
+
+
+def test_the_surface_of_spec_3_1_is_complete() -> None:
+    assert [field.name for field in FIELDS] == [
+        "accelerator",
+        "strategy",
+        "devices",
+        "num_nodes",
+        "precision",
+        "logger",
+        "callbacks",
+        "fast_dev_run",
+        "max_epochs",
+        "min_epochs",
+        "max_steps",
+        "min_steps",
+        "max_time",
+        "limit_train_batches",
+        "limit_val_batches",
+        "limit_test_batches",
+        "limit_predict_batches",
+        "overfit_batches",
+        "val_check_interval",
+        "check_val_every_n_epoch",
+        "num_sanity_val_steps",
+        "log_every_n_steps",
+        "enable_checkpointing",
+        "enable_progress_bar",
+        "enable_model_summary",
+        "accumulate_grad_batches",
+        "gradient_clip_val",
+        "gradient_clip_algorithm",
+        "deterministic",
+        "benchmark",
+        "inference_mode",
+        "use_distributed_sampler",
+        "profiler",
+        "detect_anomaly",
+        "barebones",
+        "plugins",
+        "sync_batchnorm",
+        "reload_dataloaders_every_n_epochs",
+        "default_root_dir",
+        "enable_autolog_hparams",
+        "model_registry",
+    ]
