@@ -353,12 +353,15 @@ def test_t26_the_middle_of_an_epoch_is_refused(trainer_for: Any, tmp_path: Path)
         resume(trainer_for, tmp_path / "run.ckpt")
 
 
-@pytest.mark.xfail(raises=NotSupportedError, reason="after the last batch's validation counts as the epoch's middle")
-def test_t26_the_message_tells_to_save_after_validation_so_that_must_do(trainer_for: Any, tmp_path: Path) -> None:
-    trainer = trainer_for(1, callbacks=SaveAfter("validation", tmp_path / "run.ckpt"))
-    trainer.fit(Net(), *loaders())
+def test_t26_after_the_last_validation_is_still_the_middle_and_the_cure_works(trainer_for: Any, tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path / "kept", filename="{epoch}", save_on_train_epoch_end=True)
+    callbacks = [SaveAfter("validation", tmp_path / "run.ckpt"), callback]
+    trainer_for(1, callbacks=callbacks, enable_checkpointing=True).fit(Net(), *loaders())
+    arguments: dict[str, Any] = {"epochs": 2, "enable_checkpointing": True}
+    with pytest.raises(NotSupportedError, match=r"Write ModelCheckpoint\(save_on_train_epoch_end=True\)"):
+        resume(trainer_for, tmp_path / "run.ckpt", callbacks=ModelCheckpoint(tmp_path / "kept"), **arguments)
     module = Net()
-    resume(trainer_for, tmp_path / "run.ckpt", module, epochs=2)
+    resume(trainer_for, tmp_path / "kept" / "epoch=0.ckpt", module, callbacks=callback, **arguments)
     assert len(module.losses) == 5
 
 

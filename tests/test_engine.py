@@ -144,10 +144,9 @@ class MetaAccelerator(Accelerator):
     "arguments",
     [
         {"accelerator": MetaAccelerator()},
-        {"strategy": SingleDeviceStrategy(device="meta"), "accelerator": "cpu"},
         {"strategy": SingleDeviceStrategy(accelerator=MetaAccelerator())},
     ],
-    ids=["accelerator", "strategy", "both"],
+    ids=["accelerator", "both"],
 )
 def test_everything_goes_to_the_root_device(arguments: dict[str, Any]) -> None:
     engine = Engine(**arguments)

@@ -180,3 +180,11 @@ def test_the_contract_itself_is_abstract() -> None:
     registry: Registry[Shape] = Registry("drivetrain.strategies", "strategy", "strategy")
     with pytest.raises(ConfigurationError, match="no strategy called 'nope'"):
         registry.get("nope")
+
+
+def test_a_name_of_the_folder_is_not_shadowed_by_accident(shapes: Registry[Any]) -> None:
+    class Other:
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"name 'circle' belongs to .*\.circle\. .*override=True"):
+        shapes.register("circle", Other)

@@ -11,6 +11,7 @@ import pytest
 
 from drivetrain import Trainer
 from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.loggers import CSVLogger
 from drivetrain.settings import Settings
 
 FIELDS = dataclasses.fields(Settings)
@@ -198,3 +199,9 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "enable_autolog_hparams",
         "model_registry",
     ]
+
+
+def test_loggers_may_come_from_a_generator() -> None:
+    loggers = [CSVLogger("a"), CSVLogger("b")]
+    settings = Settings(logger=(logger for logger in loggers))
+    assert settings.logger == loggers

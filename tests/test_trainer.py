@@ -380,3 +380,7 @@ if __name__ == "__main__":
     assert saved["global_step"] >= 20
     rows = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
     assert len(rows) > 20
+
+
+def test_no_validation_is_no_missing_loader(validated: Any, loader: Any, make_trainer: Any) -> None:
+    make_trainer(limit_val_batches=0).fit(validated(), loader)  # a warning would be an error here

@@ -141,8 +141,8 @@ def check_module(module: Any, fn: TrainerFn) -> None:
             raise ConfigurationError(f"{name} has no {method}, and trainer.{fn.value} calls it. Define it.")
 
 
-def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn) -> None:
-    """Whether the loaders that ``fn`` needs exist, and steps and loaders match (trap T53).
+def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn, validates: bool) -> None:
+    """Whether the loaders that ``fn`` needs exist, and, if a fit ``validates``, steps and loaders match (trap T53).
 
     Raises:
         ConfigurationError: the loader of ``fn`` itself is missing.
@@ -152,7 +152,7 @@ def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn) -> N
         raise ConfigurationError(
             f"trainer.{fn.value} has no loader. Pass one, or define {hook} on {type(module).__name__} or a datamodule."
         )
-    if fn is not TrainerFn.FITTING:
+    if fn is not TrainerFn.FITTING or not validates:
         return
     has_step = overrides(module, "validation_step", LightningModule)
     has_loader = loaders.available("validate")

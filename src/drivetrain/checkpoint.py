@@ -121,7 +121,7 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     if saved is None or (saved["batches_done"] and not saved["epoch_ending"]):
         raise NotSupportedError(
             f"The checkpoint was saved in the middle of epoch {checkpoint['epoch']}, and this version resumes only "
-            "from one that was saved at the end of an epoch. Save with every_n_epochs, or after validation."
+            "from one that was saved at the end of an epoch. Write ModelCheckpoint(save_on_train_epoch_end=True)."
         )
     if any(c.reduce_on_plateau and c.interval == "epoch" for c in strategy.lr_scheduler_configs):
         raise NotSupportedError(

@@ -58,8 +58,8 @@ class Engine:
         self.strategy = plan.strategy if isinstance(plan.strategy, Strategy) else _build(plan.strategy, plan)
         if self.strategy.accelerator is None:
             self.strategy.accelerator = plan.accelerator
-        if isinstance(plan.strategy, Strategy) and type(plan.precision) is not Precision:
-            self.strategy.precision_plugin = plan.precision
+        self.strategy.parallel_devices = plan.devices
+        self.strategy.precision_plugin = plan.precision
         if plan.checkpoint_io is not None:
             self.strategy.checkpoint_io = plan.checkpoint_io
 
@@ -90,7 +90,7 @@ class Engine:
     def setup(self, module: nn.Module, *optimizers: Optimizer) -> Any:
         """Put ``module`` on the device, in this precision; return it, with ``optimizers`` behind it if there are any.
 
-        The optimizers keep working: moving a module keeps its parameter objects.
+        The optimizers keep working wherever moving a module keeps its parameter objects, as torch does by default.
         """
         self.strategy.connect(module)
         self.strategy.setup_environment()

@@ -11,9 +11,11 @@ accelerator   ``"gpu"``                                         the accelerator 
 accelerator   a name                                            that one; unknown or not available is an error
 accelerator   ``"auto"``                                        the accelerator torch was built for, else the CPU
 devices       ``"auto"``                                        what the accelerator counts, at most one for now
+devices       a strategy instance that names one                the strategy's; ``devices=`` beside it is an error
 devices       a count, a list, a text                           as the accelerator reads it; more than one is an error
 strategy      an instance                                       that one, completed with accelerator and precision
 strategy      ``"auto"`` or a name                              single_device; another name is an error
+precision     a strategy instance that carries one              the strategy's; another one beside it is an error
 precision     a ``Precision`` in ``plugins``                    that one; ``precision=`` beside it is an error
 precision     ``precision=``                                    ``32-true`` or ``bf16-mixed``; ``None``: 32-true
 checkpoints   a ``CheckpointIO`` in ``plugins``                 that one, else a local file
@@ -135,8 +137,8 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     plugins = _plugins(settings.plugins)
     strategy, why_strategy = _strategy(settings)
     accelerator, why_accelerator = _accelerator(settings, strategy, machine)
-    devices, why_devices = _devices(settings, accelerator)
-    precision, why_precision = _precision(settings, plugins.get(Precision))
+    devices, why_devices = _devices(settings, accelerator, strategy)
+    precision, why_precision = _precision(settings, plugins.get(Precision), strategy)
     checkpoint_io: CheckpointIO | None = plugins.get(CheckpointIO)
     logger, why_logger = _logger(settings, machine)
     return Plan(
@@ -253,18 +255,33 @@ def _known_device_types() -> tuple[str, ...]:
     return ()
 
 
-def _devices(settings: Settings, accelerator: Accelerator) -> tuple[tuple[torch.device, ...], str]:
+def _devices(
+    settings: Settings, accelerator: Accelerator, strategy: type[Strategy] | Strategy
+) -> tuple[tuple[torch.device, ...], str]:
     given: Any = settings.devices
+    if isinstance(strategy, Strategy) and (own := strategy.own_devices):
+        if given != "auto" or own[0].type != accelerator.autocast_device_type:
+            raise ConfigurationError(
+                f"The strategy names the device {own[0]}, which contradicts Trainer(devices={given!r}) on the "
+                f"accelerator {accelerator.name!r}. Name the device once, with its accelerator."
+            )
+        return own, "the strategy names it"
     if given in (0, "0", [], "", None) or isinstance(given, bool):
         raise ConfigurationError(f'Trainer(devices={given!r}) names no device. Write devices=1 or devices="auto".')
     if given == "auto":
         count = accelerator.auto_device_count()
         parsed: Any = list(range(min(count, 1)))
-        why = 'devices="auto"' if count <= 1 else f'devices="auto", and this version uses one of the {count}'
+        used = "" if count <= 1 else "; this version uses one of them"
+        why = f'devices="auto", and this accelerator counts {count}{used}'
     else:
         parsed = accelerator.parse_devices(given)
         if isinstance(parsed, str):  # an accelerator may hand its argument through (spec C2)
-            parsed = [int(part) for part in parsed.split(",")] if "," in parsed else int(parsed)
+            parts = [part.strip() for part in parsed.split(",") if part.strip()]
+            if not parts or not all(part.removeprefix("-").isdigit() for part in parts):
+                raise ConfigurationError(
+                    f'Trainer(devices={given!r}) is no list of device numbers. Write devices=1, "0,1" or "auto".'
+                )
+            parsed = [int(part) for part in parts] if "," in parsed else int(parts[0])
         if isinstance(parsed, int):
             parsed = list(range(accelerator.auto_device_count() if parsed == -1 else parsed))
         why = f"devices={given!r}"
@@ -276,15 +293,25 @@ def _devices(settings: Settings, accelerator: Accelerator) -> tuple[tuple[torch.
     return devices, why
 
 
-def _precision(settings: Settings, plugin: Precision | None) -> tuple[Precision, str]:
+def _precision(
+    settings: Settings, plugin: Precision | None, strategy: type[Strategy] | Strategy
+) -> tuple[Precision, str]:
     given = settings.precision
+    carried = strategy.own_precision if isinstance(strategy, Strategy) else None
+    if carried is not None:
+        if given is not None or (plugin is not None and plugin is not carried):
+            other = f"precision={given!r}" if given is not None else f"a {type(plugin).__name__} in plugins"
+            raise ConfigurationError(
+                f"The strategy carries a {type(carried).__name__}, and Trainer got {other}. Give the precision once."
+            )
+        return carried, "the strategy carries it"
     if plugin is not None:
         if given is not None:
             raise ConfigurationError(
                 f"Trainer(precision={given!r}) and a {type(plugin).__name__} in plugins both set the precision. "
                 "Leave precision out."
             )
-        return plugin, "plugins= holds it"
+        return plugin, "it was passed in plugins="
     if given in _LATER_PRECISIONS:
         raise NotSupportedError(
             f"Trainer(precision={given!r}) is not supported by this version of drivetrain. "
@@ -310,4 +337,4 @@ def _logger(settings: Settings, machine: Machine) -> tuple[str | None, str]:
             return "TensorBoardLogger", "tensorboard is installed"
         return "CSVLogger", "tensorboard is not installed"
     given = settings.logger if isinstance(settings.logger, Sequence) else [settings.logger]
-    return ", ".join(type(logger).__name__ for logger in given) or None, "logger= holds it"
+    return ", ".join(type(logger).__name__ for logger in given) or None, "it was passed as logger="

@@ -39,9 +39,14 @@ class Registry(Generic[T]):
         """Give ``cls`` a name of its own for this process.
 
         Raises:
-            ConfigurationError: the name belongs to a different class and ``override`` is False. The same class
-                again (a re-run notebook cell) replaces silently.
+            ConfigurationError: the name belongs to a different class, or to a file of the folder, and ``override`` is
+                False. The same class again (a re-run notebook cell) replaces silently.
         """
+        if name in self._files() and name not in self._registered and not override:
+            raise ConfigurationError(
+                f"The {self._kind} name {name!r} belongs to {self._package}.{name}. "
+                f"Register {cls.__qualname__} under another name, or pass override=True."
+            )
         known = self._registered.get(name)
         if known is not None and not override and _identity(known) != _identity(cls):
             raise ConfigurationError(

@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -37,8 +38,9 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
                 f"The environment variable PL_GLOBAL_SEED must be an integer, not {text!r}. Unset it or write a number."
             )
         seed = int(text)
-    if not 0 <= seed <= _MAX_SEED:
-        raise ConfigurationError(f"A seed must lie in 0..{_MAX_SEED}, not {seed}. Choose one in that range.")
+    if not isinstance(seed, Integral) or not 0 <= seed <= _MAX_SEED:
+        raise ConfigurationError(f"A seed must lie in 0..{_MAX_SEED}, not {seed!r}. Choose one in that range.")
+    seed = int(seed)
     os.environ["PL_GLOBAL_SEED"] = str(seed)
     os.environ["PL_SEED_WORKERS"] = str(int(workers))
     random.seed(seed)

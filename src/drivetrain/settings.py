@@ -8,7 +8,7 @@ together, and on this machine, is decided in :mod:`drivetrain.plan`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -85,6 +85,8 @@ class Settings:
     model_registry: str | None = _argument(None, "name of a model registry")
 
     def __post_init__(self) -> None:
+        if isinstance(self.logger, Iterator):  # so that it can be looked at more than once
+            object.__setattr__(self, "logger", list(self.logger))
         for name, rule in _RULES.items():
             rule(name, getattr(self, name))
         for name, only in NOT_YET.items():

@@ -276,7 +276,7 @@ class Trainer(TrainerView):
         hooks = self._hooks = HookTable(self, model, self.callbacks, strategy, LightningModule, self.logbook)
         limits = {"validate": self.limits.val_batches, "test": self.limits.test_batches}
         loaders = Loaders(model, datamodule, passed, limits, hooks.call_method)
-        attach.check_loaders(model, loaders, fn)
+        attach.check_loaders(model, loaders, fn, validates=self.limits.val_batches != 0)
         if fn is TrainerFn.FITTING and not self._plan_shown and self.progress_bar_callback is not None:
             self._plan_shown = True
             self.print(self.plan)

@@ -122,3 +122,9 @@ def test_s0_7_teardown_frees_the_cache_if_there_is_one(machine: Machine) -> None
     TorchDeviceAccelerator().teardown()
     assert emptied == ["cache"]
     assert machine.asked == ["cuda", "cuda"]
+
+
+@pytest.mark.parametrize("devices", [1.5, ["a"], None, [0.0], "--1"])
+def test_s0_12_what_is_no_device_number(devices: Any) -> None:
+    with pytest.raises(ConfigurationError, match="is no list of device numbers"):
+        TorchDeviceAccelerator.parse_devices(devices)

@@ -169,7 +169,6 @@ def test_t29_a_request_that_is_put_off_is_said_once(tmp_path: Path, caplog: pyte
     assert "until min_epochs=5" in messages[0]
 
 
-@pytest.mark.xfail(reason="at the epoch's last batch the running epoch is not counted, although it is complete")
 def test_t29_a_request_that_is_honoured_at_once_is_not_said_to_be_put_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

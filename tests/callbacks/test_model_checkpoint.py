@@ -167,7 +167,6 @@ def test_by_time_after_each_batch(tmp_path: Path) -> None:
     assert files(callback.dirpath) == [f"epoch=0-step={step}.ckpt" for step in range(1, 5)]
 
 
-@pytest.mark.xfail(reason="0 is a multiple of n too, and the first batches of a window have not stepped")
 def test_every_n_train_steps_counts_steps_and_not_accumulated_batches(tmp_path: Path) -> None:
     callback = ModelCheckpoint(save_top_k=-1, every_n_train_steps=1)
     fit(tmp_path, callback, accumulate_grad_batches=2)
@@ -204,10 +203,7 @@ class Moments(Callback):
         (None, {"limit_val_batches": 0}, [("epoch end", 4), ("epoch end", 8)]),
         (None, {"val_check_interval": 0.5}, [("validation end", step) for step in (2, 4, 6, 8)]),
         (None, {"val_check_interval": 2}, [("validation end", step) for step in (2, 4, 6, 8)]),
-        pytest.param(
-            None, {"val_check_interval": 1}, [("validation end", step) for step in range(1, 9)],
-            marks=pytest.mark.xfail(reason="1 batch is taken for 1.0, the whole epoch"),
-        ),
+        (None, {"val_check_interval": 1}, [("validation end", step) for step in range(1, 9)]),
         (None, {"check_val_every_n_epoch": 2}, [("validation end", 8)]),
         (True, {"val_check_interval": 0.5}, [("epoch end", 4), ("epoch end", 8)]),
         (True, {"check_val_every_n_epoch": 2}, [("epoch end", 4), ("epoch end", 8)]),
@@ -463,7 +459,6 @@ def test_save_on_exception_before_the_first_step_saves_nothing(tmp_path: Path) -
     assert files(tmp_path) == []
 
 
-@pytest.mark.xfail(reason="a step at which nothing was kept counts as saved")
 def test_save_on_exception_where_the_epochs_checkpoint_was_not_kept(tmp_path: Path) -> None:
     callback = ModelCheckpoint(tmp_path, save_on_exception=True, save_top_k=0)
     with pytest.raises(RuntimeError, match="in the middle of it"):

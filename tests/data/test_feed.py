@@ -87,7 +87,6 @@ def test_t34_a_fraction_that_leaves_nothing_names_the_minimum(length: int) -> No
     check_cure(length, str(caught.value))
 
 
-@pytest.mark.xfail(reason="the minimum is rounded down, which leaves nothing again")
 @pytest.mark.parametrize("length", [3, 9, 30_000])
 def test_t34_the_minimum_that_is_named_is_enough(length: int) -> None:
     with pytest.raises(ConfigurationError) as caught:

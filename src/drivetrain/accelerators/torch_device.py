@@ -29,15 +29,17 @@ class TorchDeviceAccelerator(Accelerator):
     def parse_devices(devices: Any) -> list[int]:
         """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a text of digits is a count."""
         count = torch.accelerator.device_count()
+        given = devices
         if isinstance(devices, str):
             parts = [part.strip() for part in devices.split(",") if part.strip()]
-            if not parts or not all(part.lstrip("-").isdigit() for part in parts):
-                raise ConfigurationError(
-                    f'devices={devices!r} is no list of device numbers. Write devices=1, "0,1" or "auto".'
-                )
-            devices = [int(part) for part in parts] if "," in devices else int(parts[0])
+            if parts and all(part.removeprefix("-").isdigit() for part in parts):
+                devices = [int(part) for part in parts] if "," in devices else int(parts[0])
         if isinstance(devices, int):
             devices = list(range(count if devices == -1 else devices))
+        if not isinstance(devices, (list, tuple)) or not all(type(index) is int for index in devices):
+            raise ConfigurationError(
+                f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".'
+            )
         indices = list(devices)
         if not indices or len(set(indices)) != len(indices) or not all(0 <= i < count for i in indices):
             raise ConfigurationError(

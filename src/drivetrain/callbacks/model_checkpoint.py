@@ -39,7 +39,8 @@ class ModelCheckpoint(Checkpoint):
         auto_insert_metric_name: write ``name=value`` in file names instead of the bare value.
         every_n_train_steps: save after every n optimizer steps.
         train_time_interval: save when so much time has passed since the last save, checked after each batch.
-        every_n_epochs: save in every n-th epoch. At most one of these three; none of them means every epoch.
+        every_n_epochs: save in every n-th epoch. At most one of these three; none of them means every epoch, and 0
+            means never.
         save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: when the
             epoch ends, unless validation runs at other moments than there.
         save_on_exception: save ``exception-...`` when the run ends by an exception.
@@ -115,7 +116,8 @@ class ModelCheckpoint(Checkpoint):
         self.auto_insert_metric_name = auto_insert_metric_name
         self.every_n_train_steps = every_n_train_steps or 0
         self.train_time_interval = train_time_interval
-        self.every_n_epochs = every_n_epochs if every_n_epochs is not None else (0 if chosen else 1)
+        unsaid = all(value is None for value in triggers.values())
+        self.every_n_epochs = 1 if unsaid else every_n_epochs or 0
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.save_on_exception = save_on_exception
         self.enable_version_counter = enable_version_counter
@@ -127,7 +129,7 @@ class ModelCheckpoint(Checkpoint):
         self.kth_value: Tensor | None = None
         self.last_model_path = ""
         self._newest_path = ""
-        self._saved_at_step = -1
+        self._saved_at_step = self._written_at_step = self._seen_step = -1
         self._saved_at_time = time.monotonic()
         if not (self.every_n_train_steps or self.train_time_interval) and type(self) is ModelCheckpoint:
             self.idle_hooks = frozenset({"on_train_batch_end"})
@@ -176,17 +178,18 @@ class ModelCheckpoint(Checkpoint):
             self.dirpath = self._default_dirpath(trainer)
         self._saved_at_time = time.monotonic()
         self._saved_at_step = -1
+        self._seen_step = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._must_not_save(trainer):
-            return
-        steps_due = self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0
+        stepped = trainer.global_step != self._seen_step  # not in a window that is still accumulating
+        self._seen_step = trainer.global_step
+        steps_due = stepped and self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0
         elapsed_s = time.monotonic() - self._saved_at_time
         time_due = self.train_time_interval is not None and elapsed_s >= self.train_time_interval.total_seconds()
         if steps_due or time_due:
-            self._save(trainer)
+            self._save_once(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._saves_at_epoch_end(trainer):
@@ -197,7 +200,8 @@ class ModelCheckpoint(Checkpoint):
             self._save_in_epoch(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self.save_on_exception and trainer.global_step and not self._must_not_save(trainer):
+        saved = self._written_at_step == trainer.global_step
+        if self.save_on_exception and trainer.global_step and not saved and self._may_save(trainer):
             assert self.dirpath is not None  # setup ran: there have been steps
             path = os.path.join(
                 self.dirpath, f"exception-epoch={trainer.current_epoch}-step={trainer.global_step}{self.FILE_EXTENSION}"
@@ -206,24 +210,25 @@ class ModelCheckpoint(Checkpoint):
             rank_zero_info(f"Saved {path}.")
 
     def _save_in_epoch(self, trainer: Trainer) -> None:
-        due = self.every_n_epochs > 0 and (trainer.current_epoch + 1) % self.every_n_epochs == 0
-        if due and not self._must_not_save(trainer):
+        if self.every_n_epochs > 0 and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            self._save_once(trainer)
+
+    def _save_once(self, trainer: Trainer) -> None:
+        """Save, unless two moments that save fall on the same step."""
+        if self._may_save(trainer) and self._saved_at_step != trainer.global_step:
             self._save(trainer)
 
-    def _must_not_save(self, trainer: Trainer) -> bool:
-        return bool(
-            trainer.fast_dev_run
-            or trainer.progress.fn != "fit"
-            or trainer.sanity_checking
-            or self._saved_at_step == trainer.global_step
-        )
+    def _may_save(self, trainer: Trainer) -> bool:
+        return trainer.progress.fn == "fit" and not trainer.fast_dev_run and not trainer.sanity_checking
 
     def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
         if self.save_on_train_epoch_end is not None:
             return self.save_on_train_epoch_end
         if not trainer.enable_validation:
             return True
-        return trainer.settings.check_val_every_n_epoch == 1 and trainer.val_check_interval == 1.0
+        interval = trainer.val_check_interval
+        whole_epoch = isinstance(interval, float) and interval == 1.0  # the int 1 means every batch
+        return trainer.settings.check_val_every_n_epoch == 1 and whole_epoch
 
     # ---- what to save and keep -----------------------------------------------------------------------------------
 
@@ -295,6 +300,7 @@ class ModelCheckpoint(Checkpoint):
     def _write(self, trainer: Trainer, path: str) -> None:
         trainer.save_checkpoint(path, self.save_weights_only)
         self._newest_path = path
+        self._written_at_step = trainer.global_step
         for logger in trainer.loggers:
             logger.save()  # so that after a crash the curves reach as far as the checkpoint
             logger.after_save_checkpoint(self)

@@ -7,6 +7,7 @@ import os
 import pickle
 import uuid
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import torch
 
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import CheckpointError
+
+# What zipfile and torch raise on a container whose own fields are damaged.
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, KeyError)
 
 
 class TorchCheckpointIO(CheckpointIO):
@@ -32,21 +36,21 @@ class TorchCheckpointIO(CheckpointIO):
                 "Leave them out, or pass a CheckpointIO of your own in Trainer(plugins=[...])."
             )
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.part"
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary, "xb") as stream:  # "x": never through a file or link that somebody put there
                 torch.save(dict(checkpoint), stream)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(temporary, target)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch's writer hides the first behind the second
             raise CheckpointError(
                 f"The checkpoint {target} could not be written: {error}. What was there before is untouched. "
                 "Free some space or choose another default_root_dir."
             ) from error
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 temporary.unlink()
         _fsync_directory(target.parent)
 
@@ -57,7 +61,7 @@ class TorchCheckpointIO(CheckpointIO):
         try:
             with zipfile.ZipFile(source) as container:
                 damaged = container.testzip()
-        except (zipfile.BadZipFile, OSError) as error:
+        except _UNREADABLE as error:
             raise CheckpointError(f"{source} is no checkpoint, or was cut short ({error}). Use another one.") from error
         if damaged is not None:
             raise CheckpointError(f"{source} is damaged: the checksum of {damaged!r} is wrong. Use another one.")
@@ -67,6 +71,8 @@ class TorchCheckpointIO(CheckpointIO):
             raise CheckpointError(
                 f"{source} holds objects that are no plain data, and unpickling them could run code: {error}"
             ) from error
+        except _UNREADABLE as error:
+            raise CheckpointError(f"{source} is no checkpoint ({error}). Use another one.") from error
         return loaded
 
     def remove_checkpoint(self, path: str | Path) -> None:

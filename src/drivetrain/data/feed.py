@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from math import ceil
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -48,9 +49,15 @@ def count_batches(loader: Any, limit: int | float, argument: str) -> float:
     if count == 0 and length > 0:
         raise ConfigurationError(
             f"{argument}={limit} of {length} batches is less than one batch. "
-            f"Write at least {argument}={1 / length:.4g}, or a number of batches such as {argument}=1."
+            f"Write at least {argument}={_at_least_one_of(length)}, or a number of batches such as {argument}=1."
         )
     return count
+
+
+def _at_least_one_of(length: int) -> float:
+    """The fraction 1 / length, to four digits, rounded up: rounded down it would leave nothing again."""
+    scale = 10 ** (3 + len(str(length)))
+    return float(ceil(scale / length) / scale)
 
 
 def fetches_ahead(loader: Any) -> bool:

@@ -91,7 +91,7 @@ def fit(run: Run) -> None:
                 held = 0
                 if stepped and schedules.step_plateau:
                     schedules.advance(schedules.step_plateau, progress.global_step)
-            if progress.global_step >= max_steps or (progress.should_stop and run.may_stop()):
+            if progress.global_step >= max_steps or (progress.should_stop and not is_last and run.may_stop()):
                 break
         _end_epoch(run, schedules)
     hooks.call("on_train_end")

@@ -25,11 +25,12 @@ class SingleDeviceStrategy(Strategy):
         precision_plugin: Precision | None = None,
     ) -> None:
         super().__init__(accelerator, checkpoint_io, precision_plugin)
-        self._root_device = None if device is None else torch.device(device)
+        if device is not None:
+            self.own_devices = (torch.device(device),)
 
     @property
     def root_device(self) -> torch.device:
-        if self._root_device is None:
-            assert self.accelerator is not None  # the plan has filled it in
-            self._root_device = self.accelerator.get_parallel_devices([0])[0]
-        return self._root_device
+        if devices := self.parallel_devices or self.own_devices:
+            return devices[0]
+        assert self.accelerator is not None  # without a plan, the caller has given one
+        return self.accelerator.get_parallel_devices([0])[0]

@@ -23,6 +23,10 @@ class Strategy(ABC):
 
     A subclass says where the root device is and, where it differs from one process, how the model is set up and what
     the ranks are. What is left ``None`` in the constructor the plan fills in.
+
+    Attributes:
+        own_precision, own_devices: what the constructor was given, which the plan respects.
+        parallel_devices: this machine's devices as the plan decided them, in rank order.
     """
 
     is_distributed: bool = False
@@ -35,6 +39,9 @@ class Strategy(ABC):
         precision_plugin: Precision | None = None,
     ) -> None:
         self.accelerator = accelerator
+        self.own_precision = precision_plugin
+        self.own_devices: tuple[torch.device, ...] = ()
+        self.parallel_devices: tuple[torch.device, ...] = ()
         self.checkpoint_io: CheckpointIO = checkpoint_io or TorchCheckpointIO()
         self.precision_plugin: Precision = precision_plugin or Precision()
         self.lightning_module: Any = None
