@@ -379,7 +379,7 @@ class Trainer(TrainerView):
             if benchmark is None and settings.deterministic:
                 benchmark = False  # its choice of algorithm depends on the clock
             if benchmark is not None:
-                stack.enter_context(torch.backends.cudnn.flags(benchmark=benchmark))
+                stack.enter_context(_cudnn_benchmark(benchmark))
             if fn is TrainerFn.FITTING:
                 stack.enter_context(torch.set_grad_enabled(True))
                 if settings.detect_anomaly:
@@ -454,6 +454,16 @@ def _ignore_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def _cudnn_benchmark(benchmark: bool) -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark  # not cudnn.flags(): its other defaults would switch cuDNN off
+    torch.backends.cudnn.benchmark = benchmark
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager

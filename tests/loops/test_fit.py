@@ -514,13 +514,17 @@ def test_process_wide_switches_are_put_back(regression: Any, loader: Any, make_t
             seen.update(
                 deterministic=torch.are_deterministic_algorithms_enabled(), anomaly=torch.is_anomaly_enabled(),
                 grad=torch.is_grad_enabled(), workspace=os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+                cudnn=(torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark),
             )  # fmt: skip
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", message="Anomaly Detection has been enabled")
-        make_trainer(deterministic=True, detect_anomaly=True).fit(Looks(), loader)
+        make_trainer(deterministic=True, detect_anomaly=True, benchmark=True).fit(Looks(), loader)
         assert not torch.is_grad_enabled()
-    assert seen == {"deterministic": True, "anomaly": True, "grad": True, "workspace": ":4096:8"}
+    assert seen == {
+        "deterministic": True, "anomaly": True, "grad": True, "workspace": ":4096:8", "cudnn": (True, True),
+    }  # fmt: skip
+    assert not torch.backends.cudnn.benchmark
     assert not torch.are_deterministic_algorithms_enabled()
     assert not torch.is_anomaly_enabled()
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
