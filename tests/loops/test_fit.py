@@ -545,3 +545,26 @@ def test_at_most_five_frames_between_fit_and_training_step(regression: Any, load
 
     make_trainer(precision="bf16-mixed", gradient_clip_val=1.0, accumulate_grad_batches=2).fit(Looks(), loader)
     assert 1 <= len(frames) <= 5
+
+
+def test_a_second_fit_that_has_nothing_left_to_do_says_so(
+    regression: Any, loader: Any, make_trainer: Any, caplog: Any
+) -> None:
+    model, trainer = regression(), make_trainer(max_epochs=2)
+    trainer.fit(model, loader)
+    with caplog.at_level("INFO", logger="drivetrain"):
+        trainer.fit(model, loader)
+    assert trainer.global_step == 8
+    assert "Nothing to train: 2 of 2 epochs" in caplog.text
+
+
+def test_a_loader_that_breaks_its_promise_is_named(regression: Any, make_trainer: Any) -> None:
+    class Short:
+        def __len__(self) -> int:
+            return 5
+
+        def __iter__(self) -> Any:
+            return iter([(torch.ones(2, 4), torch.ones(2, 1))] * 3)
+
+    with pytest.warns(UserWarning, match=r"Short has a length that promised 5 batches, and gave 3"):
+        make_trainer().fit(regression(), Short())

@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from drivetrain.errors import ConfigurationError
+from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.seed import worker_seed_init
 
 
@@ -85,8 +86,14 @@ def feed(
     """
     source = islice(batches, None if num_batches == float("inf") else int(num_batches))
     if not ahead:
+        position = 0
         for position, batch in enumerate(source, 1):
             yield (batch if move is None else move(batch)), position == num_batches
+        if position < num_batches < float("inf"):
+            rank_zero_warn(
+                f"The loader {type(batches).__name__} has a length that promised {num_batches:.0f} batches, and gave "
+                f"{position}. What belongs to the last batch of an epoch was left out. Correct its __len__."
+            )
         return
     for batch in source:
         current = batch if move is None else move(batch)

@@ -24,6 +24,7 @@ from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import make_step, outputs_for_hooks
+from drivetrain.rank_zero import rank_zero_info
 
 
 def fit(run: Run) -> None:
@@ -33,6 +34,10 @@ def fit(run: Run) -> None:
     progress.stage = RunningStage.TRAINING
     loader, ahead, validate_every = _prepare(run)
     if run.training_done():
+        rank_zero_info(
+            f"Nothing to train: {progress.current_epoch} of {limits.max_epochs} epochs and {progress.global_step} of "
+            f"{limits.max_steps} steps are done, and an epoch has {progress.num_training_batches} batches."
+        )
         return
     hooks.call("on_train_start")
 
