@@ -634,3 +634,73 @@ def test_best_and_last_where_there_is_none(trainer_for: Any, word: str) -> None:
     trainer = trainer_for(1, callbacks=ModelCheckpoint(), enable_checkpointing=True)
     with pytest.raises(CheckpointError, match=f'"{word}" names no checkpoint: the ModelCheckpoint has saved none'):
         trainer.fit(Net(), *loaders(), ckpt_path=word)
+
+
+def test_an_epoch_that_was_cut_short_is_not_resumed(
+    regression: Any, loader: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "cut.ckpt"
+    trainer = make_trainer(max_epochs=-1, max_steps=6)  # one epoch and a half
+    trainer.fit(regression(), loader)
+    trainer.save_checkpoint(path)
+    with pytest.raises(NotSupportedError, match="in the middle of epoch"):
+        make_trainer(max_epochs=-1, max_steps=12).fit(regression(), loader, ckpt_path=path)
+
+
+def test_a_failed_epoch_end_leaves_no_mark_on_the_next_fit(
+    regression: Any, loader: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    class Breaks(regression):  # type: ignore[misc]
+        broken = True
+
+        def on_train_epoch_end(self) -> None:
+            if self.broken:
+                raise RuntimeError("broken")
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if not self.broken and batch_idx == 2:
+                self.trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    model, trainer = Breaks(), make_trainer()
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.fit(model, loader)
+    model.broken = False
+    trainer.fit(model, loader)
+    with pytest.raises(NotSupportedError, match="in the middle of epoch"):
+        make_trainer(max_epochs=3).fit(regression(), loader, ckpt_path=tmp_path / "middle.ckpt")
+
+
+def test_numbers_of_numpy_are_stored_as_plain_ones(
+    regression: Any, loader: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    numpy = pytest.importorskip("numpy")
+
+    class Scheduled(regression):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: numpy.cos(epoch / 10))
+            return [optimizer], [schedule]
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["mine"] = {"value": numpy.float32(1.5)}
+
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(Scheduled(), loader)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    saved = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    assert saved["mine"] == {"value": 1.5}
+    make_trainer(max_epochs=3).fit(Scheduled(), loader, ckpt_path=tmp_path / "x.ckpt")
+
+
+def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(
+    regression: Any, loader: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    class Adds(regression):  # type: ignore[misc]
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["mine"] = {"where": [Path("x")]}
+
+    trainer = make_trainer()
+    trainer.fit(Adds(), loader)
+    with pytest.raises(CheckpointError, match=r"checkpoint\['mine'\] holds an object that is no plain data"):
+        trainer.save_checkpoint(tmp_path / "x.ckpt")
+    assert list(tmp_path.iterdir()) == []

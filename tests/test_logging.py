@@ -136,7 +136,7 @@ def test_t9_epoch_means_weigh_by_batch_size(regression: Any, data: Any, make_tra
 
 @pytest.mark.parametrize(
     ("every", "accumulate", "expected"),
-    [(1, 1, [0, 1, 2, 3, 4, 5, 6, 7]), (3, 1, [2, 5]), (2, 2, [1, 3]), (1, 3, [0, 1, 2, 3]), (0, 1, []), (50, 1, [])],
+    [(1, 1, [0, 1, 2, 3, 4, 5, 6, 7]), (3, 1, [2, 5]), (2, 2, [1, 3]), (1, 3, [0, 1, 2, 3]), (0, 1, []), (8, 1, [7])],
 )
 def test_t11_when_and_where_steps_are_logged(
     regression: Any, loader: Any, make_trainer: Any, every: int, accumulate: int, expected: list[int]
@@ -281,7 +281,7 @@ def test_t18_the_sanity_check_leaves_no_metric(validated: Any, loader: Any, make
     trainer.fit(validated(), loader, loader)
     assert seen == [["val_loss"], []]
     assert logger.rows == []
-    assert trainer.progress.validate_steps == 0
+    assert not any(trainer.progress.eval_steps.get("validate", ()))
 
 
 def test_log_without_a_trainer_warns_once_and_does_nothing(regression: Any) -> None:
@@ -336,3 +336,131 @@ def test_the_default_logger_is_tensorboard_if_installed_else_csv(
     )
     trainer = make_trainer(logger=True)
     assert [type(logger).__name__ for logger in trainer.loggers] == [kind]
+
+
+def test_a_buffer_that_the_module_goes_on_writing_is_logged_as_it_was(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    class Running(regression):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running", torch.zeros(()))
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.running += 1
+            if batch_idx == 1:
+                self.log("running", self.running)
+                self.log("scale", self.scale.squeeze())
+            return self.loss(batch) * self.scale.squeeze()
+
+    trainer = make_trainer(limit_train_batches=4)
+    model = Running()
+    trainer.fit(model, loader)
+    assert float(trainer.callback_metrics["running"]) == 2.0
+    assert float(trainer.callback_metrics["scale"]) != float(model.scale.detach())
+
+
+def test_callbacks_may_log_by_themselves(regression: Any, loader: Any, make_trainer: Any) -> None:
+    class Logs(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.log("mine", 1.0, on_step=False, on_epoch=True)
+            self.log_dict({"a": 2.0, "b": 3.0})
+
+    trainer = make_trainer(callbacks=[Logs()])
+    trainer.fit(regression(), loader)
+    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == {"mine": 1, "a": 2, "b": 3}
+
+
+def test_a_module_inside_of_another_logs_into_the_same_run(regression: Any, loader: Any, make_trainer: Any) -> None:
+    class Inner(LightningModule):
+        def forward(self, loss: torch.Tensor) -> torch.Tensor:
+            self.log("inner", loss)
+            return loss
+
+    class Outer(regression):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.inner(self.loss(batch))
+
+    trainer = make_trainer()
+    trainer.fit(Outer(), loader)
+    assert "inner" in trainer.callback_metrics
+
+
+def test_what_is_logged_when_training_starts_is_seen_there(validated: Any, loader: Any, make_trainer: Any) -> None:
+    seen: list[float] = []
+
+    class Logs(validated):  # type: ignore[misc]
+        def on_train_start(self) -> None:
+            self.log("start", 5.0)
+
+        def on_train_epoch_end(self) -> None:
+            seen.append(float(self.trainer.callback_metrics["start"]))
+
+    make_trainer().fit(Logs(), loader, loader)
+    assert seen == [5.0]
+
+
+def test_t11_each_evaluation_loader_counts_its_own_steps(regression: Any, loader: Any, make_trainer: Any) -> None:
+    class Logs(regression):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("x", 1.0, on_step=True, on_epoch=False)
+
+    logger = Remembers()
+    make_trainer(logger=logger, max_epochs=2, limit_val_batches=2).fit(Logs(), loader, [loader, loader])
+    for index in (0, 1):
+        assert [step for step, _ in logger.of(f"x/dataloader_idx_{index}")] == [0, 1, 2, 3]
+
+
+def test_a_short_run_shows_its_numbers_and_says_what_no_logger_saw(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    model = logging_in(regression, "training_step", prog_bar=True)
+    trainer = make_trainer(logger=Remembers())
+    with pytest.warns(UserWarning, match=r"x: logged in training steps, but after 4 steps no logger has seen it"):
+        trainer.fit(model, loader)
+    assert trainer.progress_bar_metrics == {"x": 2.0}
+
+
+def test_t52_a_metric_object_keeps_nothing_of_an_interrupted_run(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Logs(regression):  # type: ignore[misc]
+        broken = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.sum = torchmetrics.SumMetric()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.broken and batch_idx == 2:
+                raise RuntimeError("broken")
+            self.sum(1.0)
+            self.log("x", self.sum, on_step=False, on_epoch=True)
+            return self.loss(batch)
+
+    model, trainer = Logs(), make_trainer()
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.fit(model, loader)
+    model.broken = False
+    trainer.fit(model, loader)
+    assert float(trainer.callback_metrics["x"]) == 4.0
+
+
+def test_in_a_trial_run_a_program_may_still_call_its_loggers(regression: Any, loader: Any, make_trainer: Any) -> None:
+    from drivetrain.callbacks import LearningRateMonitor
+
+    class Calls(regression):  # type: ignore[misc]
+        def on_train_start(self) -> None:
+            self.logger.log_metrics({"x": 1.0}, step=0)
+            self.logger.experiment.add_text("a", "b").anything.at_all()
+
+    trainer = make_trainer(fast_dev_run=True, logger=True, callbacks=[LearningRateMonitor()])
+    trainer.fit(Calls(), loader)
+    assert type(trainer.logger).__name__ == "DummyLogger"

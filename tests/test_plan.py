@@ -428,7 +428,7 @@ def test_wrong_plugins(plugins: Any, message: str) -> None:
         (dataclasses.replace(BARE, has_tensorboard=False), {}, "CSVLogger", "tensorboard is not installed"),
         (BARE, {"logger": False}, None, "logger=False"),
         (BARE, {"logger": []}, None, "it was passed as logger="),
-        (BARE, {"fast_dev_run": True}, None, "fast_dev_run logs nothing"),
+        (BARE, {"fast_dev_run": True}, "DummyLogger", "fast_dev_run logs nothing"),
         (BARE, {"logger": CSVLogger("x")}, "CSVLogger", "it was passed as logger="),
         (BARE, {"logger": [CSVLogger("x"), CSVLogger("y")]}, "CSVLogger, CSVLogger", "it was passed as logger="),
     ],

@@ -384,3 +384,26 @@ if __name__ == "__main__":
 
 def test_no_validation_is_no_missing_loader(validated: Any, loader: Any, make_trainer: Any) -> None:
     make_trainer(limit_val_batches=0).fit(validated(), loader)  # a warning would be an error here
+
+
+def test_loaders_and_a_datamodule_together_are_refused(validated: Any, loader: Any, make_trainer: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"trainer.fit got both loaders and a datamodule"):
+        make_trainer().fit(validated(), loader, datamodule=LightningDataModule())
+
+
+def test_the_users_home_is_understood(make_trainer: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert make_trainer(default_root_dir="~/runs").default_root_dir == os.path.join(tmp_path, "runs")
+
+
+def test_evaluating_after_a_fit_keeps_its_optimizers_for_a_checkpoint(
+    validated: Any, loader: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    model, trainer = validated(), make_trainer()
+    trainer.fit(model, loader, loader)
+    trainer.validate(model, loader, verbose=False)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    assert len(torch.load(tmp_path / "x.ckpt", weights_only=True)["optimizer_states"]) == 1
+    trainer.validate(validated(), loader, verbose=False)
+    assert trainer.optimizers == []  # they belong to another model

@@ -89,7 +89,7 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
     """
     if plan.default_logger is None:
         return []
-    if settings.logger in (None, True):
+    if settings.logger in (None, True) or settings.fast_dev_run:
         return [load(f"drivetrain.loggers:{plan.default_logger}")(root_dir)]
     given: Any = settings.logger
     found = list(given) if isinstance(given, (list, tuple)) else [given]

@@ -30,6 +30,17 @@ class Callback:
     """Hooks that the class overrides but this instance, as configured, need not be called for. Read when a run
     starts: an idle hook costs nothing in a step."""
 
+    pl_module: Any = None
+    """The module of the run, set by the Trainer: what :meth:`log` logs through."""
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        """``self.log`` of the module, with its arguments, from a hook that may log."""
+        self.pl_module.log(name, value, **options)
+
+    def log_dict(self, dictionary: Any, **options: Any) -> None:
+        """``self.log_dict`` of the module, likewise."""
+        self.pl_module.log_dict(dictionary, **options)
+
     @property
     def state_key(self) -> str:
         """Under which name a checkpoint keeps the state; distinguish instances of one class by their arguments."""

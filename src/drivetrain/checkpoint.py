@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from drivetrain.errors import CheckpointError, NotSupportedError
 from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.seed import rng_state, set_rng_state
+from drivetrain.tree import map_leaves
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -23,6 +25,9 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
     Args:
         trainer: the run.
         weights_only: leave out optimizers, schedulers, callbacks, loops and random states.
+
+    Raises:
+        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` put in what is no plain data.
     """
     import drivetrain
 
@@ -36,7 +41,7 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         "state_dict": strategy.lightning_module_state_dict(),
     }
     if not weights_only:
-        checkpoint["loops"] = {"drivetrain": {**progress.state_dict(), "epoch_ending": progress.epoch_ending}}
+        checkpoint["loops"] = {"drivetrain": progress.state_dict()}
         checkpoint["callbacks"] = {
             callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
         }
@@ -51,7 +56,36 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
     if not weights_only:
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
     trainer.hooks.call_method("on_save_checkpoint", checkpoint)
-    return checkpoint
+    return _as_plain_data(checkpoint)
+
+
+def _as_plain_data(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """``checkpoint`` with numpy's scalars as Python's, and certain to load without running code.
+
+    Raises:
+        CheckpointError: something in it is no plain data; the message names where it is.
+    """
+    plain: dict[str, Any] = map_leaves(_plain_scalar, checkpoint)
+    for key, value in plain.items():
+        # Without the tensors, which are always plain, it is small: so it can really be tried.
+        skeleton = map_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, value)
+        buffer = io.BytesIO()
+        try:
+            torch.save(skeleton, buffer)
+            buffer.seek(0)
+            torch.load(buffer, weights_only=True)
+        except Exception as error:  # whatever pickling somebody's object raises
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(
+                f"checkpoint[{key!r}] holds an object that is no plain data and could not be loaded again: {reason} "
+                "Store numbers, texts, tensors, lists and dictionaries of those instead."
+            ) from error
+    return plain
+
+
+def _plain_scalar(leaf: Any) -> Any:
+    is_numpy_scalar = type(leaf).__module__ == "numpy" and hasattr(leaf, "item") and getattr(leaf, "shape", None) == ()
+    return leaf.item() if is_numpy_scalar else leaf
 
 
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
@@ -118,7 +152,7 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     if (state := checkpoint.get(type(strategy.precision_plugin).__qualname__)) is not None:
         strategy.precision_plugin.load_state_dict(state)
     saved = checkpoint["loops"].get("drivetrain")
-    if saved is None or (saved["batches_done"] and not saved["epoch_ending"]):
+    if saved is None or saved["epoch_cut"] or (saved["batches_done"] and not saved["epoch_ending"]):
         raise NotSupportedError(
             f"The checkpoint was saved in the middle of epoch {checkpoint['epoch']}, and this version resumes only "
             "from one that was saved at the end of an epoch. Write ModelCheckpoint(save_on_train_epoch_end=True)."
@@ -131,7 +165,7 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     progress.load_state_dict(saved)
     if saved["epoch_ending"]:
         progress.current_epoch += 1  # it was saved before the epoch was counted
-        progress.batches_done = 0
+        progress.batches_done, progress.epoch_ending = 0, False
     if progress.current_epoch > trainer.limits.max_epochs:
         raise CheckpointError(
             f"The checkpoint was saved after {progress.current_epoch} epochs, and "

@@ -2,9 +2,13 @@
 
 ``self.log`` stores the detached value and nothing else happens: no transfer, no string is built. Numbers reach the
 host when the book is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch): all values of
-one device and dtype are stacked and travel in one transfer. Which step will be flushed is known before it runs, so
-only there, and for means over an epoch, is a value copied; in other steps nobody reads it but a callback that looks
-into ``callback_metrics`` in that very step.
+one device and dtype are stacked and travel in one transfer.
+
+[Note: when a value is copied]
+A tensor that lives on after the step, a buffer, a parameter or a view of one, is copied when it is logged, because
+somebody will write into it. So is every value of a step that will be flushed, which is known before the step runs,
+and every value of a mean over the epoch. What is left, the fresh result of an operation (a loss) in a step that is not
+flushed, is kept as it is: only ``callback_metrics`` may show it, and only the step that made it could change it.
 
 [Note: exact epoch means]
 Values of one weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in 64-bit floats on
@@ -91,10 +95,10 @@ class Entry:
         if isinstance(value, Tensor):
             if value.ndim:
                 value = self._as_scalar(value)
+            outlives_step = value.is_leaf or value._is_view()
             if not self.keep_graph:
                 value = value.detach()
-            if self.on_epoch or self._book.copies:
-                # It will be read later, and the caller may go on to write into it; a captured graph will.
+            if outlives_step or self.on_epoch or self._book.copies:  # [Note: when a value is copied]
                 value = value.clone()
         elif isinstance(value, nn.Module):
             self._push_metric(value)
@@ -250,7 +254,10 @@ class Logbook:
 
     def start_run(self) -> None:
         """Forget everything an earlier run logged."""
+        for group in self._groups:
+            self.reset(group)  # a metric object keeps its state otherwise, also from a run that was interrupted
         self._groups.clear()
+        self.group = "train"
         self.leave_batch()
         self._compared_sizes, self.epoch_done = False, False
         self.callback_metrics, self.bar_metrics, self.logged_metrics = {}, {}, {}
@@ -339,10 +346,6 @@ class Logbook:
             if epoch and entry.on_epoch and (value := entry.epoch_value()) is not None:
                 metrics[entry.name] = metrics[_epoch_name(entry)] = _tensor(value)
         return metrics
-
-    def names(self) -> list[str]:
-        """Every name logged in this run, for messages."""
-        return sorted({*self.callback_metrics, *(e.name for group in self._groups for e in self._entries(group))})
 
     def _entries(self, group: str) -> Iterator[Entry]:
         for scope in self._groups.get(group, {}).values():

@@ -249,8 +249,10 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
 
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
-        self.__dict__["_trainer"] = trainer
-        self.__dict__["_book"] = None if trainer is None else trainer.logbook
+        for module in self.modules():
+            if isinstance(module, LightningModule):  # one inside another logs into the same run
+                module.__dict__["_trainer"] = trainer
+                module.__dict__["_book"] = None if trainer is None else trainer.logbook
 
     @property
     def device(self) -> torch.device:

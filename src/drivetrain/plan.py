@@ -328,10 +328,10 @@ def _precision(
 
 
 def _logger(settings: Settings, machine: Machine) -> tuple[str | None, str]:
-    if settings.fast_dev_run:
-        return None, "fast_dev_run logs nothing"
     if settings.logger is False:
         return None, "logger=False"
+    if settings.fast_dev_run:
+        return "DummyLogger", "fast_dev_run logs nothing"
     if settings.logger in (None, True):
         if machine.has_tensorboard:
             return "TensorBoardLogger", "tensorboard is installed"

@@ -73,7 +73,7 @@ class Settings:
     deterministic: bool | Literal["warn"] | None = _argument(None, "torch.use_deterministic_algorithms while it runs")
     benchmark: bool | None = _argument(None, "torch.backends.cudnn.benchmark while it runs; None: leave it")
     inference_mode: bool = _argument(True, "validate and test under torch.inference_mode instead of no_grad")
-    use_distributed_sampler: bool = _argument(True, "split the data over the processes")
+    use_distributed_sampler: bool = _argument(True, "split the data over the processes; of one process, no difference")
     profiler: Any | str | None = _argument(None, "a profiler or its name")
     detect_anomaly: bool = _argument(False, "torch.autograd.set_detect_anomaly while it trains")
     barebones: bool = _argument(False, "switch off everything that costs time beyond the step")
@@ -81,7 +81,9 @@ class Settings:
     sync_batchnorm: bool = _argument(False, "batch norm over all processes")
     reload_dataloaders_every_n_epochs: int = _argument(0, "build the loaders anew every n epochs; 0: never")
     default_root_dir: str | Path | None = _argument(None, "where logs and checkpoints go; None: the working directory")
-    enable_autolog_hparams: bool = _argument(True, "give the module's hyperparameters to the loggers")
+    enable_autolog_hparams: bool = _argument(
+        True, "give the module's hyperparameters to the loggers; this version keeps none"
+    )
     model_registry: str | None = _argument(None, "name of a model registry")
 
     def __post_init__(self) -> None:
@@ -191,6 +193,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
 NOT_YET: dict[str, Any] = {
     "num_nodes": 1,
     "max_time": None,
+    "limit_predict_batches": None,
     "overfit_batches": 0.0,
     "profiler": None,
     "barebones": False,

@@ -101,7 +101,7 @@ class Trainer(TrainerView):
         self.progress = Progress()
         self.engine = Engine(plan=self.plan)
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
-        self.default_root_dir = os.fspath(self.settings.default_root_dir or Path.cwd())
+        self.default_root_dir = os.path.expanduser(self.settings.default_root_dir or Path.cwd())
         self.callbacks: list[Callback] = attach.callbacks_of(self.settings)
         self.loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
         self.datamodule: LightningDataModule | None = None
@@ -229,6 +229,10 @@ class Trainer(TrainerView):
         first = next(iter(passed))
         if isinstance(passed[first], LightningDataModule):
             passed, datamodule = {**passed, first: None}, passed[first]
+        if datamodule is not None and any(loaders is not None for loaders in passed.values()):
+            raise ConfigurationError(
+                f"trainer.{fn.value} got both loaders and a datamodule. Pass the loaders, or datamodule=, not both."
+            )
         attach.check_module(model, fn)
         checkpoint_path = self._resolve_ckpt_path(ckpt_path, weights_only)
         try:
@@ -261,18 +265,19 @@ class Trainer(TrainerView):
     ) -> Run:
         """Everything before the first loop, in the order of spec 3.3."""
         progress, strategy, stage = self.progress, self.strategy, fn.value
-        progress.fn, progress.status, progress.stage = fn, TrainerStatus.RUNNING, None
-        progress.should_stop = False
-        progress.validate_steps = progress.test_steps = 0
+        progress.begin_run(fn)
         self.datamodule, self.ckpt_path = datamodule, ckpt_path
         self._run_parts = None
         self.logbook.start_run()
-        strategy.optimizers, strategy.lr_scheduler_configs = [], []
+        if fn is TrainerFn.FITTING or strategy.lightning_module is not model:
+            strategy.optimizers, strategy.lr_scheduler_configs = [], []
         strategy.connect(model)
         model.trainer = self
         if datamodule is not None:
             datamodule.trainer = self
         self.callbacks = attach.with_module_callbacks(self.callbacks, model)
+        for callback in self.callbacks:
+            callback.pl_module = model
         hooks = self._hooks = HookTable(self, model, self.callbacks, strategy, LightningModule, self.logbook)
         limits = {"validate": self.limits.val_batches, "test": self.limits.test_batches}
         loaders = Loaders(model, datamodule, passed, limits, hooks.call_method)

@@ -302,8 +302,17 @@ class TrainerView:
     @property
     def enable_validation(self) -> bool:
         """Whether the fit validates at all."""
-        run = self._run_parts
-        return run is not None and self.limits.val_batches != 0 and run.loaders.defined("validate")
+        return self._run_parts is not None and self._run_parts.validates()
+
+    @property
+    def judges_at_epoch_end(self) -> bool:
+        """Whether callbacks that watch metrics look when a training epoch ends, and not after validation.
+
+        So it is if validation runs once per epoch, at its end, or not at all: then all metrics are there.
+        """
+        interval = self.limits.val_check_interval
+        whole_epoch = isinstance(interval, float) and interval == 1.0  # the int 1 means every batch
+        return not self.enable_validation or (whole_epoch and self.limits.check_val_every_n_epoch == 1)
 
     @property
     def val_check_interval(self) -> int | float:

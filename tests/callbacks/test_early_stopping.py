@@ -285,3 +285,20 @@ def test_t48_two_of_them_watch_different_things(tmp_path: Path) -> None:
     assert patient.stopping_reason is Reason.NOT_STOPPED
     assert trainer.early_stopping_callbacks == [patient, hasty]
     assert trainer.early_stopping_callback is patient
+
+
+def test_a_training_metric_may_be_watched_although_there_is_validation(
+    validated: Any, loader: Any, make_trainer: Any
+) -> None:
+    """Validation runs at the epoch's end, so everything is judged when the epoch has ended, as checkpoints are."""
+
+    class Logs(validated):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train", float(batch_idx), on_step=True, on_epoch=True)
+            return self.loss(batch)
+
+    stopping = EarlyStopping("train", patience=1)
+    trainer = make_trainer(max_epochs=5, callbacks=[stopping])
+    trainer.fit(Logs(), loader, loader)
+    assert stopping.best_score == 1.5  # the mean of 0 to 3, not the last step's value
+    assert trainer.current_epoch == 2

@@ -129,7 +129,7 @@ def test_below_the_loggers_folder_if_there_is_one(tmp_path: Path) -> None:
     from drivetrain.loggers import CSVLogger
 
     callback = ModelCheckpoint()
-    fit(tmp_path, callback, logger=CSVLogger(tmp_path / "logs", name="run"))
+    fit(tmp_path, callback, logger=CSVLogger(tmp_path / "logs", name="run"), log_every_n_steps=1)
     assert callback.dirpath == str(tmp_path / "logs" / "run" / "version_0" / "checkpoints")
     assert files(callback.dirpath) == ["epoch=0-step=4.ckpt"]
 
@@ -518,5 +518,26 @@ def test_the_loggers_are_flushed_and_told(tmp_path: Path) -> None:
         def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
             told.append(os.path.basename(checkpoint_callback.best_model_path))
 
-    fit(tmp_path, ModelCheckpoint(filename="{epoch}"), logger=Recording(tmp_path))
+    fit(tmp_path, ModelCheckpoint(filename="{epoch}"), logger=Recording(tmp_path), log_every_n_steps=1)
     assert told[:2] == ["save", "epoch=0.ckpt"]
+
+
+def test_a_save_that_fails_forgets_nothing(tmp_path: Path) -> None:
+    """The table of kept files says what is on disk, also when the second write fails."""
+    from drivetrain.checkpoints import TorchCheckpointIO
+
+    class FullDisk(TorchCheckpointIO):
+        writes = 0
+
+        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+            self.writes += 1
+            if self.writes == 2:
+                raise OSError("disk full")
+            super().save_checkpoint(checkpoint, path, storage_options)
+
+    callback = ModelCheckpoint(dirpath=tmp_path, monitor="score")
+    with pytest.raises(OSError, match="disk full"):
+        fit(tmp_path, callback, [2.0, 1.0], plugins=[FullDisk()])
+    [kept] = tmp_path.glob("*.ckpt")
+    assert callback.best_model_path == str(kept)
+    assert list(callback.best_k_models) == [str(kept)]

@@ -568,3 +568,127 @@ def test_a_loader_that_breaks_its_promise_is_named(regression: Any, make_trainer
 
     with pytest.warns(UserWarning, match=r"Short has a length that promised 5 batches, and gave 3"):
         make_trainer().fit(regression(), Short())
+
+
+class OwnStep:
+    """Mixed into a module: overrides ``optimizer_step`` with what the base does."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+        optimizer.step(closure=optimizer_closure)
+
+
+def test_an_overridden_optimizer_step_logs_and_trains_as_the_base_does(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    class Logs(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("x", float(batch_idx), on_epoch=True)
+            return self.loss(batch)
+
+    results = []
+    for kind in (Logs, type("Own", (OwnStep, Logs), {})):
+        torch.manual_seed(0)
+        model, trainer = kind(), make_trainer(accumulate_grad_batches=3, gradient_clip_val=0.1)
+        trainer.fit(model, loader)
+        results.append((float(trainer.callback_metrics["x_epoch"]), trainer.global_step, model.net[0].weight.tolist()))
+    assert results[0] == results[1]
+    assert results[0][0] == 1.5
+
+
+def test_a_closure_step_that_returns_none_is_not_counted(regression: Any, loader: Any, make_trainer: Any) -> None:
+    class Skips(OwnStep, regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if batch_idx % 2 else self.loss(batch)
+
+    trainer = make_trainer()
+    trainer.fit(Skips(), loader)
+    assert trainer.global_step == 2
+
+
+def test_a_closure_that_is_run_twice_does_not_change_the_scale(regression: Any, loader: Any, make_trainer: Any) -> None:
+    """What sharpness-aware methods do: the second evaluation adds to the gradients, nothing divides them by three."""
+
+    class Twice(regression):  # type: ignore[misc]
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+            optimizer_closure()
+            optimizer.step(closure=optimizer_closure)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            grads.append(self.net[0].weight.grad.clone())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    grads: list[torch.Tensor] = []
+    model = Twice()
+    make_trainer(accumulate_grad_batches=2, limit_train_batches=2).fit(model, loader)
+    first, second = list(loader)[:2]
+    model.zero_grad()
+    (model.loss(first) / 2 + model.loss(second) / 2 * 2).backward()
+    torch.testing.assert_close(grads[-1], model.net[0].weight.grad)
+
+
+def test_a_one_shot_iterable_is_named_instead_of_spinning(regression: Any, make_trainer: Any) -> None:
+    batches = ((torch.ones(2, 4), torch.ones(2, 1)) for _ in range(3))
+    with pytest.raises(ConfigurationError, match="generator gave no batch in epoch 1"):
+        make_trainer(max_epochs=-1, max_steps=10).fit(regression(), batches)
+
+
+def test_validation_follows_the_last_batch_of_a_dataset_that_ends_before_its_length(
+    validated: Any, make_trainer: Any
+) -> None:
+    class Short(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([(torch.ones(4), torch.ones(1))] * 6)
+
+        def __len__(self) -> int:
+            return 8
+
+    trainer = make_trainer(num_sanity_val_steps=0)
+    trainer.fit(validated(), DataLoader(Short(), batch_size=1), DataLoader(Short(), batch_size=8))
+    assert "val_loss" in trainer.callback_metrics
+
+
+def test_an_empty_validation_is_none(validated: Any, loader: Any, make_trainer: Any) -> None:
+    seen: list[str] = []
+
+    class Watches(Callback):
+        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+            seen.append("validation")
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            assert not trainer.enable_validation
+
+    for empty in ([], DataLoader([], batch_size=2)):
+        make_trainer(callbacks=[Watches()]).fit(validated(), loader, empty)
+    assert seen == []
+    assert make_trainer(callbacks=[Watches()]).validate(validated(), DataLoader([]), verbose=False) == []
+
+
+def test_an_empty_training_loader_warns(regression: Any, make_trainer: Any) -> None:
+    with pytest.warns(UserWarning, match="Nothing to train: .* an epoch has 0 batches"):
+        make_trainer().fit(regression(), DataLoader([], batch_size=2))
+
+
+def test_a_second_fit_after_an_interrupted_validation_trains_in_training_mode(
+    validated: Any, loader: Any, make_trainer: Any
+) -> None:
+    modes: list[bool] = []
+
+    class Breaks(validated):  # type: ignore[misc]
+        broken = True
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            modes.append(self.training)
+            return self.loss(batch)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            if self.broken:
+                raise RuntimeError("broken")
+
+    model, trainer = Breaks(), make_trainer(num_sanity_val_steps=0)
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.fit(model, loader, loader)
+    model.broken = False
+    trainer.fit(model, loader, loader)
+    assert modes == [True] * 8

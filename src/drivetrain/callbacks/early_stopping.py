@@ -38,8 +38,8 @@ class EarlyStopping(Callback):
         check_finite: stop at once when the value is NaN or infinite.
         stopping_threshold: stop at once when the value is better than this.
         divergence_threshold: stop at once when the value is worse than this.
-        check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: after
-            validation if the run validates, else when the epoch ends.
+        check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: when the
+            epoch ends, unless validation runs at other moments than there.
         log_rank_zero_only: log on global rank 0 only.
 
     Attributes:
@@ -111,7 +111,7 @@ class EarlyStopping(Callback):
     def _checks_at_epoch_end(self, trainer: Trainer) -> bool:
         if self.check_on_train_epoch_end is not None:
             return self.check_on_train_epoch_end
-        return not trainer.enable_validation
+        return trainer.judges_at_epoch_end
 
     def _check(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run or trainer.progress.fn != "fit":
@@ -126,7 +126,7 @@ class EarlyStopping(Callback):
                 raise ConfigurationError(message)
             rank_zero_warn(message)
             return
-        reason, message = self._judge(float(metrics[self.monitor]))
+        reason, message = self._judge(float(metrics[self.monitor].detach()))
         if reason is not EarlyStoppingReason.NOT_STOPPED:
             self.stopping_reason, self.stopping_reason_message = reason, message
             self.stopped_epoch = trainer.current_epoch

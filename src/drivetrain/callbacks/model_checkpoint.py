@@ -224,11 +224,7 @@ class ModelCheckpoint(Checkpoint):
     def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
         if self.save_on_train_epoch_end is not None:
             return self.save_on_train_epoch_end
-        if not trainer.enable_validation:
-            return True
-        interval = trainer.val_check_interval
-        whole_epoch = isinstance(interval, float) and interval == 1.0  # the int 1 means every batch
-        return trainer.settings.check_val_every_n_epoch == 1 and whole_epoch
+        return trainer.judges_at_epoch_end
 
     # ---- what to save and keep -----------------------------------------------------------------------------------
 
@@ -262,7 +258,7 @@ class ModelCheckpoint(Checkpoint):
                 f"Logged so far: {', '.join(sorted(set(metrics) - {'epoch', 'step'})) or 'nothing'}. "
                 "Log it, or watch one of those."
             )
-            if trainer.enable_validation and trainer.progress.validate_steps == 0:
+            if trainer.enable_validation and not any(trainer.progress.eval_steps.get("validate", ())):
                 rank_zero_warn(message)  # the first validation may still log it
                 return None
             raise ConfigurationError(message)
@@ -279,7 +275,8 @@ class ModelCheckpoint(Checkpoint):
         if full and not newest_wins and not self._better(score, self.best_k_models[worst]):
             return
         path = self._path_for(metrics, replaces=worst if full else "")
-        self.best_k_models[path] = score
+        before = dict(vars(self))  # what the tables say is written with the file, so they change before it exists
+        self.best_k_models = {**self.best_k_models, path: score}
         dropped = ""
         if full and worst != path:
             del self.best_k_models[worst]
@@ -290,7 +287,11 @@ class ModelCheckpoint(Checkpoint):
         self.best_model_path, self.kth_best_model_path = order[0], order[-1]
         self.best_model_score = None if newest_wins else self.best_k_models[order[0]]
         self.kth_value = None if newest_wins else self.best_k_models[order[-1]]
-        self._write(trainer, path)
+        try:
+            self._write(trainer, path)
+        except BaseException:
+            vars(self).update(before)
+            raise
         if dropped:
             trainer.strategy.remove_checkpoint(dropped)  # only now: a crash in between leaves one file too many
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drivetrain.loggers.csv import CSVLogger
+    from drivetrain.loggers.dummy import DummyLogger
     from drivetrain.loggers.logger import Logger
     from drivetrain.loggers.tensorboard import TensorBoardLogger
 
-__all__ = ["CSVLogger", "Logger", "TensorBoardLogger"]
+__all__ = ["CSVLogger", "DummyLogger", "Logger", "TensorBoardLogger"]
 
-_FILES = {"CSVLogger": "csv", "Logger": "logger", "TensorBoardLogger": "tensorboard"}
+_FILES = {"CSVLogger": "csv", "DummyLogger": "dummy", "Logger": "logger", "TensorBoardLogger": "tensorboard"}
 
 
 def __getattr__(name: str) -> Any:

@@ -36,35 +36,46 @@ def evaluate(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool = F
     Returns:
         One dictionary of epoch metrics per loader; values logged in epoch hooks are in each of them.
     """
-    hooks, book, progress, word = run.hooks, run.book, run.progress, _WORDS[stage]
+    progress = run.progress
+    if not any(source.num_batches for source in loaders):
+        return []
     progress.stage = RunningStage.SANITY_CHECKING if sanity else _STAGES[stage]
     in_fit = progress.fn == "fit"
+    own_train = run.hooks.bind_method(f"on_{_WORDS[stage]}_model_train")
+    modes = {module: module.training for module in run.module.modules()}
     with torch.inference_mode() if run.limits.inference_mode and not in_fit else torch.no_grad():
-        book.leave_batch()
-        book.group, book.epoch_done, book.copies = stage, False, True
-        modes = {module: module.training for module in run.module.modules()}
-        hooks.call_method(f"on_{word}_model_eval")
-        hooks.call(f"on_{word}_start")
-        hooks.call(f"on_{word}_epoch_start")
-        for index, loader in enumerate(loaders):
-            _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, sanity)
-        book.leave_batch()
-        book.epoch_done = True
-        hooks.call(f"on_{word}_epoch_end")
-        book.refresh()
-        rows = [] if sanity else run.publish(book.epoch_values(stage), progress.logger_step, read_all=not in_fit)
-        book.reset(stage)
-        hooks.call(f"on_{word}_end")
-        own_train = hooks.bind_method(f"on_{word}_model_train")
-        if own_train is not None:
-            own_train()
-        else:
-            for module, training in modes.items():
-                module.training = training  # not train(): it would overwrite the submodules' own modes (trap T18)
+        try:
+            rows = _evaluate_loaders(run, stage, loaders, sanity, read_all=not in_fit)
+            if own_train is not None:
+                own_train()
+        finally:
+            if own_train is None:
+                for module, training in modes.items():
+                    module.training = training  # not train(): it overwrites the submodules' own modes (trap T18)
+    several = len(loaders) > 1
     return [
-        {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if len(loaders) > 1 else None)}
+        {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if several else None)}
         for index in range(len(loaders))
     ]
+
+
+def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool, read_all: bool) -> list[Row]:
+    hooks, book, word = run.hooks, run.book, _WORDS[stage]
+    book.leave_batch()
+    book.group, book.epoch_done, book.copies = stage, False, True
+    hooks.call_method(f"on_{word}_model_eval")
+    hooks.call(f"on_{word}_start")
+    hooks.call(f"on_{word}_epoch_start")
+    for index, loader in enumerate(loaders):
+        _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, sanity)
+    book.leave_batch()
+    book.epoch_done = True
+    hooks.call(f"on_{word}_epoch_end")
+    book.refresh()
+    rows = [] if sanity else run.publish(book.epoch_values(stage), run.progress.logger_step, read_all)
+    book.reset(stage)
+    hooks.call(f"on_{word}_end")
+    return rows
 
 
 def _evaluate_loader(run: Run, stage: Stage, source: EvalLoader, index: int | None, sanity: bool) -> None:
@@ -76,9 +87,9 @@ def _evaluate_loader(run: Run, stage: Stage, source: EvalLoader, index: int | No
     batch_start = hooks.bind(f"on_{word}_batch_start", index)
     batch_end = hooks.bind(f"on_{word}_batch_end", index)
     move, transfer = run.transfer
-    counter = f"{stage}_steps"
+    steps = progress.eval_steps_of(stage, dataloader_idx)
     rows: list[tuple[int, list[Row]]] = []  # per-step values, still on the device
-    progress.num_eval_batches = source.num_batches
+    progress.num_eval_batches, progress.eval_batch_idx = source.num_batches, -1
     set_epoch(source.loader, progress.current_epoch)
     step_scope = hooks.scope(f"{word}_step", index)
     for batch_idx, (batch, _) in enumerate(
@@ -94,13 +105,13 @@ def _evaluate_loader(run: Run, stage: Stage, source: EvalLoader, index: int | No
         outputs = step(batch, batch_idx)
         for hook in batch_end:
             hook(outputs, batch, batch_idx, *hook_idx)
-        if not sanity:
-            if values := book.step_values(stage):
-                rows.append((getattr(progress, counter), values))
-                if len(rows) >= _READ_AT:
-                    _publish_steps(run, rows)
-            setattr(progress, counter, getattr(progress, counter) + 1)
+        if not sanity and (values := book.step_values(stage)):
+            rows.append((steps + batch_idx, values))
+            if len(rows) >= _READ_AT:
+                _publish_steps(run, rows)
     _publish_steps(run, rows)
+    if not sanity:
+        progress.eval_steps[stage][dataloader_idx] = steps + progress.eval_batch_idx + 1
 
 
 def _publish_steps(run: Run, rows: list[tuple[int, list[Row]]]) -> None:
@@ -164,15 +175,12 @@ def sanity_check(run: Run) -> None:
         run.hooks.call_callbacks("on_sanity_check_end")
     book.callback_metrics.clear()
     book.bar_metrics = {}
-    progress.validate_steps = 0
 
 
 def validates_in(run: Run, epoch: int) -> bool:
     """Whether ``epoch`` has any validation at all."""
     period = run.limits.check_val_every_n_epoch
-    if run.limits.val_batches == 0 or not run.loaders.defined("validate"):
-        return False
-    return period is None or (epoch + 1) % period == 0
+    return run.validates() and (period is None or (epoch + 1) % period == 0)
 
 
 def validation_due(run: Run, every: float, is_last: bool) -> bool:

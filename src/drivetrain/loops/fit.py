@@ -19,12 +19,13 @@ from __future__ import annotations
 from typing import Any
 
 from drivetrain.data.feed import count_batches, feed, fetches_ahead, set_epoch
+from drivetrain.errors import ConfigurationError
 from drivetrain.loops.evaluate import evaluate, sanity_check, validates_in, validation_due
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import make_step, outputs_for_hooks
-from drivetrain.rank_zero import rank_zero_info
+from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
 
 
 def fit(run: Run) -> None:
@@ -32,12 +33,10 @@ def fit(run: Run) -> None:
     hooks, book, progress, limits = run.hooks, run.book, run.progress, run.limits
     sanity_check(run)
     progress.stage = RunningStage.TRAINING
+    book.group, book.epoch_done = "train", False
     loader, ahead, validate_every = _prepare(run)
     if run.training_done():
-        rank_zero_info(
-            f"Nothing to train: {progress.current_epoch} of {limits.max_epochs} epochs and {progress.global_step} of "
-            f"{limits.max_steps} steps are done, and an epoch has {progress.num_training_batches} batches."
-        )
+        _say_why_nothing_is_trained(run)
         return
     hooks.call("on_train_start")
 
@@ -75,7 +74,7 @@ def fit(run: Run) -> None:
                 break
 
             steps_before = progress.global_step
-            output = step(batch, batch_idx, held == 1, window_ends, divisor)
+            output = step(batch, batch_idx, held, window_ends, divisor)
             stepped = progress.global_step != steps_before
             if stepped and schedules.step:
                 schedules.advance(schedules.step, progress.global_step)
@@ -99,7 +98,22 @@ def fit(run: Run) -> None:
             if progress.global_step >= max_steps or (progress.should_stop and not is_last and run.may_stop()):
                 break
         _end_epoch(run, schedules)
+    if run.unlogged and progress.stepped_batches < log_every:
+        rank_zero_warn(
+            f"{', '.join(sorted(run.unlogged))}: logged in training steps, but after {progress.stepped_batches} steps "
+            f"no logger has seen it, because log_every_n_steps={log_every}. Write a smaller log_every_n_steps."
+        )
     hooks.call("on_train_end")
+
+
+def _say_why_nothing_is_trained(run: Run) -> None:
+    progress, limits = run.progress, run.limits
+    message = (
+        f"Nothing to train: {progress.current_epoch} of {limits.max_epochs} epochs and {progress.global_step} of "
+        f"{limits.max_steps} steps are done, and an epoch has {progress.num_training_batches} batches."
+    )
+    asked_for = 0 in (limits.max_epochs, limits.max_steps, limits.train_batches)
+    (rank_zero_warn if progress.num_training_batches == 0 and not asked_for else rank_zero_info)(message)
 
 
 def _prepare(run: Run) -> tuple[Any, bool, float]:
@@ -110,15 +124,14 @@ def _prepare(run: Run) -> tuple[Any, bool, float]:
     loader = run.loaders.training()
     progress.num_training_batches = count_batches(loader, limits.train_batches, "limit_train_batches")
     validate_every = ENDLESS
-    if limits.val_batches != 0 and run.loaders.defined("validate"):
-        validate_every = val_check_every(limits, progress.num_training_batches, loader)
-        run.loaders.evaluation("validate")
+    if run.validates():
+        validate_every = val_check_every(limits, progress.num_training_batches)
     return loader, fetches_ahead(loader), validate_every
 
 
 def _begin_epoch(run: Run, loader: Any) -> None:
     progress, book = run.progress, run.book
-    progress.batch_idx, progress.batches_done, progress.is_last_batch = -1, 0, False
+    progress.batch_idx, progress.batches_done, progress.is_last_batch, progress.epoch_cut = -1, 0, False, False
     book.leave_batch()
     book.group, book.epoch_done = "train", False
     set_epoch(loader, progress.current_epoch)
@@ -127,12 +140,22 @@ def _begin_epoch(run: Run, loader: Any) -> None:
 
 def _end_epoch(run: Run, schedules: Schedules) -> None:
     progress, book = run.progress, run.book
+    if progress.batch_idx == -1:
+        raise ConfigurationError(
+            f"The training loader {type(run.loaders.training()).__name__} gave no batch in epoch "
+            f"{progress.current_epoch}. Pass something that can be iterated anew in each epoch, not a generator."
+        )
     book.leave_batch()
+    progress.epoch_cut = not progress.is_last_batch
     book.epoch_done = progress.epoch_ending = book.copies = True
     run.hooks.call("on_train_epoch_end")
     book.refresh()
     schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
     run.publish(book.epoch_values("train"), progress.logger_step)
+    rest = book.step_values("train")
+    book.read([row for row in rest if row.entry.to_bar])  # so that an epoch without a flush shows its numbers too
+    if progress.stepped_batches < run.limits.log_every_n_steps:
+        run.unlogged.update(row.name for row in rest if row.entry.to_logger and run.log is not None)
     book.reset("train")
     progress.current_epoch += 1
     progress.batches_done, progress.epoch_ending = 0, False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -46,14 +46,15 @@ class Progress:
         batches_done: batches of the current epoch whose hooks have all run.
         total_batches: batches done over all epochs.
         global_step: optimizer steps.
-        stepped_batches: batches on which a step happened. The loggers' x axis is the index of the last of them,
+        stepped_batches: windows done, whether or not their step happened. The loggers' x axis is the index of the last,
             ``logger_step`` (trap T11).
         num_training_batches: per epoch; ``inf`` where the loader has no length.
+        epoch_cut: the last epoch was ended before its last batch.
         epoch_ending: the epoch's batches are over and its end hooks are running.
         is_last_batch: the current batch is the last of its epoch.
         should_stop: somebody asked the run to end; honoured once min_epochs and min_steps are reached.
         eval_batch_idx, num_eval_batches: the same for the evaluation that runs now.
-        validate_steps, test_steps: evaluation batches so far: the x axis of their per-step values.
+        eval_steps: by stage, the batches of each evaluation loader so far: the x axis of their per-step values.
     """
 
     fn: TrainerFn | None = None
@@ -66,27 +67,49 @@ class Progress:
     global_step: int = 0
     stepped_batches: int = 0
     num_training_batches: float = 0
+    epoch_cut: bool = False
     epoch_ending: bool = False
     is_last_batch: bool = False
     should_stop: bool = False
     eval_batch_idx: int = -1
     num_eval_batches: float = 0
-    validate_steps: int = 0
-    test_steps: int = 0
+    eval_steps: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def logger_step(self) -> int:
         """Index of the last batch on which a step happened, from 0: where values are logged."""
         return max(self.stepped_batches - 1, 0)
 
+    def begin_run(self, fn: TrainerFn) -> None:
+        """Forget what an earlier run was in the middle of; what it counted stays."""
+        self.fn, self.stage, self.status = fn, None, TrainerStatus.RUNNING
+        self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
+        self.is_last_batch = self.should_stop = self.epoch_ending = False
+        self.eval_steps = {}
+
+    def eval_steps_of(self, stage: str, dataloader_idx: int) -> int:
+        """Batches that this evaluation loader has given in the stage's earlier passes."""
+        counts = self.eval_steps.setdefault(stage, [])
+        counts.extend([0] * (dataloader_idx + 1 - len(counts)))
+        return counts[dataloader_idx]
+
     def state_dict(self) -> dict[str, Any]:
         """The counters that a checkpoint keeps."""
-        return {name: getattr(self, name) for name in _SAVED}
+        state = {name: getattr(self, name) for name in _SAVED}
+        return {**state, "eval_steps": {stage: list(counts) for stage, counts in self.eval_steps.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` returned."""
-        for name in _SAVED:
+        for name in (*_SAVED, "eval_steps"):
             setattr(self, name, state[name])
 
 
-_SAVED = ("current_epoch", "batches_done", "total_batches", "global_step", "stepped_batches", "validate_steps")
+_SAVED = (
+    "current_epoch",
+    "batches_done",
+    "total_batches",
+    "global_step",
+    "stepped_batches",
+    "epoch_cut",
+    "epoch_ending",
+)

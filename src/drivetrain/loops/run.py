@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain.data.feed import sized_length
 from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError
 from drivetrain.hooks import Call, HookTable
@@ -37,7 +36,6 @@ class Limits:
     accumulate: int
     log_every_n_steps: int
     inference_mode: bool
-    fast_dev_run: bool
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
@@ -48,7 +46,7 @@ class Limits:
                 max_epochs=1, min_epochs=0, max_steps=batches, min_steps=0,
                 train_batches=batches, val_batches=batches, test_batches=batches, sanity_batches=0,
                 val_check_interval=1.0, check_val_every_n_epoch=1, accumulate=settings.accumulate_grad_batches,
-                log_every_n_steps=1, inference_mode=settings.inference_mode, fast_dev_run=True,
+                log_every_n_steps=1, inference_mode=settings.inference_mode,
             )  # fmt: skip
         max_epochs = settings.max_epochs
         if max_epochs is None:
@@ -71,7 +69,6 @@ class Limits:
             accumulate=settings.accumulate_grad_batches,
             log_every_n_steps=_default(settings.log_every_n_steps, 50),
             inference_mode=settings.inference_mode,
-            fast_dev_run=False,
         )
 
 
@@ -85,6 +82,7 @@ class Run:
 
     Attributes:
         log: gives flushed metrics to the loggers, at a step; ``None`` where there are none.
+        unlogged: names of step values that no logger has seen so far.
         cleanups: called once when the run ends, however it ends.
         transfer: ``(move, hooks)`` as :func:`drivetrain.hooks.bind_transfer` returns them.
         loaders: makes the loaders on first use.
@@ -101,6 +99,7 @@ class Run:
     loaders: Loaders
     log: Callable[[Mapping[str, float], int], None] | None
     cleanups: list[Callable[[], None]] = field(default_factory=list)
+    unlogged: set[str] = field(default_factory=set)
     told_to_go_on: bool = False
 
     def publish(self, rows: list[Row], step: int, read_all: bool = False) -> list[Row]:
@@ -117,6 +116,12 @@ class Run:
         if log is not None and (metrics := {row.name: row.value for row in read if row.entry.to_logger}):
             log(metrics, step)
         return read
+
+    def validates(self) -> bool:
+        """Whether the fit validates: there are a step and at least one batch for it."""
+        if self.limits.val_batches == 0 or not self.loaders.defined("validate"):
+            return False
+        return any(source.num_batches for source in self.loaders.evaluation("validate"))
 
     def may_stop(self) -> bool:
         """Whether a request to stop may be honoured: min_epochs and min_steps are reached (trap T29)."""
@@ -142,8 +147,8 @@ class Run:
         )
 
 
-def val_check_every(limits: Limits, num_batches: float, loader: Any) -> float:
-    """After how many training batches validation is due (trap T17); ``inf``: only at the end of an epoch.
+def val_check_every(limits: Limits, num_batches: float) -> float:
+    """After how many training batches validation is due (trap T17); ``inf``: after the last batch of an epoch.
 
     Raises:
         ConfigurationError: the interval never occurs, or needs a length that the loader has not.
@@ -156,13 +161,11 @@ def val_check_every(limits: Limits, num_batches: float, loader: Any) -> float:
                 "Write a smaller number, or check_val_every_n_epoch=None to count batches across epochs."
             )
         return interval
+    if interval == 1.0 and (limits.check_val_every_n_epoch is not None or num_batches == ENDLESS):
+        return ENDLESS
     if num_batches == ENDLESS:
-        if interval == 1.0:
-            return ENDLESS
         raise ConfigurationError(
             f"Trainer(val_check_interval={interval}) is a fraction, but the training loader has no length. "
             "Write a number of batches."
         )
-    if sized_length(loader) is None and interval == 1.0:
-        return ENDLESS  # limit_train_batches ends the epoch; its last batch is known by fetching ahead
     return max(1, int(num_batches * interval))

@@ -26,11 +26,12 @@ from drivetrain.loops.run import Run
 from drivetrain.precision.precision import Precision
 from drivetrain.tree import detach
 
-Step = Callable[[Any, int, bool, bool, int], Any]
-"""``step(batch, batch_idx, first, last, divisor)`` returns what ``training_step`` returned.
+Step = Callable[[Any, int, int, bool, int], Any]
+"""``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
 
-``first`` and ``last`` say where in its window the batch stands; the loss is divided by ``divisor``, the number of
-batches the window will hold. Counts its optimizer step in ``progress.global_step``.
+``position`` counts the window's batches from 1, ``last`` says that the window ends here; the loss is divided by
+``divisor``, the number of batches the window was expected to hold. Counts its optimizer step in
+``progress.global_step``.
 """
 
 
@@ -43,13 +44,16 @@ def positional_arity(fn: Callable[..., Any]) -> int:
 
 
 class _Window:
-    """The window that is being accumulated: how many batches it has seen, and how many of them gave gradients."""
+    """Whether any batch of the window that is being accumulated gave gradients."""
 
-    __slots__ = ("graded", "seen")
+    __slots__ = ("graded",)
 
     def __init__(self) -> None:
-        self.seen = 0
-        self.graded = 0
+        self.graded = False
+
+
+ForwardBackward = Callable[[Any, int, int, int], Any]
+BeforeStep = Callable[[int, int], None]
 
 
 def make_step(run: Run, optimizer: Optimizer | None) -> Step:
@@ -60,9 +64,9 @@ def make_step(run: Run, optimizer: Optimizer | None) -> Step:
     """
     window = _Window()
     forward_backward = _make_forward_backward(run, optimizer, window)
-    before_step = _make_before_step(run, optimizer, window)
+    before_step = _make_before_step(run, optimizer)
     if optimizer is None:
-        return _flat(run, forward_backward, before_step, None)
+        return _flat(run, window, forward_backward, before_step, None)
     needs_closure = _requires_closure(optimizer)
     if needs_closure and run.limits.accumulate > 1:
         raise ConfigurationError(
@@ -70,8 +74,8 @@ def make_step(run: Run, optimizer: Optimizer | None) -> Step:
             f"accumulate_grad_batches={run.limits.accumulate} cannot repeat. Write accumulate_grad_batches=1."
         )
     if needs_closure or run.hooks.bind_method("optimizer_step") is not None:
-        return _closure(run, forward_backward, before_step, optimizer)
-    return _flat(run, forward_backward, before_step, optimizer)
+        return _closure(run, window, forward_backward, before_step, optimizer)
+    return _flat(run, window, forward_backward, before_step, optimizer)
 
 
 def _requires_closure(optimizer: Optimizer) -> bool:
@@ -82,16 +86,19 @@ def _requires_closure(optimizer: Optimizer) -> bool:
 
 def _flat(
     run: Run,
-    forward_backward: Callable[[Any, int, bool, int], Any],
-    before_step: Callable[[int], bool],
+    window: _Window,
+    forward_backward: ForwardBackward,
+    before_step: BeforeStep | None,
     optimizer: Optimizer | None,
 ) -> Step:
     progress = run.progress
 
-    def step(batch: Any, batch_idx: int, first: bool, last: bool, divisor: int) -> Any:
-        output = forward_backward(batch, batch_idx, first, divisor)
-        if last and before_step(divisor):
+    def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
+        output = forward_backward(batch, batch_idx, position, divisor)
+        if last and window.graded:
             if optimizer is not None:
+                if before_step is not None:
+                    before_step(position, divisor)
                 optimizer.step()
             progress.global_step += 1
         return output
@@ -101,39 +108,45 @@ def _flat(
 
 def _closure(
     run: Run,
-    forward_backward: Callable[[Any, int, bool, int], Any],
-    before_step: Callable[[int], bool],
+    window: _Window,
+    forward_backward: ForwardBackward,
+    before_step: BeforeStep | None,
     optimizer: Optimizer,
 ) -> Step:
-    progress, module = run.progress, run.module
-    optimizer_step = run.hooks.bind_method("optimizer_step") or module.optimizer_step
+    progress, book = run.progress, run.book
+    optimizer_step = run.hooks.bind_method("optimizer_step") or run.module.optimizer_step
+    training_scope = run.hooks.scope("training_step")
 
     def count(*_: Any) -> None:
-        progress.global_step += 1
+        if window.graded:
+            progress.global_step += 1
 
     # The override may skip steps, so what counts is what the optimizer really did.
     run.cleanups.append(optimizer.register_step_post_hook(count).remove)
 
-    def step(batch: Any, batch_idx: int, first: bool, last: bool, divisor: int) -> Any:
+    def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         output: Any = None
 
         def closure() -> Any:
             nonlocal output
-            output = forward_backward(batch, batch_idx, first, divisor)
-            before_step(divisor)
+            outer, book.scope = book.scope, training_scope  # it logs as the window's other batches do
+            try:
+                output = forward_backward(batch, batch_idx, position, divisor)
+            finally:
+                book.scope = outer
+            if window.graded and before_step is not None:
+                before_step(position, divisor)
             return loss_of(output)
 
         if not last:
-            return forward_backward(batch, batch_idx, first, divisor)
+            return forward_backward(batch, batch_idx, position, divisor)
         optimizer_step(progress.current_epoch, batch_idx, optimizer, closure)
         return output
 
     return step
 
 
-def _make_forward_backward(
-    run: Run, optimizer: Optimizer | None, window: _Window
-) -> Callable[[Any, int, bool, int], Any]:
+def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: _Window) -> ForwardBackward:
     hooks, progress = run.hooks, run.progress
     training_step = run.module.training_step
     takes_index = positional_arity(training_step) > 1
@@ -147,25 +160,24 @@ def _make_forward_backward(
         precision.backward if overrides(precision, "backward", Precision) else Tensor.backward
     )
 
-    def forward_backward(batch: Any, batch_idx: int, first: bool, divisor: int) -> Any:
+    def forward_backward(batch: Any, batch_idx: int, position: int, divisor: int) -> Any:
         if context is None:
             output = training_step(batch, batch_idx) if takes_index else training_step(batch)
         else:
             with context:
                 output = training_step(batch, batch_idx) if takes_index else training_step(batch)
         loss = output if type(output) is Tensor else loss_of(output)
-        if first:
-            window.seen = window.graded = 0
-        if first and optimizer is not None:
-            for hook in before_zero_grad:
-                hook(optimizer)
-            if own_zero_grad is None:
-                optimizer.zero_grad()
-            else:
-                own_zero_grad(progress.current_epoch, batch_idx, optimizer)
-        window.seen += 1
+        if position == 1:
+            window.graded = False
+            if optimizer is not None:
+                for hook in before_zero_grad:
+                    hook(optimizer)
+                if own_zero_grad is None:
+                    optimizer.zero_grad()
+                else:
+                    own_zero_grad(progress.current_epoch, batch_idx, optimizer)
         if loss is not None:
-            window.graded += 1
+            window.graded = True
             if divisor != 1:
                 loss = loss / divisor
             for hook in before_backward:
@@ -178,27 +190,25 @@ def _make_forward_backward(
     return forward_backward
 
 
-def _make_before_step(run: Run, optimizer: Optimizer | None, window: _Window) -> Callable[[int], bool]:
+def _make_before_step(run: Run, optimizer: Optimizer | None) -> BeforeStep | None:
+    """What happens to the finished gradients before the optimizer takes them; ``None`` if nothing does."""
     hooks, settings = run.hooks, run.settings
     before_step_hooks = hooks.bind("on_before_optimizer_step")
     clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
     clip = hooks.bind_method("configure_gradient_clipping")
     if clip is None and clip_val is not None:
         clip = run.module.configure_gradient_clipping
+    may_end_early = run.limits.accumulate > 1
+    if optimizer is None or not (before_step_hooks or clip or may_end_early):
+        return None
 
-    def before_step(divisor: int) -> bool:
-        """Finish the window's gradients; whether there are any to step with."""
-        if not window.graded:
-            return False  # training_step returned None throughout
-        if optimizer is None:
-            return True
-        if window.seen != divisor:
-            _rescale(optimizer, divisor / window.seen)
+    def before_step(position: int, divisor: int) -> None:
+        if position != divisor:
+            _rescale(optimizer, divisor / position)
         for hook in before_step_hooks:
             hook(optimizer)
         if clip is not None:
             clip(optimizer, clip_val, algorithm)
-        return True
 
     return before_step
 
