@@ -165,6 +165,7 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     progress.load_state_dict(saved)
     if saved["epoch_ending"]:
         progress.current_epoch += 1  # it was saved before the epoch was counted
+        progress.earlier_batches += progress.batches_done
         progress.batches_done, progress.epoch_ending = 0, False
     if progress.current_epoch > trainer.limits.max_epochs:
         raise CheckpointError(

@@ -81,14 +81,20 @@ def feed(
         batches: a loader; its iterator is made here, once.
         num_batches: where to stop, ``inf`` for its end.
         move: brings a batch to the device as soon as it is fetched; ``None`` where an overridden transfer hook will
-            do it at its documented place.
+            do it at its documented place. If it hands the first batch back as it is, the loader's batches lie on the
+            device already, and it is not called again in this pass.
         ahead: see :func:`fetches_ahead`.
     """
     source = islice(batches, None if num_batches == float("inf") else int(num_batches))
     if not ahead:
         position = 0
         for position, batch in enumerate(source, 1):
-            yield (batch if move is None else move(batch)), position == num_batches
+            if move is not None:
+                moved = move(batch)
+                if moved is batch:
+                    move = None  # this loader's batches lie where they are wanted
+                batch = moved
+            yield batch, position == num_batches
         if position < num_batches < float("inf"):
             rank_zero_warn(
                 f"The loader {type(batches).__name__} has a length that promised {num_batches:.0f} batches, and gave "

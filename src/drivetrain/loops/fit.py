@@ -44,6 +44,7 @@ def fit(run: Run) -> None:
     strategy = run.engine.strategy
     step = make_step(run, strategy.optimizers[0] if strategy.optimizers else None)
     schedules = Schedules(strategy.lr_scheduler_configs, hooks, book)
+    step_schedulers = schedules.step
     move, transfer = run.transfer
     batch_start = hooks.bind_callbacks("on_train_batch_start")
     module_batch_start = hooks.bind_method("on_train_batch_start")
@@ -56,11 +57,11 @@ def fit(run: Run) -> None:
         _begin_epoch(run, loader)
         validates = validates_in(run, progress.current_epoch)
         book.scope = training_scope
-        held = 0  # batches in the current window
+        held, divisor = 0, 1  # batches in the current window, and how many it will have
         for batch, is_last in feed(loader, num_batches, None if transfer else move, ahead):
             progress.batch_idx = batch_idx = progress.batch_idx + 1
             progress.is_last_batch = is_last
-            if held == 0:
+            if held == 0 and accumulate > 1:
                 divisor = int(min(accumulate, num_batches - batch_idx))
             held += 1
             window_ends = held == accumulate or is_last
@@ -76,13 +77,13 @@ def fit(run: Run) -> None:
             steps_before = progress.global_step
             output = step(batch, batch_idx, held, window_ends, divisor)
             stepped = progress.global_step != steps_before
-            if stepped and schedules.step:
-                schedules.advance(schedules.step, progress.global_step)
+            if step_schedulers and stepped:
+                schedules.advance(step_schedulers, progress.global_step)
             if is_last and schedules.epoch:
                 schedules.advance(schedules.epoch, progress.current_epoch + 1)
-            progress.batches_done += 1
-            progress.total_batches += 1
-            progress.stepped_batches += window_ends
+            progress.batches_done = batch_idx + 1
+            if window_ends:
+                progress.stepped_batches += 1
             for hook in batch_end:
                 hook(outputs_for_hooks(output), batch, batch_idx)
 
@@ -158,6 +159,7 @@ def _end_epoch(run: Run, schedules: Schedules) -> None:
         run.unlogged.update(row.name for row in rest if row.entry.to_logger and run.log is not None)
     book.reset("train")
     progress.current_epoch += 1
+    progress.earlier_batches += progress.batches_done
     progress.batches_done, progress.epoch_ending = 0, False
 
 

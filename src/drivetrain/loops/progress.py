@@ -44,7 +44,7 @@ class Progress:
         current_epoch: epochs whose last batch is done; while one runs, its index from 0 (trap T49).
         batch_idx: index of the current batch in its epoch, from 0; -1 before the first.
         batches_done: batches of the current epoch whose hooks have all run.
-        total_batches: batches done over all epochs.
+        earlier_batches: batches of all epochs that have ended; ``total_batches`` adds the current one's.
         global_step: optimizer steps.
         stepped_batches: windows done, whether or not their step happened. The loggers' x axis is the index of the last,
             ``logger_step`` (trap T11).
@@ -63,7 +63,7 @@ class Progress:
     current_epoch: int = 0
     batch_idx: int = -1
     batches_done: int = 0
-    total_batches: int = 0
+    earlier_batches: int = 0
     global_step: int = 0
     stepped_batches: int = 0
     num_training_batches: float = 0
@@ -74,6 +74,11 @@ class Progress:
     eval_batch_idx: int = -1
     num_eval_batches: float = 0
     eval_steps: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def total_batches(self) -> int:
+        """Training batches done over all epochs."""
+        return self.earlier_batches + self.batches_done
 
     @property
     def logger_step(self) -> int:
@@ -107,7 +112,7 @@ class Progress:
 _SAVED = (
     "current_epoch",
     "batches_done",
-    "total_batches",
+    "earlier_batches",
     "global_step",
     "stepped_batches",
     "epoch_cut",
