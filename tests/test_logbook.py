@@ -219,3 +219,29 @@ def test_folding_bounds_what_is_held() -> None:
         entry.push(torch.ones(()), 1)
     after = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
     assert after - before <= 65
+
+
+def test_a_borrowed_value_is_still_one_number() -> None:
+    book = book_in(STEP)
+    entry = book.open_entry("x", 0, options())
+    weight = torch.ones((), requires_grad=True)
+    book.copies = False
+    entry.push(weight * 2, None)  # a fresh result: later ones are borrowed
+    entry.push((weight * 3).reshape(1), None)
+    assert book.refresh()["x"].shape == ()
+    assert not book.refresh()["x"].requires_grad
+    entry.push(torch.ones(2) * weight, None)
+    with pytest.raises(LoggingError, match=r"shape \(2,\)"):
+        book.refresh()
+
+
+def test_a_parameter_is_copied_also_in_a_step_that_is_not_flushed() -> None:
+    book = book_in(STEP)
+    parameter = torch.ones((), requires_grad=True)
+    entry = book.open_entry("x", 0, options())
+    book.copies = False
+    for _ in range(2):
+        entry.push(parameter, None)
+        with torch.no_grad():
+            parameter += 1
+    assert float(book.refresh()["x"]) == 2.0

@@ -8,7 +8,9 @@ one device and dtype are stacked and travel in one transfer.
 A tensor that lives on after the step, a buffer, a parameter or a view of one, is copied when it is logged, because
 somebody will write into it. So is every value of a step that will be flushed, which is known before the step runs,
 and every value of a mean over the epoch. What is left, the fresh result of an operation (a loss) in a step that is not
-flushed, is kept as it is: only ``callback_metrics`` may show it, and only the step that made it could change it.
+flushed, is borrowed as it is: only ``callback_metrics`` may show it, and only the step that made it could change it.
+Whether a name stands for such results is judged by its first value in an epoch, because looking costs as much as
+borrowing.
 
 [Note: exact epoch means]
 Values of one weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in 64-bit floats on
@@ -66,7 +68,8 @@ class Entry:
 
     __slots__ = (
         "name", "options", "on_step", "on_epoch", "to_logger", "to_bar", "reduction", "keep_graph",
-        "dataloader_idx", "last", "fresh", "_book", "_pending", "_pending_weight", "_total", "_weight", "_metric",
+        "dataloader_idx", "last", "fresh", "_book", "_borrows", "_pending", "_pending_weight", "_total", "_weight",
+        "_metric",
     )  # fmt: skip
 
     def __init__(
@@ -89,17 +92,19 @@ class Entry:
         self._total: Value | None = None
         self._weight: float = 0
         self._metric: Any = None
+        self._borrows = False  # the epoch's first value under this name was the fresh result of an operation
 
     def push(self, value: Any, batch_size: float | None) -> None:
-        """Take one value: a detached view, and a copy only if it is going to be read. Never a transfer."""
+        """Take one value. Never a transfer, and a copy only as [Note: when a value is copied] says."""
+        if self._borrows and not self._book.copies and isinstance(value, Tensor):
+            self.last = value.data
+            self.fresh = True
+            return
         if isinstance(value, Tensor):
             if value.ndim:
                 value = self._as_scalar(value)
-            outlives_step = value.is_leaf or value._is_view()
-            if not self.keep_graph:
-                value = value.detach()
-            if outlives_step or self.on_epoch or self._book.copies:  # [Note: when a value is copied]
-                value = value.clone()
+            self._borrows = not (self.on_epoch or self.keep_graph or value.is_leaf or value._is_view())
+            value = value.clone() if self.keep_graph else value.detach().clone()
         elif isinstance(value, nn.Module):
             self._push_metric(value)
             return
@@ -140,6 +145,10 @@ class Entry:
                 "Log one number per name: reduce it first, for example with .mean()."
             )
         return value.reshape(())
+
+    def last_scalar(self) -> Value | None:
+        """The last value, without dimensions: what was borrowed was not looked at."""
+        return self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
 
     def _as_number(self, value: Any) -> Value:
         if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy scalar or array of one element
@@ -306,7 +315,7 @@ class Logbook:
         for entry in self._entries(group):
             if entry.on_step and entry.fresh and entry.last is not None:
                 entry.fresh = False
-                rows.append(Row(_step_name(entry), entry.last, entry))
+                rows.append(Row(_step_name(entry), entry.last_scalar(), entry))
         return rows
 
     def epoch_values(self, group: str) -> list[Row]:
@@ -342,7 +351,7 @@ class Logbook:
         metrics, epoch = self.callback_metrics, self.epoch_done
         for entry in self._entries(self.group):
             if entry.on_step and entry.last is not None:
-                metrics[entry.name] = metrics[_step_name(entry)] = _tensor(entry.last)
+                metrics[entry.name] = metrics[_step_name(entry)] = _tensor(entry.last_scalar())
             if epoch and entry.on_epoch and (value := entry.epoch_value()) is not None:
                 metrics[entry.name] = metrics[_epoch_name(entry)] = _tensor(value)
         return metrics
@@ -423,5 +432,5 @@ def _epoch_name(entry: Entry) -> str:
     return _suffixed(entry, "epoch") if _forked(entry) else entry.name
 
 
-def _tensor(value: Value) -> Tensor:
+def _tensor(value: Value | None) -> Tensor:
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
