@@ -33,6 +33,7 @@ check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the 
 bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other libraries (about ten minutes)
 	@mkdir -p $(BENCH_RESULTS)
 	@$(BENCH_VENV)/bin/python benchmarks/step_overhead.py --json $(BENCH_RESULTS)/step_overhead.json
+	@$(BENCH_VENV)/bin/python benchmarks/log_cost.py --json $(BENCH_RESULTS)/log_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/import_time.py --json $(BENCH_RESULTS)/import_time.json
 	@$(BENCH_VENV)/bin/python benchmarks/memory.py --json $(BENCH_RESULTS)/memory.json
 
