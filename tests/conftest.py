@@ -62,6 +62,24 @@ def loader(data: TensorDataset) -> DataLoader[Any]:
     return DataLoader(data, batch_size=8)
 
 
+class Ready:
+    """Batches that lie in a list, and are not taken for several loaders."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+@pytest.fixture
+def ready() -> type[Ready]:
+    return Ready
+
+
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Any:
     """A Trainer that is quiet unless told otherwise, and writes below a temporary folder."""
@@ -93,7 +111,8 @@ _MODULE_HOOKS = [
       if callable(value) and not name.startswith("_") and not name.endswith("_dataloader")),
     "configure_callbacks", "configure_model", "configure_optimizers", "configure_gradient_clipping", "clip_gradients",
     "optimizer_zero_grad", "backward", "lr_scheduler_step", "zero_grad",
-    "on_validation_model_zero_grad", "on_validation_model_eval", "on_test_model_eval",
+    "on_validation_model_zero_grad", "on_validation_model_eval", "on_test_model_eval", "on_predict_model_eval",
+    "manual_backward",
 ]  # fmt: skip
 _NOT_RECORDED = {"on_validation_model_train", "on_test_model_train"}  # overriding them changes what the loop does
 _CALLBACK_HOOKS = [
@@ -102,7 +121,7 @@ _CALLBACK_HOOKS = [
 ]  # fmt: skip
 _STRATEGY_HOOKS = [
     "connect", "setup_environment", "setup", "teardown", "on_train_start", "on_train_end", "on_validation_start",
-    "on_validation_end", "on_test_start", "on_test_end", "on_exception",
+    "on_validation_end", "on_test_start", "on_test_end", "on_predict_start", "on_predict_end", "on_exception",
 ]  # fmt: skip
 _DATA_HOOKS = ["prepare_data", "setup", "teardown", "on_exception"]
 
@@ -127,7 +146,9 @@ class Recorded:
 
     def __init__(self, module: type[LightningModule], samples: int = 32) -> None:
         self.calls: list[str] = []
-        steps = [name for name in ("training_step", "validation_step", "test_step") if hasattr(module, name)]
+        steps = [
+            name for name in ("training_step", "validation_step", "test_step", "predict_step") if hasattr(module, name)
+        ]
         hooks = [name for name in [*_MODULE_HOOKS, *steps] if name not in _NOT_RECORDED]
         self.module: LightningModule = _recording(module, hooks, "", self.calls)()
         self.callback: Callback = _recording(Callback, _CALLBACK_HOOKS, "cb.", self.calls)()
@@ -147,6 +168,9 @@ class Recorded:
 
             def test_dataloader(self) -> DataLoader[Any]:
                 return self._loader("test_dataloader")
+
+            def predict_dataloader(self) -> list[DataLoader[Any]]:
+                return [self._loader("predict_dataloader")] * 2
 
         self.datamodule: LightningDataModule = _recording(Data, _DATA_HOOKS, "dm.", self.calls)()
 

@@ -29,7 +29,7 @@ SET_UP = [
 FIT_START = [*SET_UP, "configure_optimizers", *both("on_fit_start"), "zero_grad"]
 EVALUATION_BATCH = {
     word: [*TRANSFER, *both(f"on_{word}_batch_start"), f"{word}_step", *both(f"on_{word}_batch_end")]
-    for word in ("validation", "test")
+    for word in ("validation", "test", "predict")
 }
 
 
@@ -208,6 +208,34 @@ def test_validate_and_test(parties: Any, make_trainer: Any, stage: str, word: st
     assert parties.calls == [
         *SET_UP, "zero_grad", loader, *evaluation(word, batches=2), "strategy.teardown",
         "dm.teardown", "cb.teardown", "teardown",
+    ]  # fmt: skip
+
+
+def test_predict(parties: Any, make_trainer: Any) -> None:
+    type(parties.module).forward = lambda self, batch: self.net(batch[0])
+    trainer = make_trainer(callbacks=[parties.callback], strategy=parties.strategy, limit_predict_batches=2)
+    trainer.predict(parties.module, datamodule=parties.datamodule)
+    assert parties.calls == [
+        *SET_UP, "zero_grad", "dm.predict_dataloader", *evaluation("predict", batches=4), "strategy.teardown",
+        "dm.teardown", "cb.teardown", "teardown",
+    ]  # fmt: skip
+
+
+def test_t19_manual_optimization(recorded: Any, regression: Any, make_trainer: Any) -> None:
+    class Manual(regression):  # type: ignore[misc]
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+    step = ["training_step", "manual_backward", *BACKWARD, *both("on_before_optimizer_step")]
+    arguments = {"gradient_clip_val": None, "limit_val_batches": 0}
+    assert fit(recorded(Manual), make_trainer, **arguments) == [
+        *FIT_START, *TRAIN_START, *both("on_train_epoch_start"),
+        *(BATCH_START + step + BATCH_END) * 2, *TRAIN_END, *FIT_END,
     ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.loggers import CSVLogger
 from drivetrain.plan import Machine, Plan, resolve
-from drivetrain.precision import MixedPrecision, Precision
+from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from drivetrain.settings import Settings
 from drivetrain.strategies import SingleDeviceStrategy, Strategy
 
@@ -333,6 +333,10 @@ def test_t56_a_distributed_strategy_says_so_itself() -> None:
     [
         *((given, "32-true", Precision) for given in (None, 32, "32", "32-true")),
         *((given, "bf16-mixed", MixedPrecision) for given in ("bf16", "bf16-mixed")),
+        *((given, "16-mixed", MixedPrecision) for given in (16, "16", "16-mixed")),
+        *((given, "64-true", DoublePrecision) for given in (64, "64", "64-true")),
+        ("16-true", "16-true", HalfPrecision),
+        ("bf16-true", "bf16-true", HalfPrecision),
     ],
 )
 def test_precision_names(given: Any, name: str, kind: type[Precision]) -> None:
@@ -342,19 +346,26 @@ def test_precision_names(given: Any, name: str, kind: type[Precision]) -> None:
     assert reasons(plan)["precision"] == (name, "it is the default" if given is None else f"precision={given!r}")
 
 
+def test_64_bits_need_an_accelerator_that_has_them() -> None:
+    class Short(CPUAccelerator):
+        supports_float64 = False
+
+    with pytest.raises(ConfigurationError, match='has no 64-bit floats. Write precision="32-true"'):
+        plan_for(accelerator=Short(), precision="64-true")
+
+
 @pytest.mark.parametrize(
     "given",
-    [64, "64", "64-true", 16, "16", "16-mixed", "16-true", "bf16-true", "transformer-engine",
-     "transformer-engine-float16"],
-)  # fmt: skip
+    ["transformer-engine", "transformer-engine-float16"],
+)
 def test_precisions_of_a_later_version(given: Any) -> None:
-    with pytest.raises(NotSupportedError, match='not supported .* Write precision="32-true" or "bf16-mixed"') as caught:
+    with pytest.raises(NotSupportedError, match='not supported .* Write precision="bf16-mixed"') as caught:
         plan_for(precision=given)
     assert f"precision={given!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "hint"), [("bf16-mix", "Did you mean 'bf16-mixed'?"), ("float32", "Known: 32, "), (8, "Known: 32, ")]
+    ("given", "hint"), [("bf16-mix", "Did you mean 'bf16-mixed'?"), ("float32", "Known: 16, "), (8, "Known: 16, ")]
 )
 def test_unknown_precisions(given: Any, hint: str) -> None:
     with pytest.raises(ConfigurationError, match="there is no such precision") as caught:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from drivetrain import Trainer
-from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.errors import ConfigurationError, NotSupportedError, UnknownArgumentError
 from drivetrain.loggers import CSVLogger
-from drivetrain.settings import Settings
+from drivetrain.loops.run import Limits
+from drivetrain.settings import Settings, complete, seconds_of
 
 FIELDS = dataclasses.fields(Settings)
 
@@ -96,13 +97,8 @@ def test_right_values_are_kept_as_they_are(name: str, values: list[Any]) -> None
     ("name", "value", "only"),
     [
         ("num_nodes", 2, "1"),
-        ("max_time", "00:01:00:00", "None"),
-        ("max_time", timedelta(hours=1), "None"),
-        ("overfit_batches", 2, "0.0"),
         ("profiler", "simple", "None"),
-        ("barebones", True, "False"),
         ("sync_batchnorm", True, "False"),
-        ("reload_dataloaders_every_n_epochs", 1, "0"),
         ("model_registry", "mine", "None"),
     ],
 )
@@ -112,10 +108,87 @@ def test_arguments_of_a_later_version_say_so(name: str, value: Any, only: str) -
     assert f"Trainer({name}={value!r})" in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["00:01:00:00", timedelta(minutes=5), {"minutes": 5}])
-def test_validating_by_the_clock_is_not_supported_yet(value: Any) -> None:
-    with pytest.raises(NotSupportedError, match="cannot validate by the clock"):
-        Settings(val_check_interval=value)
+DURATIONS = [("00:01:30:00", 5400.0), (timedelta(minutes=5), 300.0), ({"minutes": 5, "hours": 1}, 3900.0)]
+
+
+@pytest.mark.parametrize(("value", "seconds"), DURATIONS)
+@pytest.mark.parametrize("name", ["val_check_interval", "max_time"])
+def test_durations(name: str, value: Any, seconds: float) -> None:
+    Settings(**{name: value})
+    assert seconds_of(name, value) == seconds
+
+
+@pytest.mark.parametrize("value", ["1 hour", "01:00:00", timedelta(0), {"minute": 5}, {}, "00:00:00:00"])
+@pytest.mark.parametrize("name", ["val_check_interval", "max_time"])
+def test_what_is_no_duration(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f'Write {name}="00:01:30:00" for an hour and a half'):
+        Settings(**{name: value})
+
+
+def test_t17_validating_by_the_clock_leaves_the_count_at_the_end_of_the_epoch() -> None:
+    limits = Limits.of(Settings(val_check_interval="00:00:00:30"))
+    assert (limits.val_check_interval, limits.val_check_seconds) == (1.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, 1000), ({"max_steps": 5}, -1), ({"max_time": "00:00:01:00"}, -1), ({"max_epochs": 3, "max_steps": 5}, 3)],
+)
+def test_max_epochs_has_a_default_only_where_nothing_else_ends_training(given: Any, expected: int) -> None:
+    found = Limits.of(Settings(**given)).max_epochs
+    assert (-1 if found == float("inf") else found) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enable_checkpointing", True), ("logger", True), ("enable_progress_bar", True),
+        ("enable_model_summary", True), ("log_every_n_steps", 10), ("num_sanity_val_steps", 2),
+        ("fast_dev_run", True), ("detect_anomaly", True),
+    ],
+)  # fmt: skip
+def test_barebones_contradicts_what_it_switches_off(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"barebones switches {name} off. Leave one of them out"):
+        Settings(barebones=True, **{name: value})
+    Settings(barebones=True, **({} if name == "detect_anomaly" else {name: False} if value is True else {}))
+
+
+# ---- the environment -------------------------------------------------------------------------------------------------
+
+
+def test_t55_the_environment_fills_in_what_was_not_passed() -> None:
+    environ = {
+        "PL_TRAINER_MAX_EPOCHS": "3", "PL_TRAINER_ACCELERATOR": "cpu", "PL_TRAINER_DEVICES": "[0]",
+        "PL_TRAINER_LOGGER": "false", "PL_TRAINER_MAX_STEPS": "7", "PL_TRAINER__X": "1", "OTHER": "2",
+    }  # fmt: skip
+    assert complete({"max_steps": 9}, environ) == {
+        "max_epochs": 3, "accelerator": "cpu", "devices": [0], "logger": False, "max_steps": 9,
+    }  # fmt: skip
+
+
+def test_t55_a_variable_that_names_no_argument_is_said() -> None:
+    with pytest.warns(UserWarning, match="PL_TRAINER_MAX_EPOCH='3' names no argument.*Did you mean 'max_epochs'"):
+        assert complete({}, {"PL_TRAINER_MAX_EPOCH": "3"}) == {}
+
+
+def test_t55_a_trainer_reads_its_environment(monkeypatch: pytest.MonkeyPatch, make_trainer: Any) -> None:
+    monkeypatch.setenv("PL_TRAINER_ACCUMULATE_GRAD_BATCHES", "4")
+    monkeypatch.setenv("PL_TRAINER_MAX_EPOCHS", "5")
+    trainer = make_trainer(max_epochs=2)
+    assert (trainer.accumulate_grad_batches, trainer.max_epochs) == (4, 2)
+    monkeypatch.setenv("PL_TRAINER_ACCUMULATE_GRAD_BATCHES", "none")
+    with pytest.raises(ConfigurationError, match="accumulate_grad_batches=None"):
+        make_trainer()
+
+
+def test_a_misspelt_argument_is_answered() -> None:
+    with pytest.raises(UnknownArgumentError, match="no argument max_epoch=3. Did you mean 'max_epochs'") as caught:
+        Trainer(max_epoch=3)  # type: ignore[call-arg]
+    assert isinstance(caught.value, TypeError)
+    with pytest.raises(UnknownArgumentError, match='Write accelerator="gpu", devices=... instead'):
+        Trainer(gpus=2)  # type: ignore[call-arg]
+    with pytest.raises(UnknownArgumentError, match="keyword-only"):
+        Trainer("cpu")  # type: ignore[misc]
 
 
 def test_defaults_pass_every_rule() -> None:

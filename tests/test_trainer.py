@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningDataModule, LightningModule, Trainer
 from drivetrain.callbacks import EarlyStopping, ModelCheckpoint
-from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.errors import ConfigurationError
 
 
 def test_the_datamodule_may_stand_where_the_loaders_do(validated: Any, data: Any, make_trainer: Any) -> None:
@@ -77,26 +77,12 @@ def test_t53_a_module_that_cannot_train_is_refused_before_anything_runs(
     class Old(regression):  # type: ignore[misc]
         def training_epoch_end(self, outputs: Any) -> None: ...
 
-    class Manual(regression):  # type: ignore[misc]
-        automatic_optimization = False
-
     assert "NoStep has no training_step" in refused(make_trainer, NoStep(), loader)
     assert "NoOptimizer has no configure_optimizers" in refused(make_trainer, NoOptimizer(), loader)
-    assert "Write on_train_epoch_end(self)" in refused(make_trainer, Old(), loader)
-    assert "automatic_optimization is False" in refused(make_trainer, Manual(), loader)
+    assert "Do its work in on_train_epoch_end" in refused(make_trainer, Old(), loader)
     assert "needs a LightningModule, not a Linear" in refused(make_trainer, nn.Linear(1, 1), loader)
     assert "has no loader. Pass one, or define train_dataloader" in refused(make_trainer, regression())
     assert "cannot be iterated" in refused(make_trainer, regression(), 3)
-    assert "2 training loaders" in refused(make_trainer, regression(), [loader, loader])
-
-
-def test_several_optimizers_are_refused(regression: Any, loader: Any, make_trainer: Any) -> None:
-    class Two(regression):  # type: ignore[misc]
-        def configure_optimizers(self) -> Any:
-            return [super().configure_optimizers(), super().configure_optimizers()]
-
-    with pytest.raises(NotSupportedError, match="2 optimizers, and this version steps one"):
-        make_trainer().fit(Two(), loader)
 
 
 def test_t53_a_step_without_a_loader_and_a_loader_without_a_step_warn(

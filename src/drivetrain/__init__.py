@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from drivetrain.callback import Callback as Callback
     from drivetrain.datamodule import LightningDataModule as LightningDataModule
     from drivetrain.engine import Engine as Engine
+    from drivetrain.losses import WeightedLoss as WeightedLoss
     from drivetrain.module import LightningModule as LightningModule
     from drivetrain.seed import seed_everything as seed_everything
     from drivetrain.trainer import Trainer as Trainer
@@ -26,9 +27,12 @@ _PUBLIC = {
     "LightningDataModule": "datamodule",
     "LightningModule": "module",
     "Trainer": "trainer",
+    "WeightedLoss": "losses",
     "seed_everything": "seed",
 }
-__all__ = ["Callback", "Engine", "LightningDataModule", "LightningModule", "Trainer", "seed_everything"]
+__all__ = [
+    "Callback", "Engine", "LightningDataModule", "LightningModule", "Trainer", "WeightedLoss", "seed_everything",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,12 @@ class Callback:
     """Hooks that the class overrides but this instance, as configured, need not be called for. Read when a run
     starts: an idle hook costs nothing in a step."""
 
+    ends_training: bool = False
+    """It ends training by a limit of its own, so ``max_epochs`` is unlimited unless it is given."""
+
+    needs_batch_indices: bool = False
+    """It wants to know which samples each prediction batch holds; they are recorded only if somebody does."""
+
     pl_module: Any = None
     """The module of the run, set by the Trainer: what :meth:`log` logs through."""
 
@@ -192,3 +198,7 @@ class Checkpoint(Callback):
 
     position = "last"
     monitors = True
+
+    def resume_candidates(self, trainer: Trainer) -> list[str]:
+        """Existing files that ``ckpt_path="last"`` may mean; of all callbacks', the one written last is taken."""
+        return []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from drivetrain.errors import CheckpointError, NotSupportedError
+from drivetrain.loading import dump_hparams
 from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.seed import rng_state, set_rng_state
 from drivetrain.tree import map_leaves
@@ -17,6 +20,42 @@ if TYPE_CHECKING:
 
 # Tools of the field look for this key to know the layout of the others.
 _LAYOUT_VERSION = "2.6.0"
+
+
+def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, weights_only: bool | None) -> str | None:
+    """The file that ``ckpt_path`` means, before anything is built.
+
+    Args:
+        trainer: whose callbacks know "best" and "last".
+        ckpt_path: a path, "best", or "last": of all files that the callbacks offer for resuming, the one that was
+            written last; ``None``: none.
+        weights_only: as the entry points take it.
+
+    Raises:
+        CheckpointError: there is no such file.
+        NotSupportedError: running code from a checkpoint was asked for.
+    """
+    if weights_only is False:
+        raise NotSupportedError(
+            "weights_only=False would run code from the checkpoint, which this version never does. Leave it out."
+        )
+    if ckpt_path is None:
+        return None
+    callbacks = trainer.checkpoint_callbacks
+    if ckpt_path in ("best", "last"):
+        if ckpt_path == "best":
+            found = next((path for callback in callbacks if (path := getattr(callback, "best_model_path", ""))), "")
+        else:
+            candidates = {path for callback in callbacks for path in callback.resume_candidates(trainer)}
+            found = max(candidates, key=os.path.getmtime, default="")
+        if found:
+            return found
+        why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
+        raise CheckpointError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}. Pass a path.')
+    path = os.fspath(ckpt_path)
+    if not os.path.exists(path):
+        raise CheckpointError(f"There is no checkpoint at {path}. Check the path.")
+    return path
 
 
 def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
@@ -51,8 +90,11 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         if state := strategy.precision_plugin.state_dict():
             checkpoint[type(strategy.precision_plugin).__qualname__] = state
     datamodule = trainer.datamodule
-    if datamodule is not None and (state := datamodule.state_dict()):
-        checkpoint[type(datamodule).__qualname__] = state
+    if datamodule is not None:
+        if state := datamodule.state_dict():
+            checkpoint[type(datamodule).__qualname__] = state
+        checkpoint.update(dump_hparams(datamodule, prefix="datamodule_"))
+    checkpoint.update(dump_hparams(trainer.lightning_module))
     if not weights_only:
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
     trainer.hooks.call_method("on_save_checkpoint", checkpoint)
@@ -167,6 +209,7 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         progress.current_epoch += 1  # it was saved before the epoch was counted
         progress.earlier_batches += progress.batches_done
         progress.batches_done, progress.epoch_ending = 0, False
+    progress.resumed_batches = progress.total_batches
     if progress.current_epoch > trainer.limits.max_epochs:
         raise CheckpointError(
             f"The checkpoint was saved after {progress.current_epoch} epochs, and "

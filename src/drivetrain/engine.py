@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.errors import NotSupportedError
+from drivetrain.introspect import overrides
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.settings import Settings
@@ -87,11 +90,35 @@ class Engine:
         """The same for a ``with`` statement."""
         return self.forward_context() or nullcontext()
 
+    def input_conversion(self) -> Callable[[Any], Any] | None:
+        """Brings a batch's numbers into this precision, or ``None`` where they stay as they are."""
+        return self.precision.convert_input if overrides(self.precision, "convert_input", Precision) else None
+
+    @contextmanager
+    def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
+        """A block in which new layers are made on the device and in the precision of the run.
+
+        Args:
+            empty_init: leave parameters as the memory was, because a checkpoint will fill them; ``None``: no.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.strategy.tensor_init_context())
+            if (context := self.precision.init_context()) is not None:
+                stack.enter_context(context)
+            if empty_init:
+                stack.enter_context(_NoInit())
+            yield
+
     def setup(self, module: nn.Module, *optimizers: Optimizer) -> Any:
         """Put ``module`` on the device, in this precision; return it, with ``optimizers`` behind it if there are any.
 
         The optimizers keep working wherever moving a module keeps its parameter objects, as torch does by default.
         """
+        if self.precision.scales_loss:
+            raise NotSupportedError(
+                f"Engine.setup with precision={self.precision.name!r}: the optimizer's step would have to unscale the "
+                'gradients, which this version only does in a Trainer. Write precision="bf16-mixed".'
+            )
         self.strategy.connect(module)
         self.strategy.setup_environment()
         self.strategy.setup(None)
@@ -102,6 +129,7 @@ class Engine:
         """Hand over what ``configure_optimizers`` made after the model was set up."""
         self.strategy.optimizers = list(optimizers)
         self.strategy.lr_scheduler_configs = list(schedulers)
+        self.precision.bind(self.strategy.optimizers)
 
     def to_device(self, obj: Any) -> Any:
         """A batch, with every tensor in it on the device."""
@@ -118,6 +146,15 @@ class Engine:
     def teardown(self) -> None:
         """Move everything to the host and free the device."""
         self.strategy.teardown()
+
+
+class _NoInit(TorchFunctionMode):
+    """``torch.nn.init`` does nothing inside."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _build(strategy: type[Strategy], plan: Plan) -> Strategy:

@@ -4,6 +4,7 @@
 
     DrivetrainError
     ├── ConfigurationError (also a ValueError)   a wrong argument, or arguments that contradict each other
+    │   ├── UnknownArgumentError (a TypeError)   an argument that does not exist
     │   └── NotSupportedError                    a legal argument that this version cannot honour yet
     ├── LoggingError                             self.log called wrongly
     └── CheckpointError                          a checkpoint that cannot be written, read or applied
@@ -14,7 +15,15 @@ A message says the cause, the value and the cure, in this order, and its last se
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LONGEST_REPR = 100  # characters; a model's own text would fill pages
 
 
 class DrivetrainError(Exception):
@@ -23,6 +32,10 @@ class DrivetrainError(Exception):
 
 class ConfigurationError(DrivetrainError, ValueError):
     """An argument is wrong, or two arguments contradict each other. Raised before anything is built."""
+
+
+class UnknownArgumentError(ConfigurationError, TypeError):
+    """There is no argument of this name; also a TypeError, which is what Python raises for one."""
 
 
 class NotSupportedError(ConfigurationError):
@@ -37,9 +50,53 @@ class CheckpointError(DrivetrainError):
     """A checkpoint cannot be written, read or applied."""
 
 
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The likeliest of the ``known`` names for a misspelt ``word``, whatever the case; ``None`` if none is near."""
+    names = {name.lower(): name for name in sorted(known)}
+    found = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    return names[found[0]] if found else None
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The tail of a message about an unknown name: the likeliest known one, then all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
+    close = closest(word, names)
+    hint = "" if close is None else f"Did you mean {close!r}? "
     return f"{hint}Known: {', '.join(names) or 'none'}."
+
+
+def shown(value: Any) -> str:
+    """``repr(value)`` as a message can take it: in one line, and cut where it is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 3]}..."
+
+
+def described(value: Any) -> str:
+    """What a value of the wrong kind is: "a str: 'x'", "the class EarlyStopping", "None"."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}: {shown(value)}"
+
+
+def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
+    """Let ``fn`` answer an argument that it does not have with a did-you-mean; for entry points, not for a step.
+
+    Raises:
+        UnknownArgumentError: there is no such argument.
+    """
+    parameters = list(inspect.signature(fn).parameters)[1:]
+    name = fn.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(fn)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for key, value in kwargs.items():
+            if key not in parameters:
+                raise UnknownArgumentError(
+                    f"{name} has no argument {key}={shown(value)}. {did_you_mean(key, parameters)}"
+                )
+        return fn(*args, **kwargs)
+
+    return checked

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.callback import Callback
+from drivetrain.introspect import overrides
 from drivetrain.logbook import Logbook, LogRule, Scope
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.tree import move
@@ -193,12 +194,6 @@ class ModelHooks:
         """``checkpoint`` was read; the module has not taken its weights yet."""
 
 
-def overrides(obj: object, name: str, base: type) -> bool:
-    """Whether ``obj`` has its own ``name``: from its class or, replaced on the instance, from itself."""
-    method = getattr(obj, name, None)
-    return method is not None and getattr(method, "__func__", method) is not getattr(base, name, None)
-
-
 class HookTable:
     """Every hook of one run, bound to the parties that override it.
 
@@ -222,7 +217,7 @@ class HookTable:
     ) -> None:
         self._trainer = trainer
         self._module = module
-        self._callbacks = callbacks
+        self.callbacks = callbacks
         self._strategy = strategy
         self._module_base = module_base
         self._book = book
@@ -276,7 +271,7 @@ class HookTable:
         late = hook == "on_train_epoch_end"
         early_calls: list[Call] = []
         late_calls: list[Call] = []
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             if overrides(callback, hook, Callback) and hook not in callback.idle_hooks:
                 call = partial(getattr(callback, hook), self._trainer, self._module)
                 (late_calls if late and callback.monitors else early_calls).append(call)
@@ -305,11 +300,13 @@ class HookTable:
 def _group(hook: str) -> str:
     if "validation" in hook:
         return "validate"
-    return "test" if "test" in hook else "train"
+    return "test" if "test" in hook else "predict" if "predict" in hook else "train"
 
 
-def bind_transfer(module: Any, datamodule: Any, device: torch.device, book: Logbook) -> tuple[Call, Call | None]:
-    """How a batch gets to the device: ``(move, hooks)``.
+def bind_transfer(
+    module: Any, datamodule: Any, device: torch.device, book: Logbook, convert: Call | None = None
+) -> tuple[Call, Call | None]:
+    """How a batch gets to the device: ``(move, hooks)``. ``convert`` brings its numbers into the run's precision.
 
     ``move(batch)`` may run as early as the batch is there. ``hooks(batch, dataloader_idx)`` is set instead where the
     module or the datamodule overrides a transfer hook; it must run in its documented place, right before the batch's
@@ -320,8 +317,9 @@ def bind_transfer(module: Any, datamodule: Any, device: torch.device, book: Logb
         next((party for party in (datamodule, module) if party is not None and overrides(party, name, DataHooks)), None)
         for name in names
     ]
+    to_device = partial(move, device=device)
     if not any(owners):
-        return partial(move, device=device), None
+        return to_device if convert is None else lambda batch: to_device(convert(batch)), None
     before, transfer, after = (
         getattr(owner if owner is not None else module, name) for owner, name in zip(owners, names, strict=True)
     )
@@ -330,10 +328,12 @@ def bind_transfer(module: Any, datamodule: Any, device: torch.device, book: Logb
 
     def hooks(batch: Any, dataloader_idx: int) -> Any:
         outer, book.scope = book.scope, scope
+        if convert is not None:
+            batch = convert(batch)
         batch = before(batch, dataloader_idx)
         batch = transfer(batch, device, dataloader_idx)
         batch = after(batch, dataloader_idx)
         book.scope = outer
         return batch
 
-    return partial(move, device=device), hooks
+    return to_device, hooks

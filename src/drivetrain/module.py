@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from drivetrain.errors import ConfigurationError, LoggingError
+from drivetrain.export import ExportMixin
 from drivetrain.hooks import DataHooks, ModelHooks
+from drivetrain.hparams import HyperparametersMixin
+from drivetrain.loading import LoadableMixin
 from drivetrain.logbook import Logbook, Options
+from drivetrain.optimizers import parameters_of, unwrapped
 from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.tree import map_leaves
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -21,7 +27,7 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 
-class LightningModule(DataHooks, ModelHooks, nn.Module):
+class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin, ExportMixin, nn.Module):
     """An ``nn.Module`` with its steps, its optimizers and its hooks.
 
     Define ``training_step`` and ``configure_optimizers``; everything else is optional. The module holds no state of
@@ -29,7 +35,7 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
     """
 
     automatic_optimization: bool = True
-    """Whether the loop calls backward and the optimizer. Only True in this version."""
+    """Whether the loop calls backward and the optimizer; with False, ``training_step`` does (``manual_backward``)."""
 
     strict_loading: bool = True
     """Whether a checkpoint must hold exactly this module's parameters."""
@@ -38,9 +44,14 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
         super().__init__(*args, **kwargs)
         self.__dict__["_trainer"] = None
         self.__dict__["_book"] = None
+        self.__dict__["_frozen_by_toggle"] = {}
+
+    allow_zero_length_dataloader_with_multiple_devices: bool = False
+    """Whether a loader may be empty on some of several processes."""
 
     _trainer: Any
     _book: Logbook | None
+    _frozen_by_toggle: dict[nn.Parameter, bool]
 
     # ---- what the user defines -----------------------------------------------------------------------------------
 
@@ -48,8 +59,9 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
         """Compute the loss of one batch: ``(batch)`` or ``(batch, batch_idx)``.
 
         Returns:
-            The loss, a tensor with one element and a graph; or a mapping with it under "loss"; or ``None`` to skip
-            backward for this batch.
+            The loss, a tensor with one element and a graph; or a :class:`~drivetrain.WeightedLoss`; or a mapping with
+            one of them under "loss"; or ``None`` to skip backward for this batch. Under manual optimization, anything
+            of these, for ``on_train_batch_end`` only.
         """
         raise NotImplementedError
 
@@ -89,8 +101,25 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
         optimizer.zero_grad()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of ``loss``."""
+        """Compute the gradients of ``loss``, which is divided and scaled already."""
         loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Under manual optimization: compute the gradients of ``loss`` as the precision and the strategy want it.
+
+        Raises:
+            ConfigurationError: the loop optimizes automatically.
+        """
+        run = None if self._trainer is None else self._trainer.current_run
+        if run is not None and self.automatic_optimization:
+            raise ConfigurationError(
+                f"{type(self).__name__} called manual_backward, but the loop calls backward itself. "
+                "Set self.automatic_optimization = False in __init__, or return the loss instead."
+            )
+        if run is None or run.manual_backward is None:
+            self.backward(loss, *args, **kwargs)
+        else:
+            run.manual_backward(loss, *args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any) -> None:
         """Step ``optimizer``. An override must run ``optimizer_closure``: it holds training_step and backward."""
@@ -119,7 +148,7 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
             )
         if gradient_clip_val is not None:
             self.trainer.engine.clip_gradients(
-                optimizer, gradient_clip_val, "value" if gradient_clip_algorithm == "value" else "norm"
+                unwrapped(optimizer), gradient_clip_val, "value" if gradient_clip_algorithm == "value" else "norm"
             )
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
@@ -187,7 +216,7 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
         """
         book = self._book
         if book is None:
-            _warn_no_trainer(type(self).__name__)
+            _warn_not_logged(type(self).__name__, self._trainer is None)
             return
         scope = book.scope
         options = (prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, add_dataloader_idx)
@@ -226,6 +255,17 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
             self.log(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist,
                      sync_dist_group, add_dataloader_idx, batch_size, None, rank_zero_only)  # fmt: skip
 
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Every rank's tensors, stacked to ``(world_size, ...)``; of one process, ``data`` as it is.
+
+        Args:
+            data: a tensor, or a tree of them.
+            group: the processes to ask; ``None``: all.
+            sync_grads: let gradients flow back to the rank that each slice came from.
+        """
+        gather = self.trainer.strategy.all_gather
+        return map_leaves(lambda leaf: gather(leaf, group, sync_grads) if isinstance(leaf, Tensor) else leaf, data)
+
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` on global rank 0 only."""
         if self._trainer is None or self._trainer.is_global_zero:
@@ -252,7 +292,7 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
         for module in self.modules():
             if isinstance(module, LightningModule):  # one inside another logs into the same run
                 module.__dict__["_trainer"] = trainer
-                module.__dict__["_book"] = None if trainer is None else trainer.logbook
+                module.__dict__["_book"] = None if trainer is None or trainer.settings.barebones else trainer.logbook
 
     @property
     def device(self) -> torch.device:
@@ -265,6 +305,22 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype of the first floating-point parameter; torch's default for a module without any."""
         return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the parameters lie on an accelerator."""
+        current = torch.accelerator.current_accelerator()
+        return current is not None and self.device.type == current.type
+
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh of devices of a strategy that shards the model; ``None`` otherwise."""
+        return None if self._trainer is None else getattr(self._trainer.strategy, "device_mesh", None)
+
+    @property
+    def fabric(self) -> None:
+        """Kept for code that asks for it: here a module is driven by a Trainer or by an Engine, never held by one."""
+        return None
 
     @property
     def current_epoch(self) -> int:
@@ -296,10 +352,43 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
         """All loggers."""
         return [] if self._trainer is None else self._trainer.loggers
 
-    def optimizers(self) -> Any:
-        """The optimizer, or the list of them if there are several."""
-        found = self.trainer.strategy.optimizers
-        return found[0] if len(found) == 1 else found
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """The optimizer, or the list of them if there are several.
+
+        Args:
+            use_pl_optimizer: as :class:`~drivetrain.optimizers.LightningOptimizer`, whose ``step`` goes through the
+                run; False gives them as ``configure_optimizers`` returned them.
+        """
+        run = self.trainer.current_run
+        found = run.handles if use_pl_optimizer and run is not None else self.trainer.strategy.optimizers
+        return found[0] if len(found) == 1 else list(found)
+
+    def toggle_optimizer(self, optimizer: Any) -> None:
+        """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer` (trap T20).
+
+        Parameters that it shares with another optimizer keep requiring them.
+        """
+        chosen = set(parameters_of(optimizer))
+        everybody = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)}
+        before = self._frozen_by_toggle
+        for parameter in everybody | chosen:
+            wanted = before.setdefault(parameter, parameter.requires_grad)
+            parameter.requires_grad = wanted and parameter in chosen
+
+    def untoggle_optimizer(self, optimizer: Any) -> None:
+        """Undo :meth:`toggle_optimizer`: every parameter requires gradients as it did before."""
+        for parameter, required in self._frozen_by_toggle.items():
+            parameter.requires_grad = required
+        self._frozen_by_toggle.clear()
+
+    @contextmanager
+    def toggled_optimizer(self, optimizer: Any) -> Iterator[None]:
+        """A block in which only this optimizer's parameters require gradients."""
+        self.toggle_optimizer(optimizer)
+        try:
+            yield
+        finally:
+            self.untoggle_optimizer(optimizer)
 
     def lr_schedulers(self) -> Any:
         """The scheduler, the list of them if there are several, or ``None``."""
@@ -320,15 +409,17 @@ class LightningModule(DataHooks, ModelHooks, nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A run holds threads, files and the whole data: none of it belongs to a copy of the model.
-        return {**self.__dict__, "_trainer": None, "_book": None}
+        return {**self.__dict__, "_trainer": None, "_book": None, "_frozen_by_toggle": {}}
 
 
-_warned_no_trainer: set[str] = set()
+_warned_not_logged: set[str] = set()
 
 
-def _warn_no_trainer(module: str) -> None:
-    if module not in _warned_no_trainer:
-        _warned_no_trainer.add(module)
+def _warn_not_logged(module: str, no_trainer: bool) -> None:
+    if module not in _warned_not_logged:
+        _warned_not_logged.add(module)
         rank_zero_warn(
             f"{module}.log was called without a Trainer, so nothing is logged. That is fine in a test of a step."
+            if no_trainer
+            else f"{module}.log was called with barebones=True, which logs nothing. Leave barebones out to log."
         )

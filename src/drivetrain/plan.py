@@ -17,7 +17,7 @@ strategy      an instance                                       that one, comple
 strategy      ``"auto"`` or a name                              single_device; another name is an error
 precision     a strategy instance that carries one              the strategy's; another one beside it is an error
 precision     a ``Precision`` in ``plugins``                    that one; ``precision=`` beside it is an error
-precision     ``precision=``                                    ``32-true`` or ``bf16-mixed``; ``None``: 32-true
+precision     ``precision=``                                    its class; ``None``: 32-true; 64-true where there is one
 checkpoints   a ``CheckpointIO`` in ``plugins``                 that one, else a local file
 ============  ================================================  =======================================================
 """
@@ -25,7 +25,8 @@ checkpoints   a ``CheckpointIO`` in ``plugins``                 that one, else a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -36,7 +37,9 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.cpu import CPUAccelerator
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
 from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.errors import ConfigurationError, NotSupportedError, did_you_mean
+from drivetrain.errors import ConfigurationError, NotSupportedError, closest, described, did_you_mean, shown
+from drivetrain.precision.double import DoublePrecision
+from drivetrain.precision.half import HalfPrecision
 from drivetrain.precision.mixed import MixedPrecision
 from drivetrain.precision.precision import Precision
 from drivetrain.registry import Registry
@@ -47,12 +50,20 @@ STRATEGIES: Registry[Strategy] = Registry("drivetrain.strategies", "strategy", "
 
 _PRECISIONS = {
     None: "32-true", 32: "32-true", "32": "32-true", "32-true": "32-true",
+    64: "64-true", "64": "64-true", "64-true": "64-true",
+    16: "16-mixed", "16": "16-mixed", "16-mixed": "16-mixed",
     "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed",
+    "16-true": "16-true", "bf16-true": "bf16-true",
 }  # fmt: skip
-_LATER_PRECISIONS = (
-    64, "64", "64-true", 16, "16", "16-mixed", "16-true", "bf16-true",
-    "transformer-engine", "transformer-engine-float16",
-)  # fmt: skip
+_PRECISION_CLASSES: dict[str, Callable[[str], Precision]] = {
+    "32-true": lambda name: Precision(),
+    "64-true": lambda name: DoublePrecision(),
+    "16-mixed": MixedPrecision,
+    "bf16-mixed": MixedPrecision,
+    "16-true": HalfPrecision,
+    "bf16-true": HalfPrecision,
+}
+_LATER_PRECISIONS = ("transformer-engine", "transformer-engine-float16")
 _LATER_STRATEGIES = (
     "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "fsdp_cpu_offload", "deepspeed",
 )  # fmt: skip
@@ -138,7 +149,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     strategy, why_strategy = _strategy(settings)
     accelerator, why_accelerator = _accelerator(settings, strategy, machine)
     devices, why_devices = _devices(settings, accelerator, strategy)
-    precision, why_precision = _precision(settings, plugins.get(Precision), strategy)
+    precision, why_precision = _precision(settings, plugins.get(Precision), strategy, accelerator)
     checkpoint_io: CheckpointIO | None = plugins.get(CheckpointIO)
     logger, why_logger = _logger(settings, machine)
     return Plan(
@@ -170,7 +181,7 @@ def _plugins(given: Any) -> dict[type, Any]:
         kind = next((kind for kind in (Precision, CheckpointIO) if isinstance(plugin, kind)), None)
         if kind is None:
             raise ConfigurationError(
-                f"Trainer(plugins=...) got a {type(plugin).__name__}: {plugin!r}. "
+                f"Trainer(plugins=...) got {described(plugin)}. "
                 "Pass a Precision or a CheckpointIO, at most one of each."
             )
         if kind in found:
@@ -192,8 +203,10 @@ def _strategy(settings: Settings) -> tuple[type[Strategy] | Strategy, str]:
             )
         return given, "strategy= is an instance"
     if not isinstance(given, str):
+        is_class = isinstance(given, type) and issubclass(given, Strategy)
         raise ConfigurationError(
-            f'Trainer(strategy={given!r}): a strategy is a name or a Strategy instance. Write strategy="auto".'
+            f"Trainer(strategy=...) got {described(given)}, and a strategy is a name or an instance. "
+            f"Write strategy={f'{given.__name__}()' if is_class else repr('auto')}."
         )
     if given == "auto":
         return STRATEGIES.get("single_device"), "there is one device"
@@ -201,6 +214,15 @@ def _strategy(settings: Settings) -> tuple[type[Strategy] | Strategy, str]:
         raise NotSupportedError(
             f"Trainer(strategy={given!r}) trains in several processes, and this version trains in one. "
             'Write strategy="auto".'
+        )
+    if given not in STRATEGIES.available():
+        likely = closest(given, ["auto", *STRATEGIES.available(), *_LATER_STRATEGIES])
+        hint = "" if likely is None else f"Did you mean {likely!r}? "
+        if likely in _LATER_STRATEGIES:
+            hint += "It trains in several processes, and this version trains in one. "
+        raise ConfigurationError(
+            f"Trainer(strategy={given!r}): there is no such strategy. {hint}"
+            f"Write one of: auto, {', '.join(STRATEGIES.available())}."
         )
     return STRATEGIES.get(given), f'strategy="{given}"'
 
@@ -211,7 +233,7 @@ def _accelerator(settings: Settings, strategy: type[Strategy] | Strategy, machin
     if carried is not None:
         if given != "auto" and given is not carried:
             raise ConfigurationError(
-                f"The strategy carries a {type(carried).__name__}, and Trainer(accelerator={given!r}) names another. "
+                f"The strategy carries a {type(carried).__name__}, and Trainer(accelerator={shown(given)}) names another. "
                 "Give the accelerator once."
             )
         return carried, "the strategy carries it"
@@ -237,8 +259,24 @@ def _accelerator(settings: Settings, strategy: type[Strategy] | Strategy, machin
             f"Trainer(accelerator={given!r}): torch sees no such device on this machine. Available: {_names(machine)}. "
             'Write accelerator="auto".'
         )
-    hint = did_you_mean(str(given), ["auto", "cpu", "gpu", *([machine.device_type] if machine.device_type else [])])
-    raise ConfigurationError(f"Trainer(accelerator={given!r}): there is no such accelerator. {hint}")
+    raise _no_such_accelerator(given, machine)
+
+
+def _no_such_accelerator(given: Any, machine: Machine) -> ConfigurationError:
+    if not isinstance(given, str):
+        return ConfigurationError(
+            f"Trainer(accelerator=...) got {described(given)}, and an accelerator is a name or an Accelerator. "
+            'Write accelerator="auto".'
+        )
+    start = f"Trainer(accelerator={given!r}): there is no such accelerator. "
+    name, index = re.fullmatch(r"(.*?):?(\d*)", given).groups()  # type: ignore[union-attr]  # it matches any text
+    if index and name in (types := ("gpu", *_known_device_types())):
+        instead = "devices=1" if name == "cpu" else f"devices=[{index}]"
+        return ConfigurationError(f"{start}Which device is said apart: write accelerator={name!r}, {instead}.")
+    available = ["auto", "cpu", *(["gpu", machine.device_type] if machine.device_type else [])]
+    likely = closest(given, [*available, *types])
+    hint = "" if likely is None else f"Did you mean {likely!r}? "
+    return ConfigurationError(f"{start}{hint}Write one of: {', '.join(available)}.")
 
 
 def _names(machine: Machine) -> str:
@@ -294,7 +332,7 @@ def _devices(
 
 
 def _precision(
-    settings: Settings, plugin: Precision | None, strategy: type[Strategy] | Strategy
+    settings: Settings, plugin: Precision | None, strategy: type[Strategy] | Strategy, accelerator: Accelerator
 ) -> tuple[Precision, str]:
     given = settings.precision
     carried = strategy.own_precision if isinstance(strategy, Strategy) else None
@@ -312,10 +350,15 @@ def _precision(
                 "Leave precision out."
             )
         return plugin, "it was passed in plugins="
+    if not isinstance(given, (int, str, type(None))) or isinstance(given, bool):
+        raise ConfigurationError(
+            f"Trainer(precision={shown(given)}): a precision is a name or a number of bits. "
+            'Write precision="bf16-mixed", or pass a Precision in plugins.'
+        )
     if given in _LATER_PRECISIONS:
         raise NotSupportedError(
             f"Trainer(precision={given!r}) is not supported by this version of drivetrain. "
-            'Write precision="32-true" or "bf16-mixed".'
+            'Write precision="bf16-mixed".'
         )
     if given not in _PRECISIONS:
         known = [str(name) for name in _PRECISIONS if isinstance(name, str)]
@@ -324,15 +367,22 @@ def _precision(
         )
     name = _PRECISIONS[given]
     why = "it is the default" if given is None else f"precision={given!r}"
-    return (Precision() if name == "32-true" else MixedPrecision(name)), why
+    if name == "64-true" and not accelerator.supports_float64:
+        raise ConfigurationError(
+            f"Trainer(precision={given!r}): the accelerator {accelerator.name!r} has no 64-bit floats. "
+            'Write precision="32-true".'
+        )
+    return _PRECISION_CLASSES[name](name), why
 
 
 def _logger(settings: Settings, machine: Machine) -> tuple[str | None, str]:
     if settings.logger is False:
         return None, "logger=False"
+    if settings.barebones:
+        return None, "barebones logs nothing"
     if settings.fast_dev_run:
         return "DummyLogger", "fast_dev_run logs nothing"
-    if settings.logger in (None, True):
+    if settings.logger is None or settings.logger is True:
         if machine.has_tensorboard:
             return "TensorBoardLogger", "tensorboard is installed"
         return "CSVLogger", "tensorboard is not installed"

@@ -7,14 +7,17 @@ together, and on this machine, is decided in :mod:`drivetrain.plan`.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.errors import ConfigurationError, NotSupportedError, UnknownArgumentError, did_you_mean, shown
+from drivetrain.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
     from drivetrain.accelerators.accelerator import Accelerator
@@ -40,7 +43,9 @@ class Settings:
     strategy: str | Strategy = _argument("auto", 'how the model is spread: "auto", a name, or a Strategy')
     devices: list[int] | str | int = _argument("auto", 'how many or which devices; "auto" for all, -1 for all')
     num_nodes: int = _argument(1, "number of machines")
-    precision: int | str | None = _argument(None, '"32-true" (the default) or "bf16-mixed"')
+    precision: int | str | None = _argument(
+        None, '"32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true" or "bf16-true"'
+    )
     logger: Logger | Iterable[Logger] | bool | None = _argument(
         None, "where metrics go; True or None: TensorBoard if it is installed, else CSV; False: nowhere"
     )
@@ -81,9 +86,7 @@ class Settings:
     sync_batchnorm: bool = _argument(False, "batch norm over all processes")
     reload_dataloaders_every_n_epochs: int = _argument(0, "build the loaders anew every n epochs; 0: never")
     default_root_dir: str | Path | None = _argument(None, "where logs and checkpoints go; None: the working directory")
-    enable_autolog_hparams: bool = _argument(
-        True, "give the module's hyperparameters to the loggers; this version keeps none"
-    )
+    enable_autolog_hparams: bool = _argument(True, "give the hyperparameters of module and datamodule to the loggers")
     model_registry: str | None = _argument(None, "name of a model registry")
 
     def __post_init__(self) -> None:
@@ -94,18 +97,93 @@ class Settings:
         for name, only in NOT_YET.items():
             if (value := getattr(self, name)) != only:
                 raise NotSupportedError(
-                    f"Trainer({name}={value!r}) is not supported by this version of drivetrain, which only knows "
+                    f"Trainer({name}={shown(value)}) is not supported by this version of drivetrain, which only knows "
                     f"{name}={only!r}. Leave {name} out."
                 )
-        if isinstance(self.val_check_interval, (str, timedelta, dict)):
-            raise NotSupportedError(
-                f"Trainer(val_check_interval={self.val_check_interval!r}): this version cannot validate by the clock. "
-                "Write a number of batches or a fraction of an epoch."
+        self._check_barebones()
+        self._check_least_and_most()
+        if self.overfit_batches and self.fast_dev_run:
+            raise ConfigurationError(
+                f"Trainer(overfit_batches={self.overfit_batches!r}, fast_dev_run={self.fast_dev_run!r}) both say how "
+                "many batches to take. Leave one out."
             )
 
+    @property
+    def has_own_end(self) -> bool:
+        """Whether a callback ends training by a limit of its own."""
+        given = self.callbacks or []
+        return any(
+            getattr(callback, "ends_training", False)
+            for callback in (given if isinstance(given, (list, tuple)) else [given])
+        )
 
-def _wrong(name: str, value: Any, expected: str, cure: str) -> ConfigurationError:
-    return ConfigurationError(f"Trainer({name}={value!r}): {name} is {expected}. Write {cure}.")
+    def _check_least_and_most(self) -> None:
+        """At least so much and at most less than that cannot both be had."""
+        for least, most in (("min_epochs", "max_epochs"), ("min_steps", "max_steps")):
+            low, high = getattr(self, least), getattr(self, most)
+            if low is not None and high not in (None, -1) and low > high and not self.fast_dev_run:
+                raise ConfigurationError(
+                    f"Trainer({least}={low}, {most}={high}): at least {low} and at most {high} contradict each other. "
+                    f"Write {most}={low} or more, or leave {least} out."
+                )
+
+    def _check_barebones(self) -> None:
+        """``barebones`` leaves nothing on that costs time beyond the step; asking for both is a contradiction."""
+        if not self.barebones:
+            return
+        for name, harmless in _NOT_IN_BAREBONES.items():
+            if (value := getattr(self, name)) not in harmless:
+                raise ConfigurationError(
+                    f"Trainer(barebones=True, {name}={shown(value)}): barebones switches {name} off. "
+                    "Leave one of them out."
+                )
+
+
+_NOT_IN_BAREBONES: dict[str, tuple[Any, ...]] = {
+    "enable_checkpointing": (None, False),
+    "logger": (None, False),
+    "enable_progress_bar": (None, False),
+    "enable_model_summary": (None, False),
+    "log_every_n_steps": (None, 0),
+    "num_sanity_val_steps": (None, 0),
+    "fast_dev_run": (False,),
+    "detect_anomaly": (False,),
+    "profiler": (None,),
+}
+
+
+def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
+    """A duration in seconds: "DD:HH:MM:SS", a timedelta, or a dictionary of timedelta's arguments.
+
+    Raises:
+        ConfigurationError: it is none of those, or not above zero.
+    """
+    seconds = 0.0
+    try:
+        if isinstance(value, str):
+            days, hours, minutes, rest = (int(part) for part in value.split(":"))
+            seconds = timedelta(days=days, hours=hours, minutes=minutes, seconds=rest).total_seconds()
+        elif isinstance(value, Mapping):
+            seconds = timedelta(**value).total_seconds()
+        elif isinstance(value, timedelta):
+            seconds = value.total_seconds()
+    except (ValueError, TypeError):
+        pass
+    if seconds <= 0:
+        raise _wrong(
+            name, value, 'a duration: "DD:HH:MM:SS", a timedelta or a dictionary of its arguments',
+            f'{name}="00:01:30:00" for an hour and a half', owner,
+        )  # fmt: skip
+    return seconds
+
+
+def _duration(name: str, value: Any) -> None:
+    if value is not None:
+        seconds_of(name, value)
+
+
+def _wrong(name: str, value: Any, expected: str, cure: str, owner: str = "Trainer") -> ConfigurationError:
+    return ConfigurationError(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
 
 
 def _is_int(value: Any) -> bool:
@@ -130,9 +208,10 @@ def _limit(name: str, value: Any) -> None:
 
 
 def _interval(name: str, value: Any) -> None:
-    if value is None or isinstance(value, (str, timedelta, dict)):
+    if isinstance(value, (str, timedelta, Mapping)):
+        seconds_of(name, value)
         return
-    if (_is_int(value) and value >= 1) or (isinstance(value, float) and 0.0 < value <= 1.0):
+    if value is None or (_is_int(value) and value >= 1) or (isinstance(value, float) and 0.0 < value <= 1.0):
         return
     raise _wrong(name, value, "a number of batches (int) or a fraction above 0.0 up to 1.0 (float)", f"{name}=0.5")
 
@@ -152,6 +231,20 @@ def _clip_val(name: str, value: Any) -> None:
     raise _wrong(name, value, "a number of at least 0 or None", f"{name}=1.0")
 
 
+def _folder(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, (str, os.PathLike)):
+        raise _wrong(name, value, "a path or None", f'{name}="runs"')
+    if "://" in (path := str(value)):
+        raise NotSupportedError(
+            f"Trainer({name}={path!r}) is an address, and this version of drivetrain writes to a local file system. "
+            f'Write {name}="runs", and copy the folder when the run has ended.'
+        )
+    if os.path.isfile(os.path.expanduser(path)):
+        raise _wrong(name, value, "a folder, and there is a file of this name", f'{name}="runs"')
+
+
 def _fast_dev_run(name: str, value: Any) -> None:
     if not isinstance(value, bool) and not (_is_int(value) and value >= 0):
         raise _wrong(name, value, "a bool or a number of batches", f"{name}=True")
@@ -163,6 +256,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "max_epochs": _count(-1, optional=True),
     "min_epochs": _count(0, optional=True),
     "max_steps": _count(-1, optional=False),
+    "max_time": _duration,
     "min_steps": _count(0, optional=True),
     "limit_train_batches": _limit,
     "limit_val_batches": _limit,
@@ -187,18 +281,97 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "barebones": _one_of(True, False),
     "sync_batchnorm": _one_of(True, False),
     "reload_dataloaders_every_n_epochs": _count(0, optional=False),
+    "default_root_dir": _folder,
     "enable_autolog_hparams": _one_of(True, False),
+}
+
+
+def check(name: str, value: Any) -> None:
+    """Whether the argument ``name`` accepts ``value``.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    _RULES[name](name, value)
+
+
+ENV_PREFIX = "PL_TRAINER_"
+"""``PL_TRAINER_MAX_EPOCHS=3`` stands for ``Trainer(max_epochs=3)``; an argument that is passed wins (trap T55)."""
+
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The arguments that were ``given``, and those that the environment adds.
+
+    A value is read as a Python literal where it is one, else as text.
+
+    Raises:
+        UnknownArgumentError: there is no argument of a given name.
+    """
+    known = {field.name for field in dataclasses.fields(Settings)}
+    for name in given:
+        if name not in known:
+            raise UnknownArgumentError(
+                f"Trainer has no argument {name}={shown(given[name])}. {_cure(name, given[name], known)}"
+            )
+    found: dict[str, Any] = {}
+    for variable, text in environ.items():
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if not variable.startswith(ENV_PREFIX) or name.startswith("_"):  # with two underscores it is the command line's
+            continue
+        if name in known:
+            found[name] = _parsed(text)
+        else:
+            rank_zero_warn(
+                f"The environment variable {variable}={text!r} names no argument of the Trainer. "
+                f"{did_you_mean(name, known)}"
+            )
+    return {**found, **given}
+
+
+def _cure(name: str, value: Any, known: Iterable[str]) -> str:
+    if callable(getattr(value, "training_step", None)):
+        return "Pass the model to trainer.fit(model) instead."
+    return _GONE.get(name) or did_you_mean(name, known)
+
+
+def _parsed(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+_GONE = {
+    "gpus": 'Write accelerator="gpu", devices=... instead.',
+    "tpu_cores": 'Write accelerator="tpu", devices=... instead.',
+    "num_processes": 'Write accelerator="cpu", devices=... instead.',
+    "distributed_backend": "Write strategy=... instead.",
+    "auto_select_gpus": 'Write devices="auto" instead.',
+    "auto_lr_find": "Use the LearningRateFinder callback instead.",
+    "auto_scale_batch_size": "Use the BatchSizeFinder callback instead.",
+    "resume_from_checkpoint": "Pass ckpt_path=... to trainer.fit instead.",
+    "checkpoint_callback": "Write enable_checkpointing=... or pass a ModelCheckpoint in callbacks instead.",
+    "progress_bar_refresh_rate": "Write enable_progress_bar=False or pass a progress bar in callbacks instead.",
+    "weights_summary": "Write enable_model_summary=... or pass a ModelSummary in callbacks instead.",
+    "stochastic_weight_avg": "Use the StochasticWeightAveraging callback instead.",
+    "terminate_on_nan": "Write detect_anomaly=True, or EarlyStopping(check_finite=True), instead.",
+    "track_grad_norm": "Log the norms in on_before_optimizer_step instead.",
+    "flush_logs_every_n_steps": "Pass it to the logger instead.",
+    "replace_sampler_ddp": "Write use_distributed_sampler=... instead.",
+    "amp_backend": "Write precision=... instead.",
+    "move_metrics_to_cpu": "Leave it out: logged values are read once per flush.",
+    "reload_dataloaders_every_epoch": "Write reload_dataloaders_every_n_epochs=1 instead.",
+    "truncated_bptt_steps": "Split the sequence in training_step with manual optimization instead.",
 }
 
 NOT_YET: dict[str, Any] = {
     "num_nodes": 1,
-    "max_time": None,
-    "limit_predict_batches": None,
-    "overfit_batches": 0.0,
     "profiler": None,
-    "barebones": False,
     "sync_batchnorm": False,
-    "reload_dataloaders_every_n_epochs": 0,
     "model_registry": None,
 }
 """The one value that this version honours for each argument whose feature is not built yet."""

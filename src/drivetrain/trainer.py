@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import torch
 
@@ -18,37 +17,59 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.callback import Callback
 from drivetrain.datamodule import LightningDataModule
 from drivetrain.engine import Engine
-from drivetrain.errors import CheckpointError, ConfigurationError, NotSupportedError
-from drivetrain.hooks import DataHooks, HookTable, bind_transfer, overrides
+from drivetrain.errors import ConfigurationError, UnknownArgumentError
+from drivetrain.hooks import DataHooks, HookTable, bind_transfer
+from drivetrain.introspect import overrides
 from drivetrain.logbook import Logbook
-from drivetrain.loops.evaluate import Stage, evaluate
+from drivetrain.loops.evaluate import Predictions, Stage, evaluate, predict
 from drivetrain.loops.fit import fit
 from drivetrain.loops.loaders import Loaders
-from drivetrain.loops.progress import Progress, RunningStage, TrainerFn, TrainerStatus
+from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
 from drivetrain.loops.run import Limits, Run
+from drivetrain.loops.step import make_step
 from drivetrain.module import LightningModule
-from drivetrain.optimizers import normalise
+from drivetrain.optimizers import LightningOptimizer, normalise
 from drivetrain.plan import Plan, resolve
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.settings import Settings
+from drivetrain.settings import Settings, complete
 from drivetrain.strategies.strategy import Strategy
+from drivetrain.switches import interrupts_ignored, torch_switches
 from drivetrain.view import TrainerView
 
 if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
 
 
-class Trainer(TrainerView):
-    """Trains, validates and tests a LightningModule.
+P = ParamSpec("P")
 
-    Every argument is described in :class:`drivetrain.settings.Settings`; all are keyword-only. What they mean on this
-    machine is decided here, at once, and can be read: ``print(trainer.plan)``.
+
+def _completed(init: Callable[P, None]) -> Callable[P, None]:
+    """Let the environment fill in what was not passed, and say it well when an argument does not exist."""
+
+    @functools.wraps(init)
+    def complete_and_init(*args: P.args, **kwargs: P.kwargs) -> None:
+        if len(args) > 1:
+            raise UnknownArgumentError(
+                f"Trainer({args[1]!r}, ...): its arguments are keyword-only. Write their names, max_epochs=3."
+            )
+        init(*args, **complete(kwargs))
+
+    return complete_and_init
+
+
+class Trainer(TrainerView):
+    """Trains, validates and tests a LightningModule, and predicts with it.
+
+    Every argument is described in :class:`drivetrain.settings.Settings`; all are keyword-only, and one that is left
+    out may come from the environment (``PL_TRAINER_MAX_EPOCHS=3``). What they mean on this machine is decided here,
+    at once, and can be read: ``print(trainer.plan)``.
 
     Raises:
         ConfigurationError: an argument is wrong or contradicts another; nothing was built.
         NotSupportedError: a legal argument that this version cannot honour.
     """
 
+    @_completed
     def __init__(
         self,
         *,
@@ -102,12 +123,13 @@ class Trainer(TrainerView):
         self.engine = Engine(plan=self.plan)
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.default_root_dir = os.path.expanduser(self.settings.default_root_dir or Path.cwd())
-        self.callbacks: list[Callback] = attach.callbacks_of(self.settings)
-        self.loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
-        self.datamodule: LightningDataModule | None = None
-        self.ckpt_path: str | None = None
         self._run_parts: Run | None = None
         self._hooks: HookTable | None = None
+        self._callbacks: list[Callback] = attach.callbacks_of(self.settings)
+        self._loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
+        self.predictions = Predictions()
+        self.datamodule: LightningDataModule | None = None
+        self.ckpt_path: str | None = None
         self._plan_shown = False
 
     # ---- entry points --------------------------------------------------------------------------------------------
@@ -174,6 +196,32 @@ class Trainer(TrainerView):
         """One pass over the test loaders; otherwise as :meth:`validate`."""
         return self._evaluate(TrainerFn.TESTING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
+    def predict(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Any]:
+        """What ``predict_step`` returns for every batch, in the host's memory.
+
+        Args:
+            model: what predicts; ``None``: the one of the last run, with its best checkpoint.
+            dataloaders: the loader or a list of them; ``None`` asks the datamodule, then the model.
+            datamodule: where the data comes from, instead of loaders.
+            return_predictions: False keeps nothing, for a callback that writes them; ``None``: True.
+            ckpt_path, weights_only: as in :meth:`validate`.
+
+        Returns:
+            One output per batch; with several loaders, a list of those for each. Empty if nothing is to be returned.
+        """
+        fn = TrainerFn.PREDICTING
+        model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
+        self.predictions = Predictions(keeps=return_predictions is not False)
+        return self._run(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only)
+
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False, storage_options: Any = None) -> None:
         """Write the state of the run to ``filepath``; when this returns, it is durable. Call it on every rank.
 
@@ -184,6 +232,14 @@ class Trainer(TrainerView):
             raise ConfigurationError("There is no model to save yet. Call trainer.fit(model) first.")
         self.strategy.save_checkpoint(checkpoint.dump(self, weights_only), filepath, storage_options)
         self.strategy.barrier("save_checkpoint")
+
+    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
+        """A block in which new layers are made on the device and in the precision of this Trainer.
+
+        Args:
+            empty_init: leave parameters as the memory was, because a checkpoint will fill them; ``None``: no.
+        """
+        return self.engine.init_module(empty_init)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` on global rank 0 only."""
@@ -202,18 +258,25 @@ class Trainer(TrainerView):
         datamodule: LightningDataModule | None,
         weights_only: bool | None,
     ) -> list[dict[str, float]]:
-        if model is None:
-            if self.lightning_module is None:
-                raise ConfigurationError(
-                    f"trainer.{fn.value}() has no model, and none was run before. Write trainer.{fn.value}(model)."
-                )
-            model = self.lightning_module
-            if ckpt_path is None and self._best_path():
-                ckpt_path = "best"
+        model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
         results = self._run(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only)
         if verbose:
             self.print(_results_table(fn.value, results))
         return results
+
+    def _model_or_last(
+        self, fn: TrainerFn, model: LightningModule | None, ckpt_path: str | Path | None
+    ) -> tuple[LightningModule, str | Path | None]:
+        if model is not None:
+            return model, ckpt_path
+        if self.lightning_module is None:
+            raise ConfigurationError(
+                f"trainer.{fn.value}() has no model, and none was run before. Write trainer.{fn.value}(model)."
+            )
+        best: str = getattr(self.checkpoint_callback, "best_model_path", "")
+        if ckpt_path is None and best:
+            ckpt_path = "best"
+        return self.lightning_module, ckpt_path
 
     def _run(
         self,
@@ -223,9 +286,9 @@ class Trainer(TrainerView):
         datamodule: LightningDataModule | None,
         ckpt_path: str | Path | None,
         weights_only: bool | None,
-    ) -> list[dict[str, float]]:
+    ) -> list[Any]:
         """Set up, run the loop of ``fn``, tear down; clean up and re-raise on any exception."""
-        results: list[dict[str, float]] = []
+        results: list[Any] = []
         first = next(iter(passed))
         if isinstance(passed[first], LightningDataModule):
             passed, datamodule = {**passed, first: None}, passed[first]
@@ -233,13 +296,16 @@ class Trainer(TrainerView):
             raise ConfigurationError(
                 f"trainer.{fn.value} got both loaders and a datamodule. Pass the loaders, or datamodule=, not both."
             )
-        attach.check_module(model, fn)
-        checkpoint_path = self._resolve_ckpt_path(ckpt_path, weights_only)
+        attach.check_module(model, fn, self.settings)
+        attach.warn_of_near_misses([model, datamodule, *self.callbacks])
+        checkpoint_path = checkpoint.resolve_path(self, ckpt_path, weights_only)
         try:
-            with self._torch_flags(fn):
+            with torch_switches(self.settings, training=fn is TrainerFn.FITTING):
                 run = self._set_up(fn, model, passed, datamodule, checkpoint_path)
                 if fn is TrainerFn.FITTING:
                     fit(run)
+                elif fn is TrainerFn.PREDICTING:
+                    results = predict(run, self.predictions)
                 else:
                     stage: Stage = "validate" if fn is TrainerFn.VALIDATING else "test"
                     results = evaluate(run, stage, run.loaders.evaluation(stage))
@@ -268,6 +334,7 @@ class Trainer(TrainerView):
         progress.begin_run(fn)
         self.datamodule, self.ckpt_path = datamodule, ckpt_path
         self._run_parts = None
+        self.predictions.records = any(callback.needs_batch_indices for callback in self.callbacks)
         self.logbook.start_run()
         if fn is TrainerFn.FITTING or strategy.lightning_module is not model:
             strategy.optimizers, strategy.lr_scheduler_configs = [], []
@@ -279,8 +346,10 @@ class Trainer(TrainerView):
         for callback in self.callbacks:
             callback.pl_module = model
         hooks = self._hooks = HookTable(self, model, self.callbacks, strategy, LightningModule, self.logbook)
-        limits = {"validate": self.limits.val_batches, "test": self.limits.test_batches}
-        loaders = Loaders(model, datamodule, passed, limits, hooks.call_method)
+        loaders = Loaders(
+            model, datamodule, passed, self.limits.batches, hooks.call_method, lambda: progress.current_epoch,
+            overfits=bool(self.settings.overfit_batches),
+        )  # fmt: skip
         attach.check_loaders(model, loaders, fn, validates=self.limits.val_batches != 0)
         if fn is TrainerFn.FITTING and not self._plan_shown and self.progress_bar_callback is not None:
             self._plan_shown = True
@@ -294,7 +363,7 @@ class Trainer(TrainerView):
             datamodule.setup(stage)
         hooks.call_callbacks("setup", stage)
         hooks.call_method("setup", stage)
-        with strategy.tensor_init_context():
+        with self.engine.init_module():
             hooks.call_method("configure_model")
         loaded = None if ckpt_path is None else strategy.load_checkpoint(ckpt_path)
         if loaded is not None:
@@ -308,31 +377,31 @@ class Trainer(TrainerView):
             progress=progress,
             limits=self.limits,
             settings=self.settings,
-            transfer=bind_transfer(model, datamodule, strategy.root_device, self.logbook),
+            transfer=bind_transfer(
+                model, datamodule, strategy.root_device, self.logbook, self.engine.input_conversion()
+            ),
             loaders=loaders,
             log=self._log if self.loggers else None,
         )
         if fn is TrainerFn.FITTING:
-            self._set_up_optimizers(hooks)
+            self._set_up_optimizers(run)
             hooks.call("on_fit_start")
+            attach.log_hyperparameters(self)
             if loaded is not None:
                 checkpoint.restore_training(self, loaded)
         model.zero_grad()
         return run
 
-    def _set_up_optimizers(self, hooks: HookTable) -> None:
-        optimizers, schedulers = normalise(hooks.call_method("configure_optimizers"))
+    def _set_up_optimizers(self, run: Run) -> None:
+        optimizers, schedulers = normalise(run.hooks.call_method("configure_optimizers"))
         if not optimizers:
             rank_zero_warn(
                 f"{type(self.lightning_module).__name__}.configure_optimizers returned no optimizer, so gradients are "
                 "computed and nothing is updated."
             )
-        if len(optimizers) > 1:
-            raise NotSupportedError(
-                f"configure_optimizers returned {len(optimizers)} optimizers, and this version steps one. "
-                "Put all parameters into one optimizer, as parameter groups."
-            )
         self.engine.setup_optimizers(optimizers, schedulers)
+        run.handles = [LightningOptimizer(optimizer, run.module) for optimizer in optimizers]
+        make_step(run)  # what does not go together is said before anything is trained
 
     def _prepares_data(self, party: DataHooks) -> bool:
         """One process per node, or one in the whole job (trap T41)."""
@@ -356,7 +425,7 @@ class Trainer(TrainerView):
         """Tell everybody that the run ends by ``error`` and free what it held, however little was built (T58)."""
         self.progress.status = TrainerStatus.INTERRUPTED
         self.logbook.leave_batch()
-        with _ignore_interrupts():
+        with interrupts_ignored():
             for callback in self.callbacks:
                 if overrides(callback, "on_exception", Callback):
                     _attempt(callback.on_exception, self, self.lightning_module, error)
@@ -370,67 +439,7 @@ class Trainer(TrainerView):
 
     def _clean_up(self) -> None:
         if self._run_parts is not None:
-            while self._run_parts.cleanups:
-                self._run_parts.cleanups.pop()()
-
-    @contextmanager
-    def _torch_flags(self, fn: TrainerFn) -> Iterator[None]:
-        """torch's process-wide switches as the settings want them, and as they were before afterwards."""
-        settings = self.settings
-        with ExitStack() as stack:
-            if settings.deterministic is not None:
-                stack.enter_context(_deterministic(settings.deterministic))
-            benchmark = settings.benchmark
-            if benchmark is None and settings.deterministic:
-                benchmark = False  # its choice of algorithm depends on the clock
-            if benchmark is not None:
-                stack.enter_context(_cudnn_benchmark(benchmark))
-            if fn is TrainerFn.FITTING:
-                stack.enter_context(torch.set_grad_enabled(True))
-                if settings.detect_anomaly:
-                    stack.enter_context(torch.autograd.set_detect_anomaly(True))
-            yield
-
-    def _log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Give ``metrics`` to every logger. A metric called "step" is the x axis (trap T11)."""
-        given = dict(metrics)
-        step = int(given.pop("step", step))
-        given.setdefault("epoch", self.progress.current_epoch)
-        self.logbook.logged_metrics.update(given)
-        if self.progress.stage is not RunningStage.SANITY_CHECKING:
-            for logger in self.loggers:
-                logger.log_metrics(given, step)
-
-    # ---- checkpoints ---------------------------------------------------------------------------------------------
-
-    def _best_path(self) -> str:
-        return getattr(self.checkpoint_callback, "best_model_path", "")
-
-    def _resolve_ckpt_path(self, ckpt_path: str | Path | None, weights_only: bool | None) -> str | None:
-        if weights_only is False:
-            raise NotSupportedError(
-                "weights_only=False would run code from the checkpoint, which this version never does. Leave it out."
-            )
-        if ckpt_path is None:
-            return None
-        if ckpt_path in ("best", "last"):
-            attribute = f"{ckpt_path}_model_path"
-            found: str = getattr(self.checkpoint_callback, attribute, "")
-            if not found:
-                raise CheckpointError(
-                    f'ckpt_path="{ckpt_path}" names no checkpoint: '
-                    + (
-                        "the ModelCheckpoint has saved none so far."
-                        if self.checkpoint_callback
-                        else "there is no ModelCheckpoint among the callbacks."
-                    )
-                    + " Pass a path."
-                )
-            return found
-        path = os.fspath(ckpt_path)
-        if not os.path.exists(path):
-            raise CheckpointError(f"There is no checkpoint at {path}. Check the path.")
-        return path
+            self._run_parts.unbind()
 
 
 def _results_table(stage: str, results: list[dict[str, float]]) -> str:
@@ -446,42 +455,3 @@ def _attempt(fn: Callable[..., Any], *args: Any) -> None:
         fn(*args)
     except Exception as error:
         rank_zero_warn(f"While cleaning up after an exception, {getattr(fn, '__qualname__', fn)} failed: {error!r}.")
-
-
-@contextmanager
-def _ignore_interrupts() -> Iterator[None]:
-    """Ctrl-C pressed again does not tear the clean-up; only the main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-@contextmanager
-def _cudnn_benchmark(benchmark: bool) -> Iterator[None]:
-    before = torch.backends.cudnn.benchmark  # not cudnn.flags(): its other defaults would switch cuDNN off
-    torch.backends.cudnn.benchmark = benchmark
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-@contextmanager
-def _deterministic(mode: bool | Literal["warn"]) -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    name = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it makes a handle, and is not deterministic without
-    workspace = os.environ.get(name)
-    torch.use_deterministic_algorithms(bool(mode), warn_only=mode == "warn")
-    if mode:
-        os.environ.setdefault(name, ":4096:8")
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        if workspace is None:
-            os.environ.pop(name, None)

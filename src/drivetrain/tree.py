@@ -74,6 +74,11 @@ def _move_leaf(leaf: Any, device: torch.device) -> Any:
     return leaf
 
 
+def move_to_host(tree: Any) -> Any:
+    """``tree`` with every tensor in the host's memory, cut from its graph; this waits for the device."""
+    return map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, tree)
+
+
 def detach(tree: Any) -> Any:
     """``tree`` with every tensor cut from its graph, so that keeping it keeps no activations alive (trap T23)."""
     return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)

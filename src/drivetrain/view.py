@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -9,17 +10,19 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.callback import Callback, Checkpoint
-from drivetrain.data.feed import count_batches
 from drivetrain.engine import Engine
 from drivetrain.hooks import HookTable
 from drivetrain.logbook import Logbook
+from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.progress import Progress, RunningStage, TrainerStatus
-from drivetrain.loops.run import ENDLESS, Limits, Run
-from drivetrain.optimizers import LRSchedulerConfig
+from drivetrain.loops.run import ENDLESS, Run
+from drivetrain.optimizers import LightningOptimizer, LRSchedulerConfig, unwrapped
 from drivetrain.plan import Plan
 from drivetrain.registry import load
 from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
+from drivetrain.view_limits import LimitsView
+from drivetrain.view_loops import EvaluationView, FitView, PredictionView
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -27,18 +30,19 @@ if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
 
 
-class TrainerView:
-    """The Trainer's properties. It decides nothing and changes nothing; the parts are set by the Trainer."""
+class TrainerView(LimitsView):
+    """The Trainer's properties. It decides nothing; a part that is written takes effect at the next batch."""
 
     settings: Settings
     plan: Plan
-    limits: Limits
     progress: Progress
     engine: Engine
     logbook: Logbook
-    callbacks: list[Callback]
-    loggers: list[Logger]
+    predictions: Predictions
     default_root_dir: str
+    received_sigterm: bool = False
+    _callbacks: list[Callback]
+    _loggers: list[Logger]
     _hooks: HookTable | None
     _run_parts: Run | None
 
@@ -80,14 +84,58 @@ class TrainerView:
         return self.strategy.model
 
     @property
+    def current_run(self) -> Run | None:
+        """The parts of the run that is going on, or was last; ``None`` before the first."""
+        return self._run_parts
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The callbacks in the order in which they run."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, value: list[Callback]) -> None:
+        self._callbacks = list(value)
+        if self._hooks is not None:
+            self._hooks.callbacks = self._callbacks
+        for callback in self._callbacks:
+            callback.pl_module = self.lightning_module
+        self._touch()
+
+    @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizers of the current fit."""
         return self.strategy.optimizers
+
+    @optimizers.setter
+    def optimizers(self, value: Sequence[Optimizer]) -> None:
+        self.engine.setup_optimizers([unwrapped(optimizer) for optimizer in value], self.lr_scheduler_configs)
+        if (run := self._run_parts) is not None:
+            run.unbind()
+            run.handles = [LightningOptimizer(optimizer, run.module) for optimizer in self.strategy.optimizers]
+        self._touch()
 
     @property
     def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
         """The schedulers of the current fit."""
         return self.strategy.lr_scheduler_configs
+
+    @lr_scheduler_configs.setter
+    def lr_scheduler_configs(self, value: Sequence[LRSchedulerConfig]) -> None:
+        self.strategy.lr_scheduler_configs = list(value)
+        self._touch()
+
+    @property
+    def scaler(self) -> Any:
+        """The gradient scaler of "16-mixed"; ``None`` otherwise."""
+        return self.strategy.precision_plugin.scaler
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
+        """How the data is split over the processes; ``None`` in one process."""
+        if not self.strategy.is_distributed:
+            return None
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     @property
     def global_rank(self) -> int:
@@ -130,9 +178,35 @@ class TrainerView:
         return self.strategy.is_global_zero
 
     @property
+    def loggers(self) -> list[Logger]:
+        """The loggers."""
+        return self._loggers
+
+    @loggers.setter
+    def loggers(self, value: Sequence[Logger] | None) -> None:
+        self._loggers = list(value or [])
+        if (run := self._run_parts) is not None:
+            run.log = self._log if self._loggers else None
+        self._touch()
+
+    @property
     def logger(self) -> Logger | None:
-        """The first logger."""
+        """The first logger; setting it replaces all of them."""
         return self.loggers[0] if self.loggers else None
+
+    @logger.setter
+    def logger(self, value: Logger | None) -> None:
+        self.loggers = [] if value is None else [value]
+
+    def _log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Give ``metrics`` to every logger. A metric called "step" is the x axis (trap T11)."""
+        given = dict(metrics)
+        step = int(given.pop("step", step))
+        given.setdefault("epoch", self.progress.current_epoch)
+        self.logbook.logged_metrics.update(given)
+        if self.progress.stage is not RunningStage.SANITY_CHECKING:
+            for logger in self.loggers:
+                logger.log_metrics(given, step)
 
     @property
     def log_dir(self) -> str | None:
@@ -225,36 +299,6 @@ class TrainerView:
         return self.progress.is_last_batch
 
     @property
-    def max_epochs(self) -> int | None:
-        """Epochs at most; -1: no limit."""
-        return -1 if self.limits.max_epochs == ENDLESS else int(self.limits.max_epochs)
-
-    @property
-    def min_epochs(self) -> int:
-        """Epochs at least."""
-        return self.limits.min_epochs
-
-    @property
-    def max_steps(self) -> int:
-        """Optimizer steps at most; -1: no limit."""
-        return -1 if self.limits.max_steps == ENDLESS else int(self.limits.max_steps)
-
-    @property
-    def min_steps(self) -> int | None:
-        """Optimizer steps at least."""
-        return self.settings.min_steps
-
-    @property
-    def log_every_n_steps(self) -> int:
-        """Logged values are flushed every so many optimizer steps."""
-        return self.limits.log_every_n_steps
-
-    @property
-    def accumulate_grad_batches(self) -> int:
-        """Batches of one optimizer step."""
-        return self.limits.accumulate
-
-    @property
     def num_training_batches(self) -> float:
         """Training batches of an epoch; ``inf`` where nobody knows."""
         return self.progress.num_training_batches
@@ -262,19 +306,25 @@ class TrainerView:
     @property
     def num_val_batches(self) -> list[float]:
         """Validation batches of each loader."""
-        return self._num_eval_batches("validate")
+        return self.num_eval_batches("validate")
 
     @property
     def num_test_batches(self) -> list[float]:
         """Test batches of each loader."""
-        return self._num_eval_batches("test")
+        return self.num_eval_batches("test")
+
+    @property
+    def num_predict_batches(self) -> list[float]:
+        """Prediction batches of each loader."""
+        return self.num_eval_batches("predict")
 
     @property
     def num_sanity_val_batches(self) -> list[float]:
         """Validation batches of each loader that are tried before training."""
         return [min(count, self.limits.sanity_batches) for count in self.num_val_batches]
 
-    def _num_eval_batches(self, stage: str) -> list[float]:
+    def num_eval_batches(self, stage: str) -> list[float]:
+        """Batches of each loader of "validate", "test" or "predict"; empty until they are made."""
         if self._run_parts is None:
             return []
         return [source.num_batches for source in self._run_parts.loaders.made_evaluation.get(stage, [])]
@@ -294,6 +344,11 @@ class TrainerView:
         """The test loaders, once they exist."""
         return self._made_loaders("test")
 
+    @property
+    def predict_dataloaders(self) -> Any:
+        """The prediction loaders, once they exist."""
+        return self._made_loaders("predict")
+
     def _made_loaders(self, stage: str) -> Any:
         made = {} if self._run_parts is None else self._run_parts.loaders.made_evaluation
         found = [source.loader for source in made.get(stage, [])]
@@ -303,6 +358,26 @@ class TrainerView:
     def enable_validation(self) -> bool:
         """Whether the fit validates at all."""
         return self._run_parts is not None and self._run_parts.validates()
+
+    @property
+    def fit_loop(self) -> FitView:
+        """The counters of training under their usual names; so do the next three."""
+        return FitView(self)  # type: ignore[arg-type]  # this class is the Trainer's base
+
+    @property
+    def validate_loop(self) -> EvaluationView:
+        """Of validation."""
+        return EvaluationView(self, "validate")  # type: ignore[arg-type]
+
+    @property
+    def test_loop(self) -> EvaluationView:
+        """Of testing."""
+        return EvaluationView(self, "test")  # type: ignore[arg-type]
+
+    @property
+    def predict_loop(self) -> PredictionView:
+        """Of prediction; also what was predicted."""
+        return PredictionView(self)  # type: ignore[arg-type]
 
     @property
     def judges_at_epoch_end(self) -> bool:
@@ -315,17 +390,12 @@ class TrainerView:
         return not self.enable_validation or (whole_epoch and self.limits.check_val_every_n_epoch == 1)
 
     @property
-    def val_check_interval(self) -> int | float:
-        """Training batches, or the fraction of an epoch, between validations."""
-        return self.limits.val_check_interval
-
-    @property
     def estimated_stepping_batches(self) -> int | float:
         """Optimizer steps of the whole fit; ``inf`` without a limit. May make the training loader (trap T50)."""
         run = self._run_parts
         if run is None or self.limits.max_epochs == ENDLESS:
             return self.limits.max_steps
-        batches = count_batches(run.loaders.training(), self.limits.train_batches, "limit_train_batches")
+        batches = run.loaders.count_training()
         if batches == ENDLESS:
             return self.limits.max_steps
         steps = ceil(batches / self.limits.accumulate) * int(self.limits.max_epochs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 from drivetrain.callbacks import RichModelSummary
@@ -16,6 +17,15 @@ def test_table_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
     RichModelSummary(title="mine").on_fit_start(SimpleNamespace(is_global_zero=True), net)
     out = capsys.readouterr().out
     for text in ("mine", "[red]", "Linear", "2.0 K", "train", "Total params", "Modules in eval mode"):
+        assert text in out
+
+
+def test_sizes_and_operations(capsys: pytest.CaptureFixture[str]) -> None:
+    net = nn.Sequential(nn.Linear(4, 2))
+    net.example_input_array = torch.ones(3, 4)
+    RichModelSummary().on_fit_start(SimpleNamespace(is_global_zero=True), net)
+    out = capsys.readouterr().out
+    for text in ("In sizes", "Out sizes", "[3, 4]", "[3, 2]", "48", "Total estimated FLOPs"):
         assert text in out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -306,3 +307,71 @@ def test_t4_a_sampler_nested_in_a_plain_batch_sampler_is_told() -> None:
 def test_t4_who_takes_no_epoch_is_left_alone(loader: Any) -> None:
     set_epoch(loader, 1)
     assert len(list(loader)) > 0
+
+
+# ---- steps that fetch their batches themselves -----------------------------------------------------------------------
+
+
+def test_t37_a_training_step_may_take_the_iterator(regression: Any, loader: Any, make_trainer: Any) -> None:
+    class Fetching(regression):  # type: ignore[misc]
+        def training_step(self, dataloader_iter: Any) -> Any:
+            batch, batch_idx, dataloader_idx = next(dataloader_iter)
+            seen.append((batch_idx, dataloader_idx))
+            return self.loss(batch)
+
+    seen: list[Any] = []
+    torch.manual_seed(0)
+    ours = Fetching()
+    make_trainer(max_epochs=2).fit(ours, loader)
+    torch.manual_seed(0)
+    plain = regression()
+    make_trainer(max_epochs=2).fit(plain, loader)
+
+    assert seen == [(0, 0), (1, 0), (2, 0), (3, 0)] * 2
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+
+
+def test_t37_a_step_may_take_several_batches_and_the_loop_goes_on_behind_them(
+    regression: Any, make_trainer: Any
+) -> None:
+    class Pairs(regression):  # type: ignore[misc]
+        def training_step(self, dataloader_iter: Any) -> Any:
+            taken = [next(dataloader_iter), *islice(dataloader_iter, 1)]
+            seen.append([batch_idx for _, batch_idx, _ in taken])
+            return sum(self.loss(batch) for batch, _, _ in taken)
+
+    seen: list[Any] = []
+    trainer = make_trainer()
+    batches = DataLoader(TensorDataset(torch.ones(10, 4), torch.ones(10, 1)), batch_size=2)
+    trainer.fit(Pairs(), batches)
+
+    assert seen == [[0, 1], [2, 3], [4]]
+    assert (trainer.global_step, trainer.progress.total_batches, trainer.is_last_batch) == (3, 5, True)
+
+
+def test_t37_an_evaluation_step_may_take_the_iterator(validated: Any, loader: Any, make_trainer: Any) -> None:
+    class Fetching(validated):  # type: ignore[misc]
+        def validation_step(self, dataloader_iter: Any) -> None:
+            batch, batch_idx, dataloader_idx = next(dataloader_iter)
+            seen.append((batch_idx, dataloader_idx))
+            self.log("val_loss", self.loss(batch))
+
+    seen: list[Any] = []
+    torch.manual_seed(0)
+    ours = make_trainer().validate(Fetching(), [loader, loader], verbose=False)
+    torch.manual_seed(0)
+    plain = make_trainer().validate(validated(), loader, verbose=False)
+
+    assert seen == [(i, loader_idx) for loader_idx in range(2) for i in range(4)]
+    assert ours[1]["val_loss/dataloader_idx_1"] == plain[0]["val_loss"]
+
+
+def test_t37_accumulating_unknown_numbers_of_batches_is_an_error(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    class Fetching(regression):  # type: ignore[misc]
+        def training_step(self, dataloader_iter: Any) -> Any:
+            return self.loss(next(dataloader_iter)[0])
+
+    with pytest.raises(ConfigurationError, match="Accumulate inside the step, and write 1"):
+        make_trainer(accumulate_grad_batches=2).fit(Fetching(), loader)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from drivetrain import LightningModule
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import TensorBoardLogger
 
@@ -119,7 +120,18 @@ def test_metrics_for_hyperparameters(tmp_path: Path, metrics: Any, expected: dic
     assert hparams_of(logger) == {"lr": 0.5}
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch's own tracing for TensorBoard
+# torch's own tracing for TensorBoard
+traces = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+
+
+def nodes(logger: TensorBoardLogger) -> set[str]:
+    from tensorboard.compat.proto.graph_pb2 import GraphDef
+
+    logger.finalize("success")
+    return {node.name for node in GraphDef.FromString(read(logger)._graph).node}
+
+
+@traces
 def test_graph(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     model.example_input_array = torch.ones(1, 2)
@@ -127,6 +139,71 @@ def test_graph(tmp_path: Path) -> None:
     logger.log_graph(model)
     logger.finalize("success")
     assert read(logger).Tags()["graph"]
+
+
+class Model(LightningModule):
+    """Normalisation, dropout, a part that stays in evaluation mode, and ``self.log`` in ``forward``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5))
+        self.head = nn.Linear(8, 1)
+        self.head.eval()
+        self.modes: list[bool] = []
+
+    def forward(self, x: torch.Tensor, shift: float | torch.Tensor = 0.0) -> Any:
+        self.modes.append(self.training)
+        self.log("mean", x.mean())
+        return {"y": self.head(self.body(x)) + shift}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0])["y"].square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fitted(make_trainer: Any, loader: Any, logger: Any, **arguments: Any) -> Model:
+    torch.manual_seed(5)
+    model = Model()
+    model.example_input_array = torch.full((3, 4), 100.0)
+    make_trainer(logger=logger, log_every_n_steps=1, **arguments).fit(model, loader)
+    return model
+
+
+@traces
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+def test_t18_a_run_does_not_notice_the_graph(tmp_path: Path, make_trainer: Any, loader: Any, precision: str) -> None:
+    logger = TensorBoardLogger(tmp_path, log_graph=True)
+    model = fitted(make_trainer, loader, logger, precision=precision)
+    plain = fitted(make_trainer, loader, False, precision=precision)
+    assert "Model/Sequential[body]/BatchNorm1d[1]/running_mean/running_mean" in nodes(logger)
+    assert not any(model.modes[:-4])
+    assert len(plain.modes) == 4
+    assert [part.training for part in model.modules()] == [part.training for part in plain.modules()]
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+@traces
+def test_a_graph_of_inputs_with_names(tmp_path: Path) -> None:
+    model = Model()  # and without a Trainer
+    model.example_input_array = {"shift": torch.ones(1), "x": torch.ones(2, 4)}
+    logger = TensorBoardLogger(tmp_path, log_graph=True)
+    logger.log_graph(model)
+    assert any("Model[model]/Linear[head]" in name for name in nodes(logger))
+    assert [part.training for part in model.modules()] == [part.training for part in Model().modules()]
+
+
+@traces
+def test_a_model_that_cannot_be_traced_is_a_warning(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    logger = TensorBoardLogger(tmp_path, log_graph=True)
+    with pytest.warns(UserWarning, match="tracing Linear failed .*Set example_input_array to inputs that forward"):
+        logger.log_graph(model, torch.ones(1, 3))
+    assert model.training
+    logger.finalize("success")
+    assert not read(logger).Tags()["graph"]
 
 
 def test_graph_without_an_example_says_so(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import drivetrain
-from drivetrain import Callback
+from drivetrain import Callback, Trainer
 from drivetrain.errors import ConfigurationError
 
 SAMPLES, BATCH, EPOCHS = 28, 8, 2  # four batches, the last one smaller
@@ -692,3 +692,49 @@ def test_a_second_fit_after_an_interrupted_validation_trains_in_training_mode(
     model.broken = False
     trainer.fit(model, loader, loader)
     assert modes == [True] * 8
+
+
+def test_hooks_and_clipping_see_the_finished_gradients_once_per_step_of_a_sharpness_aware_optimizer(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    """The module evaluates twice and steps once: what belongs to the step runs once (spec 3.3)."""
+
+    class SharpnessAware(regression):  # type: ignore[misc]
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+            optimizer_closure()
+            optimizer.zero_grad()
+            optimizer.step(closure=optimizer_closure)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            calls.append("before_step")
+
+        def on_after_backward(self) -> None:
+            calls.append("backward")
+
+        def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+            calls.append("clip")
+
+    calls: list[str] = []
+    trainer = make_trainer(limit_train_batches=2)
+    trainer.fit(SharpnessAware(), loader)
+
+    assert calls == ["backward", "backward", "before_step", "clip"] * 2
+    assert trainer.global_step == 2
+
+
+def test_barebones_leaves_nothing_on_but_the_step(validated: Any, loader: Any, make_trainer: Any, capsys: Any) -> None:
+    class Logging(validated):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("loss", 1.0)
+            return self.loss(batch)
+
+    trainer = Trainer(barebones=True, max_epochs=1, accelerator="cpu")
+    with pytest.warns(UserWarning, match="Logging.log was called with barebones=True, which logs nothing"):
+        trainer.fit(Logging(), loader, loader)
+
+    assert trainer.callbacks == []
+    assert trainer.loggers == []
+    assert trainer.num_sanity_val_batches == [0]
+    assert trainer.callback_metrics == {}
+    assert trainer.global_step == 4
+    assert capsys.readouterr().out == ""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from drivetrain.hooks import overrides
 from drivetrain.precision import Precision
 
 
@@ -24,8 +25,49 @@ def test_it_leaves_everything_alone() -> None:
     assert plugin.convert_module(module) is module
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
     assert plugin.forward_context("cpu") is None
+    assert plugin.init_context() is None
+    batch = [torch.ones(1, dtype=torch.float64)]
+    assert plugin.convert_input(batch) is batch
+    assert plugin.scaler is None
     assert plugin.state_dict() == {}
     plugin.load_state_dict({})
+
+
+def test_the_core_need_not_convert_a_batch() -> None:
+    assert not overrides(Precision(), "convert_input", Precision)
+
+
+def test_nothing_is_scaled_and_a_step_is_a_step() -> None:
+    plugin, parameter = Precision(), with_gradient(2.0)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    plugin.bind([optimizer])
+    loss = torch.ones(())
+    assert plugin.scales_loss is False
+    assert plugin.scale(loss) is loss
+    plugin.unscale(optimizer)
+    assert plugin.step(optimizer) is True
+    assert parameter.tolist() == [-2.0]
+
+
+def test_step_passes_its_arguments_on() -> None:
+    optimizer = torch.optim.SGD([with_gradient(2.0)], lr=1.0)
+    calls: list[int] = []
+    assert Precision().step(optimizer, closure=lambda: calls.append(1)) is True
+    assert calls == [1]
+
+
+def test_t22_what_scales_the_loss_is_unscaled_before_clipping() -> None:
+    class Scaling(Precision):
+        scales_loss = True
+
+        def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.grad /= 8
+
+    parameter = with_gradient(24.0, 32.0)
+    Scaling().clip_gradients(torch.optim.SGD([parameter], lr=1.0), 6.0)
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [3.0, 4.0]  # their norm is 5, below 6
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,12 @@ class ModelCheckpoint(Checkpoint):
             )
         self.best_model_path = state_dict["best_model_path"]
 
+    def resume_candidates(self, trainer: Trainer) -> list[str]:
+        """What ``save_last`` wrote, in this run or in an earlier one that used the same folder."""
+        folder = Path(self.dirpath or self._default_dirpath(trainer))
+        found = {str(path) for path in folder.glob(f"{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}")}
+        return [path for path in {*found, self.last_model_path} if path and os.path.exists(path)]
+
     # ---- when to save --------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
+from drivetrain.export import example_pass
+from drivetrain.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
     from drivetrain.module import LightningModule
     from drivetrain.trainer import Trainer
+
+UNKNOWN = "?"
+Sizes = list[Any] | str
+"""A shape such as ``[8, 4]``; a list of those for several tensors, nested as they are; ``"?"`` for anything else."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class ModuleRow:
         num_parameters: its own and those below it, each counted once.
         training: whether it is in training mode.
         is_lazy: some of its parameters get their shape with the first batch and are counted as 0.
+        in_sizes, out_sizes: the shapes of what its first call got and returned; ``None`` without an example input.
     """
 
     index: int
@@ -36,11 +48,14 @@ class ModuleRow:
     num_parameters: int
     training: bool
     is_lazy: bool
+    in_sizes: Sizes | None = None
+    out_sizes: Sizes | None = None
 
     def cells(self) -> tuple[str, ...]:
         """What the table shows, column by column."""
         count = human_count(self.num_parameters) + (" *" if self.is_lazy else "")
-        return str(self.index), self.name, self.type, count, "train" if self.training else "eval"
+        sizes = [str(size).replace("'", "") for size in (self.in_sizes, self.out_sizes) if size is not None]
+        return str(self.index), self.name, self.type, count, "train" if self.training else "eval", *sizes
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,8 @@ class Summary:
         size_bytes: of all parameters, each by the size of its own elements.
         modules_in_train, modules_in_eval: submodules of any depth by their mode.
         has_lazy: some parameters have no shape yet, so the totals are too low.
+        flops: floating-point operations of one forward pass of the example input, as far as torch can count them; a
+            multiplication and an addition are two. ``None`` where nothing could be counted.
     """
 
     rows: tuple[ModuleRow, ...]
@@ -62,8 +79,13 @@ class Summary:
     modules_in_train: int
     modules_in_eval: int
     has_lazy: bool
+    flops: int | None = None
 
-    HEADER = ("", "Name", "Type", "Params", "Mode")
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The titles of the rows' cells."""
+        titles = ("", "Name", "Type", "Params", "Mode")
+        return (*titles, "In sizes", "Out sizes") if any(row.in_sizes is not None for row in self.rows) else titles
 
     @property
     def total(self) -> int:
@@ -80,15 +102,23 @@ class Summary:
             (str(self.modules_in_train), "Modules in train mode"),
             (str(self.modules_in_eval), "Modules in eval mode"),
         ]
-        return [*lines, ("*", "Counted as 0 until the first batch gives them a shape")] if self.has_lazy else lines
+        if self.flops is not None:
+            lines.append((human_count(self.flops), "Total estimated FLOPs"))
+        if self.has_lazy:
+            lines.append(("*", "Counted as 0 until the first batch gives them a shape"))
+        return lines
 
     def __str__(self) -> str:
-        lines = list(_table([self.HEADER, *(row.cells() for row in self.rows)])) if self.rows else []
+        lines = list(_table([self.header, *(row.cells() for row in self.rows)])) if self.rows else []
         return "\n".join([*lines, *(f"{value:<10}{meaning}" for value, meaning in self.totals())])
 
 
 class ModelSummary(Callback):
     """Prints the model's children, parameter counts and modes when ``fit`` starts.
+
+    If the module has an ``example_input_array``, one forward pass of it adds the shapes of what went in and out of each
+    child, and an estimate of the operations. The run does not notice that pass; if it fails, there is a warning, and
+    the table comes without.
 
     Args:
         max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
@@ -103,8 +133,9 @@ class ModelSummary(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print it, once per job."""
+        summary = summarize(pl_module, self.max_depth)  # on every rank: running a module may take all of them
         if trainer.is_global_zero:
-            self.show(summarize(pl_module, self.max_depth))
+            self.show(summary)
 
     def show(self, summary: Summary) -> None:
         """Print ``summary``; override it to put it elsewhere."""
@@ -112,10 +143,11 @@ class ModelSummary(Callback):
 
 
 def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
-    """Count what ``module`` consists of; no batch is run through it.
+    """Count what ``module`` consists of.
 
     Args:
-        module: the root, which has no row of its own.
+        module: the root, which has no row of its own. If it has an ``example_input_array``, that is run through it once
+            (:func:`~drivetrain.export.example_pass`); if that fails, a warning says why.
         max_depth: levels of submodules that get a row: -1 for all, 0 for none.
 
     Raises:
@@ -126,14 +158,16 @@ def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
     shown = [(name, child) for name, child in submodules if max_depth == -1 or name.count(".") < max_depth]
     parameters = list(module.parameters())
     in_train = sum(child.training for _, child in submodules)
+    trial = _try(module, [child for _, child in shown])
     return Summary(
-        rows=tuple(_row(index, name, child) for index, (name, child) in enumerate(shown)),
+        rows=tuple(_row(index, name, child, trial) for index, (name, child) in enumerate(shown)),
         trainable=_count(p for p in parameters if p.requires_grad),
         frozen=_count(p for p in parameters if not p.requires_grad),
         size_bytes=sum(p.numel() * p.element_size() for p in parameters if not is_lazy(p)),
         modules_in_train=in_train,
         modules_in_eval=len(submodules) - in_train,
         has_lazy=any(map(is_lazy, parameters)),
+        flops=None if trial is None else trial.flops,
     )
 
 
@@ -147,10 +181,11 @@ def human_count(number: int) -> str:
     return f"{value:,.1f} T"
 
 
-def _row(index: int, name: str, module: nn.Module) -> ModuleRow:
+def _row(index: int, name: str, module: nn.Module, trial: _Trial | None) -> ModuleRow:
     parameters = list(module.parameters())
     lazy = any(map(is_lazy, parameters))
-    return ModuleRow(index, name, type(module).__name__, _count(parameters), module.training, lazy)
+    sizes = (None, None) if trial is None else trial.sizes.get(id(module), (UNKNOWN, UNKNOWN))
+    return ModuleRow(index, name, type(module).__name__, _count(parameters), module.training, lazy, *sizes)
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:
@@ -171,3 +206,79 @@ def _check_depth(max_depth: int) -> None:
         raise ConfigurationError(
             f"A model summary got max_depth={max_depth}. Pass a number of levels, 0 for totals only, or -1 for all."
         )
+
+
+# ---- the example input -----------------------------------------------------------------------------------------------
+
+
+class _Trial(NamedTuple):
+    """What one forward pass told: sizes in and out by the id of the submodule, for those that ran."""
+
+    sizes: dict[int, tuple[Sizes, Sizes]]
+    flops: int | None
+
+
+def _try(module: nn.Module, shown: list[nn.Module]) -> _Trial | None:
+    """Run the example input; ``None`` where there is none, or where it fails, with a warning."""
+    try:
+        try:
+            return _run(module, shown, counts=True)
+        except Exception:  # perhaps the counter's own: its formulas do not know every form of an operation
+            return _run(module, shown, counts=False)
+    except Exception as error:
+        rank_zero_warn(
+            f"The model summary has no sizes, because {type(module).__name__} failed on its example_input_array "
+            f"({type(error).__name__}: {error}). Set it to inputs that forward takes, or to None for no sizes."
+        )
+    return None
+
+
+def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | None:
+    sizes: dict[int, tuple[Sizes, Sizes]] = {}
+
+    def record(child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        inputs = [*args, *kwargs.values()]
+        sizes.setdefault(id(child), (_sizes(inputs[0] if len(inputs) == 1 else inputs), _sizes(output)))
+
+    with example_pass(module) as inputs, ExitStack() as stack:
+        if inputs is None:
+            return None
+        if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
+            raise ConfigurationError("its lazy parameters are for the first batch to make, not for an example")
+        for child in shown:
+            if not isinstance(child, torch.jit.ScriptModule):  # takes no hooks from Python
+                stack.enter_context(child.register_forward_hook(record, with_kwargs=True))
+        stack.enter_context(_plain())
+        args, kwargs = inputs
+        if not counts:
+            module(*args, **kwargs)
+            return _Trial(sizes, None)
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            module(*args, **kwargs)
+        return _Trial(sizes, counter.get_total_flops() or None)  # 0: torch has no formula for any of the operations
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    """A block in which every submodule runs as it is written, so that it can be watched: not compiled, not fused."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # something may be compiled; asking for it would import it
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "Using `torch.compile")  # with the counter's hooks, which is all right
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
+        yield
+
+
+def _sizes(value: Any) -> Sizes:
+    if isinstance(value, Tensor):
+        return UNKNOWN if value.is_nested else list(value.shape)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)) and value:
+        return [_sizes(item) for item in value]
+    return UNKNOWN

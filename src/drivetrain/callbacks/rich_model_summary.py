@@ -12,6 +12,8 @@ from drivetrain.errors import ConfigurationError
 class RichModelSummary(ModelSummary):
     """Prints the model's children, parameter counts and modes as a table when ``fit`` starts.
 
+    With an ``example_input_array`` also sizes and operations, as :class:`~drivetrain.callbacks.ModelSummary` does.
+
     Args:
         max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
         table_kwargs: passed on to ``rich.table.Table``: ``title``, ``header_style``, ...
@@ -38,7 +40,7 @@ class RichModelSummary(ModelSummary):
         console = get_console()
         if summary.rows:
             table = Table(**{"header_style": "bold", **self._table_kwargs})
-            for title in summary.HEADER:
+            for title in summary.header:
                 table.add_column(title, justify="right" if title == "Params" else "left")
             for row in summary.rows:
                 table.add_row(*(Text(cell) for cell in row.cells()))  # Text: a name may hold brackets

@@ -1,1 +1,5 @@
-"""From a loader to batches on the device."""
+"""How batches come: loaders, several of them as one, and the way to the device."""
+
+from drivetrain.data.combined import CombinedLoader
+
+__all__ = ["CombinedLoader"]

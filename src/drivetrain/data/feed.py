@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from drivetrain.data.combined import CombinedLoader
 from drivetrain.errors import ConfigurationError
 from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.seed import worker_seed_init
@@ -67,6 +68,8 @@ def fetches_ahead(loader: Any) -> bool:
     Only with workers, or where nothing else tells which batch is the last. With ``num_workers=0`` and a known length
     never: it would shift the draws from the global random generators against those of a plain loop.
     """
+    if isinstance(loader, CombinedLoader):
+        return sized_length(loader) is None or any(map(fetches_ahead, loader.flattened))
     if getattr(loader, "num_workers", 0) > 0 or sized_length(loader) is None:
         return True
     return isinstance(getattr(loader, "dataset", None), IterableDataset)  # its length may be a mere promise
@@ -85,7 +88,10 @@ def feed(
             device already, and it is not called again in this pass.
         ahead: see :func:`fetches_ahead`.
     """
-    source = islice(batches, None if num_batches == float("inf") else int(num_batches))
+    items = iter(batches)
+    if isinstance(batches, CombinedLoader):
+        items = (item[0] for item in items)
+    source = islice(items, None if num_batches == float("inf") else int(num_batches))
     if not ahead:
         position = 0
         for position, batch in enumerate(source, 1):
@@ -113,6 +119,50 @@ def feed(
     yield current, True
 
 
+class BatchIterator:
+    """What a step gets that takes ``dataloader_iter`` instead of a batch (trap T37).
+
+    ``next`` gives ``(batch, batch_idx, dataloader_idx)``: first the batch that the loop holds, then further ones of the
+    same pass, for a step that works on several. The loop goes on behind the last one that was taken.
+
+    Args:
+        source: the rest of the pass, as :func:`feed` yields it.
+        advance: told that one more batch was taken and whether it is the last; returns its index.
+        transfer: brings a batch to the device where an overridden hook does that.
+        dataloader_idx: of an evaluation over several loaders.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[tuple[Any, bool]],
+        advance: Callable[[bool], int],
+        transfer: Callable[[Any, int], Any] | None,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._source = source
+        self._advance = advance
+        self._transfer = transfer
+        self._dataloader_idx = dataloader_idx
+        self._held: tuple[Any, int, int] | None = None
+
+    def hold(self, batch: Any, batch_idx: int) -> BatchIterator:
+        """Take the batch that the loop has fetched; return the iterator, which gives it first."""
+        self._held = (batch, batch_idx, self._dataloader_idx)
+        return self
+
+    def __iter__(self) -> BatchIterator:
+        return self
+
+    def __next__(self) -> tuple[Any, int, int]:
+        if self._held is not None:
+            held, self._held = self._held, None
+            return held
+        batch, is_last = next(self._source)
+        if self._transfer is not None:
+            batch = self._transfer(batch, self._dataloader_idx)
+        return batch, self._advance(is_last), self._dataloader_idx
+
+
 def seed_workers(loader: Any) -> None:
     """After ``seed_everything(workers=True)``: seed python and numpy in each worker, unless the user does it."""
     wanted = os.environ.get("PL_SEED_WORKERS") == "1"
@@ -122,6 +172,10 @@ def seed_workers(loader: Any) -> None:
 
 def set_epoch(loader: Any, epoch: int) -> None:
     """Tell the samplers of ``loader`` which epoch it is, also one nested in a batch sampler (trap T4)."""
+    if isinstance(loader, CombinedLoader):
+        for part in loader.flattened:
+            set_epoch(part, epoch)
+        return
     batch_sampler = getattr(loader, "batch_sampler", None)
     samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     told: list[Any] = []

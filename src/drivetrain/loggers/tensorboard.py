@@ -7,13 +7,15 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from drivetrain.errors import ConfigurationError
+from drivetrain.export import detached, example_pass
 from drivetrain.loggers._folder import FolderLogger
 from drivetrain.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
-from drivetrain.tree import move
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.utils.tensorboard import SummaryWriter
 
 
@@ -27,7 +29,7 @@ class TensorBoardLogger(FolderLogger):
         save_dir: the root folder; ``~`` and environment variables are expanded.
         name: the experiment's folder below it; empty or ``None`` for none.
         version: a number, a folder name, or ``None`` for the next free number.
-        log_graph: record the model's graph where :meth:`log_graph` is called; tracing runs the model once.
+        log_graph: record the model's graph when a fit starts, if the model has an ``example_input_array``.
         default_hp_metric: log ``hp_metric = -1`` with hyperparameters that come without metrics, since TensorBoard's
             table of runs shows only runs that have one.
         prefix: put before every metric's name, joined by a hyphen.
@@ -123,19 +125,32 @@ class TensorBoardLogger(FolderLogger):
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Record the graph of ``model`` on ``input_array``, by default its ``example_input_array``.
 
-        Does nothing unless the logger was made with ``log_graph=True``.
+        Does nothing unless the logger was made with ``log_graph=True``. The model is traced in evaluation mode and in
+        its run's precision; the run does not notice (:func:`~drivetrain.export.example_pass`). If tracing fails, there
+        is a warning, and no graph.
         """
         if not self._log_graph:
             return
-        example = getattr(model, "example_input_array", None) if input_array is None else input_array
-        if example is None:
-            rank_zero_warn(
-                f"log_graph=True, but {type(model).__name__} has no example input to trace. "
-                "Set self.example_input_array in the module, or pass input_array."
-            )
-            return
-        first = next(model.parameters(), None)
-        self.experiment.add_graph(model, example if first is None else move(example, first.device))
+        with example_pass(model, input_array) as inputs:
+            if inputs is None:
+                rank_zero_warn(
+                    f"log_graph=True, but {type(model).__name__} has no example input to trace. "
+                    "Set self.example_input_array in the module, or pass input_array."
+                )
+                return
+            args, kwargs = inputs
+            # torch's tracer reads every attribute, and without a Trainer the module's ``trainer`` raises.
+            traced = model if getattr(model, "_trainer", None) is not None else detached(model)
+            if kwargs:
+                traced, args = _ByName(traced, list(kwargs)), tuple(kwargs.values())
+            try:
+                self.experiment.add_graph(traced, args, use_strict_trace=False)  # strict: no dictionary as output
+            except Exception as error:
+                rank_zero_warn(
+                    f"There is no graph, because tracing {type(model).__name__} failed "
+                    f"({type(error).__name__}: {error}). Set example_input_array to inputs that forward takes, "
+                    "or write log_graph=False."
+                )
 
     @rank_zero_only
     def save(self) -> None:
@@ -150,6 +165,18 @@ class TensorBoardLogger(FolderLogger):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+class _ByName(nn.Module):
+    """A model that gets its inputs by name, for a tracer that knows positions only."""
+
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model, self._names = model, names
+        self.training = False  # the tracer wants to restore one mode for all, and it is that of the model
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.model(**dict(zip(self._names, inputs, strict=True)))
 
 
 class _Ignore:

@@ -1,30 +1,73 @@
-"""Validation and testing: one pass over the loaders of a stage."""
+"""Validation, testing and prediction: one pass over the loaders of a stage."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
-from drivetrain.data.feed import feed, set_epoch
+from drivetrain.data.feed import BatchIterator, feed, set_epoch
+from drivetrain.data.indices import RecordedIndices
 from drivetrain.errors import ConfigurationError
+from drivetrain.introspect import positional_arity, takes_iterator
 from drivetrain.logbook import Row
 from drivetrain.loops.loaders import EvalLoader
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.run import Run
-from drivetrain.loops.step import positional_arity
 from drivetrain.seed import isolate_rng
+from drivetrain.tree import move_to_host
 
-Stage = Literal["validate", "test"]
+Stage = Literal["validate", "test", "predict"]
 
-_WORDS: dict[str, str] = {"validate": "validation", "test": "test"}
-_STAGES = {"validate": RunningStage.VALIDATING, "test": RunningStage.TESTING}
+_WORDS: dict[str, str] = {"validate": "validation", "test": "test", "predict": "predict"}
+_STAGES = {
+    "validate": RunningStage.VALIDATING,
+    "test": RunningStage.TESTING,
+    "predict": RunningStage.PREDICTING,
+}
 _READ_AT = 64  # per-step values kept on the device before they are read together
 
 
-def evaluate(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool = False) -> list[dict[str, float]]:
+@dataclass
+class Predictions:
+    """What a prediction pass gave so far, on the host.
+
+    Attributes:
+        keeps: whether the caller wants it back.
+        outputs: one list per loader, one entry per batch.
+        batch_indices: likewise, the numbers of the samples of each batch; empty lists where nobody asked.
+        records: whether somebody asked for those.
+    """
+
+    keeps: bool = True
+    records: bool = False
+    outputs: list[list[Any]] = field(default_factory=list)
+    batch_indices: list[list[list[int]]] = field(default_factory=list)
+
+    @property
+    def result(self) -> list[Any]:
+        """As ``predict`` returns it: of one loader its outputs, of several a list for each."""
+        return self.outputs[0] if len(self.outputs) == 1 else self.outputs
+
+
+def predict(run: Run, predictions: Predictions) -> list[Any]:
+    """Run ``predict_step`` over every batch of the prediction loaders, without gradients."""
+    evaluate(run, "predict", run.loaders.evaluation("predict"), predictions=predictions)
+    return predictions.result if predictions.keeps else []
+
+
+def evaluate(
+    run: Run,
+    stage: Stage,
+    loaders: list[EvalLoader],
+    sanity: bool = False,
+    predictions: Predictions | None = None,
+) -> list[dict[str, float]]:
     """Run the stage's step over every batch of ``loaders``, without gradients.
 
     Args:
@@ -32,6 +75,7 @@ def evaluate(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool = F
         stage: whose hooks and step.
         loaders: one pass over each, in order.
         sanity: a trial before training: nothing is logged.
+        predictions: collects what the steps return.
 
     Returns:
         One dictionary of epoch metrics per loader; values logged in epoch hooks are in each of them.
@@ -41,11 +85,11 @@ def evaluate(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool = F
         return []
     progress.stage = RunningStage.SANITY_CHECKING if sanity else _STAGES[stage]
     in_fit = progress.fn == "fit"
-    own_train = run.hooks.bind_method(f"on_{_WORDS[stage]}_model_train")
+    own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{_WORDS[stage]}_model_train")
     modes = {module: module.training for module in run.module.modules()}
     with torch.inference_mode() if run.limits.inference_mode and not in_fit else torch.no_grad():
         try:
-            rows = _evaluate_loaders(run, stage, loaders, sanity, read_all=not in_fit)
+            rows = _evaluate_loaders(run, stage, loaders, sanity, not in_fit, predictions)
             if own_train is not None:
                 own_train()
         finally:
@@ -59,7 +103,14 @@ def evaluate(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool = F
     ]
 
 
-def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], sanity: bool, read_all: bool) -> list[Row]:
+def _evaluate_loaders(
+    run: Run,
+    stage: Stage,
+    loaders: list[EvalLoader],
+    sanity: bool,
+    read_all: bool,
+    predictions: Predictions | None,
+) -> list[Row]:
     hooks, book, word = run.hooks, run.book, _WORDS[stage]
     book.leave_batch()
     book.group, book.epoch_done, book.copies = stage, False, True
@@ -67,7 +118,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], sanity:
     hooks.call(f"on_{word}_start")
     hooks.call(f"on_{word}_epoch_start")
     for index, loader in enumerate(loaders):
-        _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, sanity)
+        _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, sanity, predictions)
     book.leave_batch()
     book.epoch_done = True
     hooks.call(f"on_{word}_epoch_end")
@@ -78,10 +129,11 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], sanity:
     return rows
 
 
-def _evaluate_loader(run: Run, stage: Stage, source: EvalLoader, index: int | None, sanity: bool) -> None:
+def _evaluate_loader(
+    run: Run, stage: Stage, source: EvalLoader, index: int | None, sanity: bool, predictions: Predictions | None
+) -> None:
     """One loader. ``index`` is its number if there are several, else ``None``."""
     hooks, book, progress, word = run.hooks, run.book, run.progress, _WORDS[stage]
-    step = bind_eval_step(run, stage, index)
     dataloader_idx = 0 if index is None else index
     hook_idx: tuple[int, ...] = () if index is None else (index,)
     batch_start = hooks.bind(f"on_{word}_batch_start", index)
@@ -92,26 +144,41 @@ def _evaluate_loader(run: Run, stage: Stage, source: EvalLoader, index: int | No
     progress.num_eval_batches, progress.eval_batch_idx = source.num_batches, -1
     set_epoch(source.loader, progress.current_epoch)
     step_scope = hooks.scope(f"{word}_step", index)
-    for batch_idx, (batch, _) in enumerate(
-        feed(source.loader, source.num_batches, None if transfer else move, source.ahead)
-    ):
-        progress.eval_batch_idx = batch_idx
+    loader = source.loader
+    if predictions is not None:
+        loader = _collecting(predictions, loader)
+    batches = feed(loader, source.num_batches, None if transfer else move, source.ahead)
+    step = bind_eval_step(run, stage, index, batches)
+    for batch, _ in batches:
+        progress.eval_batch_idx = batch_idx = progress.eval_batch_idx + 1
         if transfer is not None:
             batch = transfer(batch, dataloader_idx)
         book.scope = step_scope
         book.batch, book.size = batch, None
+        if predictions is not None:
+            predictions.batch_indices[-1].append(loader.pop() if predictions.records else [])
         for hook in batch_start:
             hook(batch, batch_idx, *hook_idx)
         outputs = step(batch, batch_idx)
         for hook in batch_end:
             hook(outputs, batch, batch_idx, *hook_idx)
-        if not sanity and (values := book.step_values(stage)):
+        if predictions is not None:
+            if predictions.keeps:
+                predictions.outputs[-1].append(move_to_host(outputs))
+        elif not sanity and (values := book.step_values(stage)):
             rows.append((steps + batch_idx, values))
             if len(rows) >= _READ_AT:
                 _publish_steps(run, rows)
     _publish_steps(run, rows)
     if not sanity:
         progress.eval_steps[stage][dataloader_idx] = steps + progress.eval_batch_idx + 1
+
+
+def _collecting(predictions: Predictions, loader: Any) -> Any:
+    """Open this loader's lists; the loader to iterate, which records its samples' numbers if somebody wants them."""
+    predictions.outputs.append([])
+    predictions.batch_indices.append([])
+    return RecordedIndices(loader) if predictions.records else loader
 
 
 def _publish_steps(run: Run, rows: list[tuple[int, list[Row]]]) -> None:
@@ -125,10 +192,14 @@ def _publish_steps(run: Run, rows: list[tuple[int, list[Row]]]) -> None:
     rows.clear()
 
 
-def bind_eval_step(run: Run, stage: Stage, index: int | None) -> Callable[[Any, int], Any]:
-    """``validation_step`` or ``test_step`` with the arguments its signature asks for (traps T39, T51)."""
+def bind_eval_step(
+    run: Run, stage: Stage, index: int | None, batches: Iterator[tuple[Any, bool]]
+) -> Callable[[Any, int], Any]:
+    """The stage's step with the arguments its signature asks for (traps T37, T39, T51)."""
     name = f"{_WORDS[stage]}_step"
     fn = getattr(run.module, name)
+    if takes_iterator(fn):
+        return _with_iterator(run, fn, batches, 0 if index is None else index)
     parameters = inspect.signature(fn).parameters
     takes_index = "dataloader_idx" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if index is not None and not takes_index:
@@ -150,6 +221,25 @@ def bind_eval_step(run: Run, stage: Stage, index: int | None) -> Callable[[Any, 
             return fn(*(batch, batch_idx)[:arity], **extra)
         with context:
             return fn(*(batch, batch_idx)[:arity], **extra)
+
+    return step
+
+
+def _with_iterator(
+    run: Run, fn: Callable[..., Any], batches: Iterator[tuple[Any, bool]], dataloader_idx: int
+) -> Callable[[Any, int], Any]:
+    progress = run.progress
+
+    def advance(is_last: bool) -> int:
+        progress.eval_batch_idx += 1
+        return progress.eval_batch_idx
+
+    iterator = BatchIterator(batches, advance, run.transfer[1], dataloader_idx)
+    context = run.engine.forward_context() or nullcontext()
+
+    def step(batch: Any, batch_idx: int) -> Any:
+        with context:
+            return fn(iterator.hold(batch, batch_idx))
 
     return step
 
@@ -188,6 +278,8 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
     progress = run.progress
     if progress.should_stop and run.may_stop():
         return True
+    if (seconds := run.limits.val_check_seconds) is not None:
+        return time.monotonic() - run.validated_at >= seconds
     if every == float("inf"):
         return is_last
     across_epochs = run.limits.check_val_every_n_epoch is None

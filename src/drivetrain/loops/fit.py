@@ -16,95 +16,163 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from drivetrain.data.feed import count_batches, feed, fetches_ahead, set_epoch
+from drivetrain.data.feed import BatchIterator, feed, fetches_ahead, set_epoch
 from drivetrain.errors import ConfigurationError
+from drivetrain.hooks import Call
+from drivetrain.introspect import takes_iterator
 from drivetrain.loops.evaluate import evaluate, sanity_check, validates_in, validation_due
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
-from drivetrain.loops.step import make_step, outputs_for_hooks
+from drivetrain.loops.step import Step, make_step
+from drivetrain.losses import outputs_for_hooks
+from drivetrain.optimizers import LRSchedulerConfig
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
+
+
+class _Bound(NamedTuple):
+    """Everything a step needs, so that in the loop nothing is looked up by name."""
+
+    step: Step
+    schedules: Schedules
+    step_schedulers: Sequence[LRSchedulerConfig]
+    batch_start: tuple[Call, ...]
+    module_batch_start: Callable[..., Any] | None
+    batch_end: tuple[Call, ...]
+    accumulate: int
+    max_steps: float
+    log_every: int
+    validates: bool
+    validate_every: float
+
+
+def _bind(run: Run) -> _Bound:
+    """Bind the run as it is now: when an epoch begins, and when somebody has changed a part of it (spec 3.10)."""
+    hooks, limits, module = run.hooks, run.limits, run.module
+    run.stale = False
+    configs = run.engine.strategy.lr_scheduler_configs if module.automatic_optimization else []  # trap T16
+    schedules = Schedules(configs, hooks, run.book)
+    validates = validates_in(run, run.progress.current_epoch)
+    return _Bound(
+        step=make_step(run),
+        schedules=schedules,
+        step_schedulers=schedules.step,
+        batch_start=hooks.bind_callbacks("on_train_batch_start"),
+        module_batch_start=hooks.bind_method("on_train_batch_start"),
+        batch_end=hooks.bind("on_train_batch_end"),
+        accumulate=limits.accumulate,
+        max_steps=limits.max_steps,
+        log_every=limits.log_every_n_steps,
+        validates=validates,
+        validate_every=val_check_every(limits, run.progress.num_training_batches) if validates else ENDLESS,
+    )
 
 
 def fit(run: Run) -> None:
     """Train until ``max_epochs``, ``max_steps`` or a request to stop."""
-    hooks, book, progress, limits = run.hooks, run.book, run.progress, run.limits
+    hooks, book, progress = run.hooks, run.book, run.progress
     sanity_check(run)
     progress.stage = RunningStage.TRAINING
     book.group, book.epoch_done = "train", False
-    loader, ahead, validate_every = _prepare(run)
+    _prepare(run)
     if run.training_done():
         _say_why_nothing_is_trained(run)
         return
     hooks.call("on_train_start")
-
-    # Everything a step needs is bound here; in the loop nothing is looked up by name.
-    strategy = run.engine.strategy
-    step = make_step(run, strategy.optimizers[0] if strategy.optimizers else None)
-    schedules = Schedules(strategy.lr_scheduler_configs, hooks, book)
-    step_schedulers = schedules.step
+    run.validated_at = time.monotonic()
     move, transfer = run.transfer
-    batch_start = hooks.bind_callbacks("on_train_batch_start")
-    module_batch_start = hooks.bind_method("on_train_batch_start")
-    batch_end = hooks.bind("on_train_batch_end")
     training_scope = hooks.scope("training_step")
-    accumulate, max_steps, log_every = limits.accumulate, limits.max_steps, limits.log_every_n_steps
-    num_batches = progress.num_training_batches
 
     while not run.training_done():
-        _begin_epoch(run, loader)
-        validates = validates_in(run, progress.current_epoch)
+        loader = _begin_epoch(run)
+        num_batches = progress.num_training_batches
+        source = feed(loader, num_batches, None if transfer else move, fetches_ahead(loader))
+        run.batches = _iterator_for_step(run, source)
+        bound = _bind(run)
         book.scope = training_scope
         held, divisor = 0, 1  # batches in the current window, and how many it will have
-        for batch, is_last in feed(loader, num_batches, None if transfer else move, ahead):
+        for batch, is_last in source:
+            if run.stale:
+                bound = _bind(run)
             progress.batch_idx = batch_idx = progress.batch_idx + 1
             progress.is_last_batch = is_last
-            if held == 0 and accumulate > 1:
-                divisor = int(min(accumulate, num_batches - batch_idx))
+            if held == 0:
+                accumulate = bound.accumulate
+                divisor = 1 if accumulate == 1 else int(min(accumulate, num_batches - batch_idx))
             held += 1
-            window_ends = held == accumulate or is_last
+            window_ends = held >= accumulate or is_last
+            log_every = bound.log_every
             book.copies = flushes = window_ends and log_every > 0 and (progress.stepped_batches + 1) % log_every == 0
             if transfer is not None:
                 batch = transfer(batch, 0)
             book.batch, book.size = batch, None
-            for hook in batch_start:
+            for hook in bound.batch_start:
                 hook(batch, batch_idx)
-            if module_batch_start is not None and module_batch_start(batch, batch_idx) == -1:
+            if bound.module_batch_start is not None and bound.module_batch_start(batch, batch_idx) == -1:
                 break
 
             steps_before = progress.global_step
-            output = step(batch, batch_idx, held, window_ends, divisor)
+            output = bound.step(batch, batch_idx, held, window_ends, divisor)
+            if run.batches is not None:  # the step may have taken further batches
+                batch_idx, is_last = progress.batch_idx, progress.is_last_batch
             stepped = progress.global_step != steps_before
-            if step_schedulers and stepped:
-                schedules.advance(step_schedulers, progress.global_step)
+            schedules = bound.schedules
+            if bound.step_schedulers and stepped:
+                schedules.advance(bound.step_schedulers, progress.global_step)
             if is_last and schedules.epoch:
                 schedules.advance(schedules.epoch, progress.current_epoch + 1)
             progress.batches_done = batch_idx + 1
             if window_ends:
                 progress.stepped_batches += 1
-            for hook in batch_end:
+            for hook in bound.batch_end:
                 hook(outputs_for_hooks(output), batch, batch_idx)
 
             if flushes:
                 run.publish(book.step_values("train"), progress.logger_step)
-            if validates and validation_due(run, validate_every, is_last):
+            if bound.validates and validation_due(run, bound.validate_every, is_last):
                 _validate(run, accumulating=not window_ends)
                 book.scope = training_scope
             if window_ends:
                 held = 0
                 if stepped and schedules.step_plateau:
                     schedules.advance(schedules.step_plateau, progress.global_step)
-            if progress.global_step >= max_steps or (progress.should_stop and not is_last and run.may_stop()):
+            if progress.global_step >= bound.max_steps or (progress.should_stop and not is_last and run.may_stop()):
                 break
-        _end_epoch(run, schedules)
-    if run.unlogged and progress.stepped_batches < log_every:
-        rank_zero_warn(
-            f"{', '.join(sorted(run.unlogged))}: logged in training steps, but after {progress.stepped_batches} steps "
-            f"no logger has seen it, because log_every_n_steps={log_every}. Write a smaller log_every_n_steps."
-        )
+        _end_epoch(run, bound.schedules)
+    _warn_of_the_unlogged(run)
     hooks.call("on_train_end")
+
+
+def _iterator_for_step(run: Run, source: Iterator[tuple[Any, bool]]) -> BatchIterator | None:
+    """The iterator for a ``training_step`` that fetches its batches itself; ``None`` for one that is given them."""
+    if not takes_iterator(run.module.training_step):
+        return None
+    if run.limits.accumulate > 1:
+        raise ConfigurationError(
+            f"{type(run.module).__name__}.training_step takes dataloader_iter, so nobody knows how many of its batches "
+            f"accumulate_grad_batches={run.limits.accumulate} would be. Accumulate inside the step, and write 1."
+        )
+    progress = run.progress
+
+    def advance(is_last: bool) -> int:
+        progress.batch_idx += 1
+        progress.is_last_batch = is_last
+        return progress.batch_idx
+
+    return BatchIterator(source, advance, run.transfer[1])
+
+
+def _warn_of_the_unlogged(run: Run) -> None:
+    steps, every = run.progress.stepped_batches, run.limits.log_every_n_steps
+    if run.unlogged and steps < every:
+        rank_zero_warn(
+            f"{', '.join(sorted(run.unlogged))}: logged in training steps, but after {steps} steps no logger has seen "
+            f"it, because log_every_n_steps={every}. Write a smaller log_every_n_steps."
+        )
 
 
 def _say_why_nothing_is_trained(run: Run) -> None:
@@ -117,26 +185,28 @@ def _say_why_nothing_is_trained(run: Run) -> None:
     (rank_zero_warn if progress.num_training_batches == 0 and not asked_for else rank_zero_info)(message)
 
 
-def _prepare(run: Run) -> tuple[Any, bool, float]:
-    """The training loader, whether it is fetched ahead, and after how many batches validation is due."""
+def _prepare(run: Run) -> None:
+    """Make the training loader and check the arguments that depend on its length."""
     progress, limits = run.progress, run.limits
     if limits.max_epochs == 0 or limits.max_steps == 0:
-        return None, False, ENDLESS  # nothing but set-up and teardown (trap T49)
-    loader = run.loaders.training()
-    progress.num_training_batches = count_batches(loader, limits.train_batches, "limit_train_batches")
-    validate_every = ENDLESS
+        return  # nothing but set-up and teardown (trap T49)
+    progress.num_training_batches = run.loaders.count_training()
     if run.validates():
-        validate_every = val_check_every(limits, progress.num_training_batches)
-    return loader, fetches_ahead(loader), validate_every
+        val_check_every(limits, progress.num_training_batches)
 
 
-def _begin_epoch(run: Run, loader: Any) -> None:
-    progress, book = run.progress, run.book
+def _begin_epoch(run: Run) -> Any:
+    """Bring everything to the start of an epoch; return its loader."""
+    progress, book, loaders = run.progress, run.book, run.loaders
     progress.batch_idx, progress.batches_done, progress.is_last_batch, progress.epoch_cut = -1, 0, False, False
     book.leave_batch()
     book.group, book.epoch_done = "train", False
+    loaders.reload("fit", run.limits.reload_every)
+    loader = loaders.training()
+    progress.num_training_batches = loaders.count_training()  # the limit may have been changed
     set_epoch(loader, progress.current_epoch)
     run.hooks.call("on_train_epoch_start")
+    return loader
 
 
 def _end_epoch(run: Run, schedules: Schedules) -> None:
@@ -167,6 +237,10 @@ def _validate(run: Run, accumulating: bool) -> None:
     if not accumulating:
         run.hooks.call_method("on_validation_model_zero_grad")
     run.book.refresh()  # so that what the training batch logged is there while validation runs
-    evaluate(run, "validate", run.loaders.evaluation("validate"))
+    run.loaders.reload("validate", run.limits.reload_every)
+    loaders = run.loaders.evaluation("validate")
+    run.loaders.count_evaluation("validate")
+    evaluate(run, "validate", loaders)
     run.progress.stage = RunningStage.TRAINING
     run.book.group, run.book.epoch_done = "train", False
+    run.validated_at = time.monotonic()

@@ -6,13 +6,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.feed import count_batches, fetches_ahead, seed_workers
-from drivetrain.errors import ConfigurationError, NotSupportedError
-from drivetrain.hooks import DataHooks, overrides
-from drivetrain.tree import leaves
+from drivetrain.data.resample import without_shuffle
+from drivetrain.errors import ConfigurationError
+from drivetrain.hooks import DataHooks
+from drivetrain.introspect import overrides
+from drivetrain.tree import leaves, map_leaves
 
-_HOOKS = {"fit": "train_dataloader", "validate": "val_dataloader", "test": "test_dataloader"}
-_LIMITS = {"validate": "limit_val_batches", "test": "limit_test_batches"}
+LOADER_HOOKS = {
+    "fit": "train_dataloader",
+    "validate": "val_dataloader",
+    "test": "test_dataloader",
+    "predict": "predict_dataloader",
+}
+_LIMITS = {
+    "fit": "limit_train_batches",
+    "validate": "limit_val_batches",
+    "test": "limit_test_batches",
+    "predict": "limit_predict_batches",
+}
 
 
 @dataclass
@@ -25,13 +38,15 @@ class EvalLoader:
 
 
 class Loaders:
-    """The loaders of one run, each made when it is first needed and once only.
+    """The loaders of one run, each made when it is first needed and once only, unless it is reloaded.
 
     Args:
         module, datamodule: whose hooks make what was not passed; the datamodule's win.
-        passed: by stage ("fit", "validate", "test"), what the caller gave; ``None`` where nothing was.
-        limits: by evaluation stage, how many batches of each loader to take.
+        passed: by stage ("fit", "validate", "test", "predict"), what the caller gave; ``None`` where nothing was.
+        limit: by stage, how many batches to take now; it may change while the run goes on.
         call: calls a module's hook by name.
+        epoch: which epoch it is now.
+        overfits: training and validation draw in order, so that they see the same batches in every epoch (trap T35).
     """
 
     def __init__(
@@ -39,16 +54,21 @@ class Loaders:
         module: Any,
         datamodule: Any,
         passed: Mapping[str, Any],
-        limits: Mapping[str, int | float],
+        limit: Callable[[str], int | float],
         call: Callable[[str], Any],
+        epoch: Callable[[], int],
+        overfits: bool = False,
     ) -> None:
         self._module = module
         self._datamodule = datamodule
         self._passed = passed
-        self._limits = limits
+        self._limit = limit
         self._call = call
+        self._epoch = epoch
+        self._overfits = overfits
         self._evaluation: dict[str, list[EvalLoader]] = {}
         self._training: Any = None
+        self._made_in: dict[str, int] = {}
 
     def available(self, stage: str) -> bool:
         """Whether anybody offers a loader for ``stage``."""
@@ -62,21 +82,23 @@ class Loaders:
         return overrides(self._module, step, LightningModule) and self.available(stage)
 
     def training(self) -> Any:
-        """The training loader.
+        """The training loader; several are combined, the shorter ones starting again until the longest ends.
 
         Raises:
-            ConfigurationError: there is none.
-            NotSupportedError: there are several.
+            ConfigurationError: there is none, or it cannot be trained on.
         """
         if self._training is None:
-            found = [loader for _, loader in leaves(self._make("fit"))]
-            if len(found) != 1:
-                raise NotSupportedError(
-                    f"There are {len(found)} training loaders, and this version trains on one. Pass one loader."
+            made = self._prepared("fit")
+            if not isinstance(made, CombinedLoader) and isinstance(made, (list, tuple, Mapping)):
+                if not list(leaves(made)):
+                    raise ConfigurationError(f"train_dataloader gave an empty {type(made).__name__}. Give a loader.")
+                made = CombinedLoader(made, "max_size_cycle")
+            if isinstance(made, CombinedLoader) and made.mode == "sequential":
+                raise ConfigurationError(
+                    'CombinedLoader(mode="sequential") cannot be trained on: its batches have no common structure. '
+                    'Write mode="max_size_cycle", "min_size" or "max_size".'
                 )
-            self._training = found[0]
-            _check_iterable(self._training, "train_dataloader")
-            seed_workers(self._training)
+            self._training = made
         return self._training
 
     @property
@@ -84,29 +106,72 @@ class Loaders:
         """The training loader if it was made already, else ``None``."""
         return self._training
 
+    def count_training(self) -> float:
+        """How many batches an epoch takes of the training loader; ``inf`` where nobody knows."""
+        return count_batches(self.training(), self._limit("fit"), _LIMITS["fit"])
+
     def evaluation(self, stage: str) -> list[EvalLoader]:
         """The loaders of an evaluation stage, flattened in order."""
         if stage not in self._evaluation:
-            sources = []
-            for _, loader in leaves(self._make(stage)):
-                _check_iterable(loader, _HOOKS[stage])
-                seed_workers(loader)
-                count = count_batches(loader, self._limits[stage], _LIMITS[stage])
-                sources.append(EvalLoader(loader, count, fetches_ahead(loader)))
-            self._evaluation[stage] = sources
+            made = self._prepared(stage)
+            if isinstance(made, CombinedLoader):
+                found = made.flattened if made.mode == "sequential" else [made]
+            else:
+                found = [loader for _, loader in leaves(made)]
+            self._evaluation[stage] = [EvalLoader(loader, 0, fetches_ahead(loader)) for loader in found]
+            self.count_evaluation(stage)
         return self._evaluation[stage]
+
+    def count_evaluation(self, stage: str) -> None:
+        """Count the batches of a stage's loaders, as the limits are now."""
+        for source in self._evaluation.get(stage, []):
+            source.num_batches = count_batches(source.loader, self._limit(stage), _LIMITS[stage])
 
     @property
     def made_evaluation(self) -> Mapping[str, list[EvalLoader]]:
         """The evaluation loaders that were made already, by stage."""
         return self._evaluation
 
+    def reload(self, stage: str, every: int) -> None:
+        """Forget the loaders of ``stage`` if they are ``every`` epochs old; 0: never (trap T40).
+
+        Loaders that were passed are what they are: only a hook can make new ones.
+        """
+        age = self._epoch() - self._made_in.get(stage, self._epoch())
+        if not every or age < every or self._passed.get(stage) is not None:
+            return
+        if stage == "fit":
+            self._training = None
+        else:
+            self._evaluation.pop(stage, None)
+
     def _owner(self, stage: str) -> Any:
-        hook = _HOOKS[stage]
+        hook = LOADER_HOOKS[stage]
         for party in (self._datamodule, self._module):
             if party is not None and overrides(party, hook, DataHooks):
                 return party
         return None
+
+    def _prepared(self, stage: str) -> Any:
+        """What ``stage`` iterates, each loader in it checked and made ready."""
+        made = self._make(stage)
+        self._made_in[stage] = self._epoch()
+
+        def prepare(loader: Any) -> Any:
+            if not hasattr(loader, "__iter__"):
+                raise ConfigurationError(
+                    f"{LOADER_HOOKS[stage]} gave a {type(loader).__name__}, which cannot be iterated. "
+                    "Give a DataLoader or another iterable."
+                )
+            seed_workers(loader)
+            return without_shuffle(loader) if self._overfits and stage in ("fit", "validate") else loader
+
+        if isinstance(made, CombinedLoader):
+            made.flattened = [prepare(loader) for loader in made.flattened]
+            return made
+        if isinstance(made, (list, tuple, Mapping)):
+            return map_leaves(prepare, made)
+        return prepare(made)
 
     def _make(self, stage: str) -> Any:
         if (given := self._passed.get(stage)) is not None:
@@ -114,13 +179,8 @@ class Loaders:
         owner = self._owner(stage)
         if owner is None:
             raise ConfigurationError(
-                f"There is no loader for {stage}. Pass one, or define {_HOOKS[stage]} on the module or a datamodule."
+                f"There is no loader for {stage}. Pass one, or define {LOADER_HOOKS[stage]} on the module or a "
+                "datamodule."
             )
-        return self._call(_HOOKS[stage]) if owner is self._module else getattr(owner, _HOOKS[stage])()
-
-
-def _check_iterable(loader: Any, hook: str) -> None:
-    if not hasattr(loader, "__iter__"):
-        raise ConfigurationError(
-            f"{hook} gave a {type(loader).__name__}, which cannot be iterated. Give a DataLoader or another iterable."
-        )
+        hook = LOADER_HOOKS[stage]
+        return self._call(hook) if owner is self._module else getattr(owner, hook)()

@@ -52,6 +52,7 @@ class Progress:
         epoch_cut: the last epoch was ended before its last batch.
         epoch_ending: the epoch's batches are over and its end hooks are running.
         is_last_batch: the current batch is the last of its epoch.
+        resumed_batches: ``total_batches`` when a checkpoint was taken back; -1 where none was.
         should_stop: somebody asked the run to end; honoured once min_epochs and min_steps are reached.
         eval_batch_idx, num_eval_batches: the same for the evaluation that runs now.
         eval_steps: by stage, the batches of each evaluation loader so far: the x axis of their per-step values.
@@ -70,6 +71,7 @@ class Progress:
     epoch_cut: bool = False
     epoch_ending: bool = False
     is_last_batch: bool = False
+    resumed_batches: int = -1
     should_stop: bool = False
     eval_batch_idx: int = -1
     num_eval_batches: float = 0
@@ -81,6 +83,11 @@ class Progress:
         return self.earlier_batches + self.batches_done
 
     @property
+    def restarting(self) -> bool:
+        """Whether the run goes on from a checkpoint and has not trained a batch since."""
+        return self.resumed_batches == self.total_batches
+
+    @property
     def logger_step(self) -> int:
         """Index of the last batch on which a step happened, from 0: where values are logged."""
         return max(self.stepped_batches - 1, 0)
@@ -90,6 +97,7 @@ class Progress:
         self.fn, self.stage, self.status = fn, None, TrainerStatus.RUNNING
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.epoch_ending = False
+        self.resumed_batches = -1
         self.eval_steps = {}
 
     def eval_steps_of(self, stage: str, dataloader_idx: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drivetrain.data.feed import BatchIterator
 from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError
 from drivetrain.hooks import Call, HookTable
@@ -13,15 +15,23 @@ from drivetrain.logbook import Logbook, Row
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import Progress
 from drivetrain.module import LightningModule
+from drivetrain.optimizers import LightningOptimizer
 from drivetrain.rank_zero import rank_zero_info
-from drivetrain.settings import Settings
+from drivetrain.settings import Settings, seconds_of
 
 ENDLESS = float("inf")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Limits:
-    """The Trainer's arguments about when and how much, with their defaults filled in; ``inf`` means no limit."""
+    """The Trainer's arguments about when and how much, with their defaults filled in; ``inf`` means no limit.
+
+    User code may change them through the Trainer while it runs (spec 3.10); a change counts from the next batch on,
+    one of ``*_batches`` from the next pass over the data.
+
+    Attributes:
+        val_check_interval: batches (int), a fraction of the epoch (float), or seconds: ``val_check_seconds``.
+    """
 
     max_epochs: float
     min_epochs: int
@@ -30,50 +40,67 @@ class Limits:
     train_batches: int | float
     val_batches: int | float
     test_batches: int | float
+    predict_batches: int | float
     sanity_batches: float
     val_check_interval: int | float
+    val_check_seconds: float | None
     check_val_every_n_epoch: int | None
     accumulate: int
     log_every_n_steps: int
     inference_mode: bool
+    reload_every: int
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
         """The limits that ``settings`` mean (spec 3.1)."""
-        if settings.fast_dev_run:
-            batches = int(settings.fast_dev_run)
-            return cls(
-                max_epochs=1, min_epochs=0, max_steps=batches, min_steps=0,
-                train_batches=batches, val_batches=batches, test_batches=batches, sanity_batches=0,
-                val_check_interval=1.0, check_val_every_n_epoch=1, accumulate=settings.accumulate_grad_batches,
-                log_every_n_steps=1, inference_mode=settings.inference_mode,
-            )  # fmt: skip
+        fast = int(settings.fast_dev_run)
         max_epochs = settings.max_epochs
         if max_epochs is None:
-            max_epochs = 1000 if settings.max_steps == -1 else -1
-        sanity = 2 if settings.num_sanity_val_steps is None else settings.num_sanity_val_steps
+            endless = settings.max_steps != -1 or settings.max_time is not None or settings.has_own_end
+            max_epochs = -1 if endless else 1000
         min_epochs = settings.min_epochs
         if min_epochs is None:
             min_epochs = 1 if settings.min_steps else 0
+        interval = settings.val_check_interval
+        by_clock = interval is not None and not isinstance(interval, (int, float))
+        every = settings.log_every_n_steps
+        sanity = 2 if settings.num_sanity_val_steps is None else settings.num_sanity_val_steps
+        overfit = settings.overfit_batches
+
+        def batches(given: int | float | None, overfits: bool = True) -> int | float:
+            if fast:
+                return fast
+            if overfits and overfit:
+                return overfit  # the same batches everywhere (trap T35)
+            return 1.0 if given is None else given
+
         return cls(
-            max_epochs=ENDLESS if max_epochs == -1 else max_epochs,
-            min_epochs=min_epochs,
-            max_steps=ENDLESS if settings.max_steps == -1 else settings.max_steps,
-            min_steps=settings.min_steps or 0,
-            train_batches=_default(settings.limit_train_batches, 1.0),
-            val_batches=_default(settings.limit_val_batches, 1.0),
-            test_batches=_default(settings.limit_test_batches, 1.0),
-            sanity_batches=ENDLESS if sanity == -1 else sanity,
-            val_check_interval=_default(settings.val_check_interval, 1.0),
-            check_val_every_n_epoch=settings.check_val_every_n_epoch,
+            max_epochs=1 if fast else ENDLESS if max_epochs == -1 else max_epochs,
+            min_epochs=0 if fast else min_epochs,
+            max_steps=fast if fast else ENDLESS if settings.max_steps == -1 else settings.max_steps,
+            min_steps=0 if fast else settings.min_steps or 0,
+            train_batches=batches(settings.limit_train_batches),
+            val_batches=batches(settings.limit_val_batches),
+            test_batches=batches(settings.limit_test_batches, overfits=False),
+            predict_batches=batches(settings.limit_predict_batches, overfits=False),
+            sanity_batches=0 if fast or settings.barebones else ENDLESS if sanity == -1 else sanity,
+            val_check_interval=1.0 if fast or interval is None or by_clock else interval,  # type: ignore[arg-type]
+            val_check_seconds=seconds_of("val_check_interval", interval) if by_clock and not fast else None,
+            check_val_every_n_epoch=1 if fast else settings.check_val_every_n_epoch,
             accumulate=settings.accumulate_grad_batches,
-            log_every_n_steps=_default(settings.log_every_n_steps, 50),
+            log_every_n_steps=1 if fast else 0 if settings.barebones else 50 if every is None else every,
             inference_mode=settings.inference_mode,
+            reload_every=settings.reload_dataloaders_every_n_epochs,
         )
 
-
-def _default(value: Any, default: Any) -> Any:
-    return default if value is None else value
+    def batches(self, stage: str) -> int | float:
+        """How many batches of "fit", "validate", "test" or "predict" to take."""
+        return {
+            "fit": self.train_batches,
+            "validate": self.val_batches,
+            "test": self.test_batches,
+            "predict": self.predict_batches,
+        }[stage]
 
 
 @dataclass
@@ -83,7 +110,12 @@ class Run:
     Attributes:
         log: gives flushed metrics to the loggers, at a step; ``None`` where there are none.
         unlogged: names of step values that no logger has seen so far.
-        cleanups: called once when the run ends, however it ends.
+        handles: the optimizers as user code sees them.
+        manual_backward: what the module's method of this name does; set while it optimizes by hand.
+        batches: the pass over the training loader, for a step that takes ``dataloader_iter``; ``None`` for all others.
+        unbinders: undo what binding the step attached to the optimizers.
+        stale: somebody changed a limit, a callback, a logger or an optimizer: the loop binds anew at the next batch.
+        validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
         transfer: ``(move, hooks)`` as :func:`drivetrain.hooks.bind_transfer` returns them.
         loaders: makes the loaders on first use.
     """
@@ -98,7 +130,12 @@ class Run:
     transfer: tuple[Call, Call | None]
     loaders: Loaders
     log: Callable[[Mapping[str, float], int], None] | None
-    cleanups: list[Callable[[], None]] = field(default_factory=list)
+    handles: list[LightningOptimizer] = field(default_factory=list)
+    manual_backward: Callable[..., Any] | None = None
+    batches: BatchIterator | None = None
+    unbinders: list[Callable[[], None]] = field(default_factory=list)
+    stale: bool = False
+    validated_at: float = field(default_factory=time.monotonic)
     unlogged: set[str] = field(default_factory=set)
     told_to_go_on: bool = False
 
@@ -116,6 +153,12 @@ class Run:
         if log is not None and (metrics := {row.name: row.value for row in read if row.entry.to_logger}):
             log(metrics, step)
         return read
+
+    def unbind(self) -> None:
+        """Undo what the last binding attached; after it, optimizers are as the user made them."""
+        while self.unbinders:
+            self.unbinders.pop()()
+        self.manual_backward = None
 
     def validates(self) -> bool:
         """Whether the fit validates: there are a step and at least one batch for it."""
@@ -154,6 +197,8 @@ def val_check_every(limits: Limits, num_batches: float) -> float:
         ConfigurationError: the interval never occurs, or needs a length that the loader has not.
     """
     interval = limits.val_check_interval
+    if limits.val_check_seconds is not None:
+        return ENDLESS
     if isinstance(interval, int):
         if limits.check_val_every_n_epoch is not None and interval > num_batches:
             raise ConfigurationError(

@@ -1,106 +1,148 @@
 """One batch: forward, backward and, on the last batch of a window, the optimizer.
 
-A *window* is the batches of one optimizer step (``accumulate_grad_batches``). There are two ways to run one, chosen
+A *window* is the batches of one optimizer step (``accumulate_grad_batches``). There are three ways to run one, chosen
 when the run starts:
 
 flat
     ``training_step``; zero_grad hooks and zero_grad on the window's first batch; backward hooks and backward; on the
-    last batch on_before_optimizer_step, clipping, ``optimizer.step()``.
+    last batch unscaling, on_before_optimizer_step, clipping, ``optimizer.step()``.
 closure
     The same events in the same order, but on the window's last batch they happen inside a closure that is handed
     to ``module.optimizer_step``, as LBFGS and an overridden ``optimizer_step`` need it.
+manual
+    ``training_step`` alone. It calls ``manual_backward`` and ``step`` of the optimizers, which run their hooks.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.hooks import overrides
+from drivetrain.introspect import overrides, positional_arity
 from drivetrain.loops.run import Run
+from drivetrain.losses import Window, loss_of, rescale
+from drivetrain.optimizers import LightningOptimizer, TakeStep
 from drivetrain.precision.precision import Precision
-from drivetrain.tree import detach
 
 Step = Callable[[Any, int, int, bool, int], Any]
 """``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
 
 ``position`` counts the window's batches from 1, ``last`` says that the window ends here; the loss is divided by
-``divisor``, the number of batches the window was expected to hold. Counts its optimizer step in
+``divisor``, the number of batches the window was expected to hold. Counts its optimizer steps in
 ``progress.global_step``.
 """
 
-
-def positional_arity(fn: Callable[..., Any]) -> int:
-    """How many positional arguments ``fn`` takes; many, if it takes ``*args`` (trap T51)."""
-    kinds = [parameter.kind for parameter in inspect.signature(fn).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return 1_000
-    return sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
-
-
-class _Window:
-    """Whether any batch of the window that is being accumulated gave gradients."""
-
-    __slots__ = ("graded",)
-
-    def __init__(self) -> None:
-        self.graded = False
-
-
+TrainingStep = Callable[[Any, int], Any]
 ForwardBackward = Callable[[Any, int, int, int], Any]
-BeforeStep = Callable[[int, int], None]
+Backward = Callable[..., Any]
 
 
-def make_step(run: Run, optimizer: Optimizer | None) -> Step:
-    """The way to run a window that this module and this optimizer need.
+def make_step(run: Run) -> Step:
+    """The way to run a window that this module and its optimizers need.
 
     Raises:
-        ConfigurationError: the optimizer re-evaluates the loss, which accumulated gradients cannot honour.
+        ConfigurationError: the optimizers, the arguments and the way do not go together.
     """
-    window = _Window()
+    run.unbind()
+    optimizers = run.engine.strategy.optimizers
+    if not run.module.automatic_optimization:
+        return _manual(run)
+    if len(optimizers) > 1:
+        raise ConfigurationError(
+            f"configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
+            "Put all parameters into one optimizer, or set self.automatic_optimization = False and step them yourself."
+        )
+    window = Window()
+    optimizer = optimizers[0] if optimizers else None
     forward_backward = _make_forward_backward(run, optimizer, window)
-    before_step = _make_before_step(run, optimizer)
+    before_step = _make_before_step(run, optimizer, window)
     if optimizer is None:
         return _flat(run, window, forward_backward, before_step, None)
-    needs_closure = _requires_closure(optimizer)
-    if needs_closure and run.limits.accumulate > 1:
-        raise ConfigurationError(
-            f"{type(optimizer).__name__} evaluates the loss several times per step, which "
-            f"accumulate_grad_batches={run.limits.accumulate} cannot repeat. Write accumulate_grad_batches=1."
-        )
+    needs_closure = requires_closure(optimizer)
+    if needs_closure:
+        _check_closure(run, type(optimizer).__name__)
     if needs_closure or run.hooks.bind_method("optimizer_step") is not None:
-        return _closure(run, window, forward_backward, before_step, optimizer)
-    return _flat(run, window, forward_backward, before_step, optimizer)
+        return _closure(run, window, forward_backward, before_step, run.handles[0])
+    step = _flat(run, window, forward_backward, before_step, optimizer)
+    return _strategy_accumulates(run, step) if run.engine.strategy.handles_gradient_accumulation else step
 
 
-def _requires_closure(optimizer: Optimizer) -> bool:
+def requires_closure(optimizer: Optimizer) -> bool:
     """Whether ``step`` cannot be called without a closure (LBFGS)."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
+def _check_closure(run: Run, optimizer: str) -> None:
+    accumulate, precision = run.limits.accumulate, run.engine.precision
+    if accumulate > 1:
+        raise ConfigurationError(
+            f"{optimizer} evaluates the loss several times per step, which accumulate_grad_batches={accumulate} cannot "
+            "repeat. Write accumulate_grad_batches=1."
+        )
+    if precision.scales_loss:
+        raise ConfigurationError(
+            f"{optimizer} evaluates the loss several times per step, which the scaled loss of precision="
+            f'{precision.name!r} does not allow. Write precision="bf16-mixed" or "32-true".'
+        )
+
+
+def _bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[Any] | None]:
+    """``training_step`` with the arguments its signature asks for, and the context to run it in (traps T37, T51)."""
+    training_step = run.module.training_step
+    context = run.engine.forward_context()
+    if (batches := run.batches) is not None:
+        return lambda batch, batch_idx: training_step(batches.hold(batch, batch_idx)), context
+    if positional_arity(training_step) > 1:
+        return training_step, context
+    return lambda batch, batch_idx: training_step(batch), context
+
+
+# ---- the three ways --------------------------------------------------------------------------------------------------
+
+
 def _flat(
     run: Run,
-    window: _Window,
+    window: Window,
     forward_backward: ForwardBackward,
-    before_step: BeforeStep | None,
+    before_step: Callable[[], None] | None,
     optimizer: Optimizer | None,
 ) -> Step:
     progress = run.progress
+    scaled_step = run.engine.precision.step if run.engine.precision.scales_loss else None
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         output = forward_backward(batch, batch_idx, position, divisor)
         if last and window.graded:
             if optimizer is not None:
                 if before_step is not None:
-                    before_step(position, divisor)
-                optimizer.step()
+                    before_step()
+                if scaled_step is None:
+                    optimizer.step()
+                elif not scaled_step(optimizer):
+                    return output  # the gradients overflowed: nothing was stepped
             progress.global_step += 1
+        return output
+
+    return step
+
+
+def _strategy_accumulates(run: Run, flat: Step) -> Step:
+    """Step after every batch with its undivided loss; only the last step of a window is one (trap T13)."""
+    progress = run.progress
+
+    def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
+        steps = progress.global_step
+        output = flat(batch, batch_idx, position, True, 1)
+        if not last:
+            progress.global_step = steps
         return output
 
     return step
@@ -108,21 +150,20 @@ def _flat(
 
 def _closure(
     run: Run,
-    window: _Window,
+    window: Window,
     forward_backward: ForwardBackward,
-    before_step: BeforeStep | None,
-    optimizer: Optimizer,
+    before_step: Callable[[], None] | None,
+    handle: LightningOptimizer,
 ) -> Step:
     progress, book = run.progress, run.book
-    optimizer_step = run.hooks.bind_method("optimizer_step") or run.module.optimizer_step
+    optimizer_step: Callable[..., Any] = run.hooks.bind_method("optimizer_step") or run.module.optimizer_step
     training_scope = run.hooks.scope("training_step")
 
-    def count(*_: Any) -> None:
-        if window.graded:
-            progress.global_step += 1
+    def finish(optimizer: Optimizer) -> None:
+        if window.graded and before_step is not None:
+            before_step()
 
-    # The override may skip steps, so what counts is what the optimizer really did.
-    run.cleanups.append(optimizer.register_step_post_hook(count).remove)
+    _attach(run, handle, finish, lambda: window.graded > 0)
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         output: Any = None
@@ -134,41 +175,120 @@ def _closure(
                 output = forward_backward(batch, batch_idx, position, divisor)
             finally:
                 book.scope = outer
-            if window.graded and before_step is not None:
-                before_step(position, divisor)
-            return loss_of(output)
+            return loss_of(output)[0]
 
         if not last:
             return forward_backward(batch, batch_idx, position, divisor)
-        optimizer_step(progress.current_epoch, batch_idx, optimizer, closure)
+        optimizer_step(progress.current_epoch, batch_idx, handle, closure)
         return output
 
     return step
 
 
-def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: _Window) -> ForwardBackward:
-    hooks, progress = run.hooks, run.progress
-    training_step = run.module.training_step
-    takes_index = positional_arity(training_step) > 1
-    context = run.engine.forward_context()
-    before_zero_grad = hooks.bind("on_before_zero_grad")
-    before_backward = hooks.bind("on_before_backward")
-    after_backward = hooks.bind("on_after_backward")
-    own_zero_grad = hooks.bind_method("optimizer_zero_grad")
+def _manual(run: Run) -> Step:
+    training_step, context = _bind_training_step(run)
+    hooks = run.hooks.bind("on_before_optimizer_step")
+
+    def before_step(optimizer: Optimizer) -> None:
+        for hook in hooks:
+            hook(optimizer)
+
+    for handle in run.handles:
+        _attach(run, handle, before_step, lambda: True)
+    run.manual_backward = _make_backward(run)
+
+    def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
+        if context is None:
+            return training_step(batch, batch_idx)
+        with context:
+            return training_step(batch, batch_idx)
+
+    return step
+
+
+def _attach(
+    run: Run, handle: LightningOptimizer, before_step: Callable[[Optimizer], None], graded: Callable[[], bool]
+) -> None:
+    """Make ``handle.step`` go through the run, until the run is bound anew or ends.
+
+    What counts as a step is what was done through it: an override of ``optimizer_step`` may skip some. A hook on the
+    optimizer would count one twice whose class calls ``super().step()``.
+    """
+    progress, precision = run.progress, run.engine.precision
+
+    def plain(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+        if closure is None:
+            before_step(optimizer)
+            loss = optimizer.step(**kwargs)
+        else:
+
+            def evaluate() -> Any:  # an optimizer that evaluates twice sees finished gradients twice
+                value = closure()
+                before_step(optimizer)
+                return value
+
+            loss = optimizer.step(closure=evaluate, **kwargs)
+        progress.global_step += graded()
+        return loss
+
+    def scaled(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+        loss = None
+        if closure is not None:  # before the step and not inside: the scaler looks at the gradients first (trap T21)
+            with torch.enable_grad():
+                loss = closure()
+        if graded():
+            precision.unscale(optimizer)
+            before_step(optimizer)
+            progress.global_step += precision.step(optimizer, **kwargs)
+        return loss
+
+    take_step: TakeStep = scaled if precision.scales_loss else plain
+    handle.take_step = take_step
+    run.unbinders.append(lambda: setattr(handle, "take_step", None))
+
+
+# ---- what they share -------------------------------------------------------------------------------------------------
+
+
+def _make_backward(run: Run) -> Backward:
+    """Scaling, the backward hooks and backward, for a loss that is ready."""
     precision = run.engine.precision
-    backward: Callable[[Tensor], Any] = hooks.bind_method("backward") or (
+    scale = precision.scale if precision.scales_loss else None
+    before_backward = run.hooks.bind("on_before_backward")
+    after_backward = run.hooks.bind("on_after_backward")
+    backward: Backward = run.hooks.bind_method("backward") or (
         precision.backward if overrides(precision, "backward", Precision) else Tensor.backward
     )
 
+    def differentiate(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if scale is not None:
+            loss = scale(loss)
+        for hook in before_backward:
+            hook(loss)
+        backward(loss, *args, **kwargs)
+        for hook in after_backward:
+            hook()
+
+    bare = scale is None and not before_backward and not after_backward
+    return backward if bare else differentiate
+
+
+def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window) -> ForwardBackward:
+    progress = run.progress
+    training_step, context = _bind_training_step(run)
+    before_zero_grad = run.hooks.bind("on_before_zero_grad")
+    own_zero_grad = run.hooks.bind_method("optimizer_zero_grad")
+    backward = _make_backward(run)
+
     def forward_backward(batch: Any, batch_idx: int, position: int, divisor: int) -> Any:
         if context is None:
-            output = training_step(batch, batch_idx) if takes_index else training_step(batch)
+            output = training_step(batch, batch_idx)
         else:
             with context:
-                output = training_step(batch, batch_idx) if takes_index else training_step(batch)
-        loss = output if type(output) is Tensor else loss_of(output)
+                output = training_step(batch, batch_idx)
+        loss, weight = (output, None) if type(output) is Tensor else loss_of(output)
         if position == 1:
-            window.graded = False
+            window.expected, window.graded, window.position, window.reference = divisor, 0, 0, None
             if optimizer is not None:
                 for hook in before_zero_grad:
                     hook(optimizer)
@@ -177,77 +297,40 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: _Windo
                 else:
                     own_zero_grad(progress.current_epoch, batch_idx, optimizer)
         if loss is not None:
-            window.graded = True
-            if divisor != 1:
-                loss = loss / divisor
-            for hook in before_backward:
-                hook(loss)
+            if weight is not None:
+                loss = window.weigh(loss, weight, optimizer, again=position == window.position)
+            elif divisor != 1:
+                loss = window.divide(loss)
+            if position != window.position:  # a closure may be run twice
+                window.position = position
+                window.graded += 1
             backward(loss)
-            for hook in after_backward:
-                hook()
         return output
 
     return forward_backward
 
 
-def _make_before_step(run: Run, optimizer: Optimizer | None) -> BeforeStep | None:
+def _make_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> Callable[[], None] | None:
     """What happens to the finished gradients before the optimizer takes them; ``None`` if nothing does."""
-    hooks, settings = run.hooks, run.settings
+    hooks, settings, precision = run.hooks, run.settings, run.engine.precision
     before_step_hooks = hooks.bind("on_before_optimizer_step")
     clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
     clip = hooks.bind_method("configure_gradient_clipping")
     if clip is None and clip_val is not None:
         clip = run.module.configure_gradient_clipping
-    may_end_early = run.limits.accumulate > 1
-    if optimizer is None or not (before_step_hooks or clip or may_end_early):
+    unscale = precision.unscale if precision.scales_loss else None
+    may_rescale = run.limits.accumulate > 1 and not run.engine.strategy.handles_gradient_accumulation
+    if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):
         return None
 
-    def before_step(position: int, divisor: int) -> None:
-        if position != divisor:
-            _rescale(optimizer, divisor / position)
+    def before_step() -> None:
+        if unscale is not None:
+            unscale(optimizer)
+        if may_rescale and (factor := window.factor()) is not None:
+            rescale(optimizer, factor)
         for hook in before_step_hooks:
             hook(optimizer)
         if clip is not None:
             clip(optimizer, clip_val, algorithm)
 
     return before_step
-
-
-def _rescale(optimizer: Optimizer, factor: float) -> None:
-    """A window that ended early, in an epoch whose length nobody knew, was divided by too much (trap T12)."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-
-
-def loss_of(output: Any) -> Tensor | None:
-    """The loss in what ``training_step`` returned (trap T23).
-
-    Raises:
-        ConfigurationError: it is no tensor, no mapping with a tensor under "loss", and not ``None``.
-    """
-    if output is None or isinstance(output, Tensor):
-        return output
-    if isinstance(output, Mapping):
-        loss = output.get("loss")
-        if isinstance(loss, Tensor):
-            return loss
-        raise ConfigurationError(
-            f"training_step returned a dictionary with {sorted(map(str, output))} and no tensor under 'loss'. "
-            "Put the loss there."
-        )
-    raise ConfigurationError(
-        f"training_step returned a {type(output).__name__}. Return the loss (a tensor), a dictionary with it under "
-        "'loss', or None to skip the batch."
-    )
-
-
-def outputs_for_hooks(output: Any) -> dict[str, Any] | None:
-    """What ``on_train_batch_end`` gets: the unscaled loss and the extras, all without their graph (trap T23)."""
-    if output is None:
-        return None
-    if isinstance(output, Tensor):
-        return {"loss": output.detach()}
-    detached: dict[str, Any] = detach(dict(output))
-    return detached

@@ -1,5 +1,5 @@
 """``drivetrain.plugins.precision``: see :mod:`drivetrain.precision`."""
 
-from drivetrain.precision import MixedPrecision, Precision
+from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 
-__all__ = ["MixedPrecision", "Precision"]
+__all__ = ["DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision"]

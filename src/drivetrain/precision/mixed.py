@@ -2,34 +2,225 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 
-from drivetrain.errors import NotSupportedError
+from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
+from drivetrain.rank_zero import rank_zero_warn
+
+_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+_SKIPS_BEFORE_WARNING = 100
 
 
 class MixedPrecision(Precision):
-    """Autocast around the steps (``torch.autocast``).
+    """Autocast around the steps (``torch.autocast``); with float16, a scaled loss as well.
 
     Args:
-        precision: "bf16-mixed".
+        precision: "16-mixed" or "bf16-mixed".
         device: the autocast device type; ``None`` takes the accelerator's own.
+        scaler: a ``torch.amp.GradScaler`` of one's own for "16-mixed"; ``None`` makes one with torch's defaults.
 
     The backward pass runs outside the context, as torch advises, and the cast cache is off: it would hand a weight
     that was cast under ``no_grad`` to a later step that needs its gradient (trap T21).
+
+    A step whose gradients are not finite is skipped. Finding that out is the one time per step that the device is
+    read; with "bf16-mixed" nothing is.
+
+    Several optimizers share the scale, and it must not change under gradients that are still to be unscaled. So it is
+    updated once per round: right after a step if no other optimizer of the run holds gradients, else when the next
+    loss is scaled. What other optimizers hold by then is brought to the new scale, also what was unscaled for
+    clipping and not stepped yet, so that further losses may add to it.
+
+    Raises:
+        ConfigurationError: an unknown precision, or a scaler for "bf16-mixed".
     """
 
-    def __init__(self, precision: str = "bf16-mixed", device: str | None = None) -> None:
-        if precision != "bf16-mixed":
-            raise NotSupportedError(
-                f"MixedPrecision({precision!r}) needs a gradient scaler, which this version does not have. "
-                'Write precision="bf16-mixed".'
+    def __init__(
+        self, precision: str = "bf16-mixed", device: str | None = None, scaler: GradScaler | None = None
+    ) -> None:
+        if precision not in _DTYPES:
+            raise ConfigurationError(
+                f"MixedPrecision({precision!r}): there is no such mixed precision. "
+                f"{did_you_mean(str(precision), _DTYPES)}"
             )
         self.name = precision
         self.device = device
+        self.scales_loss = precision == "16-mixed"
+        if scaler is not None and not self.scales_loss:
+            raise ConfigurationError(
+                f"MixedPrecision({precision!r}) got a {type(scaler).__name__}, and bfloat16 needs no scaled loss. "
+                'Leave scaler out, or write precision="16-mixed".'
+            )
+        self._scaler = scaler
+        self._loaded: dict[str, Any] = {}  # what the scaler must start with, once it exists
+        self._optimizers: tuple[Optimizer, ...] | None = None  # None: nobody has said which there are
+        self._device: torch.device | None = None  # where the losses lie
+        self._scaled = False  # a loss was scaled since the last update
+        self._unscaled: set[Optimizer] = set()  # their gradients are true, and their step is still to come
+        self._stepped: set[Optimizer] = set()  # stepped or skipped since the last update
+        self._skipped: dict[Optimizer, int] = {}  # how many steps in a row
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any] | None:
-        return torch.autocast(self.device or device_type, dtype=torch.bfloat16, cache_enabled=False)
+        kind = self.device or device_type
+        if self.scales_loss:
+            self._scaler_for(kind)  # so that it can be seen before the first batch
+        return torch.autocast(kind, dtype=_DTYPES[self.name], cache_enabled=False)
+
+    def bind(self, optimizers: Sequence[Optimizer]) -> None:
+        """A run begins, and these are all its optimizers.
+
+        Without this call the scale is updated when the next loss is scaled, since anybody may hold gradients.
+        """
+        self._optimizers = tuple(optimizers)
+        self._skipped.clear()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """``loss`` times the current scale."""
+        if not self.scales_loss:
+            return loss
+        scaler = self._scaler_for(loss.device.type)
+        if self._stepped or self._unscaled:
+            self._settle()
+        self._scaled, self._device = True, loss.device
+        return scaler.scale(loss)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Divide this optimizer's gradients by the scale; a second call before its step does nothing (trap T22).
+
+        Raises:
+            ConfigurationError: no scaled loss has made these gradients.
+        """
+        if not self.scales_loss or optimizer in self._unscaled or not _holds_gradients(optimizer):
+            return
+        if not self._scaled or optimizer in self._stepped or self._scaler is None:
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} holds gradients that no scaled loss has made since the last step, and "
+                f"precision={self.name!r} would divide them by its scale. Call self.manual_backward(loss) instead of "
+                "loss.backward() before each step."
+            )
+        self._scaler.unscale_(optimizer)
+        self._unscaled.add(optimizer)
+
+    def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
+        """Step if all gradients are finite; returns whether it did (trap T16).
+
+        Raises:
+            ConfigurationError: no scaled loss has made these gradients.
+        """
+        if not self.scales_loss or not _holds_gradients(optimizer):
+            return super().step(optimizer, **kwargs)
+        self.unscale(optimizer)
+        assert self._scaler is not None  # something has been unscaled with it
+        called: list[Tensor | None] = []
+        # An ordinary optimizer is called if the scaler has read that all is finite: that it was called is the answer.
+        # A fused one is always called and skips on the device by the ``found_inf`` it is lent: that must be read.
+        hook = optimizer.register_step_post_hook(lambda opt, *_: called.append(getattr(opt, "found_inf", None)))
+        try:
+            self._scaler.step(optimizer, **kwargs)
+        finally:
+            hook.remove()
+        really = bool(called) and (called[0] is None or not called[0].item())
+        self._unscaled.discard(optimizer)
+        self._stepped.add(optimizer)
+        if self._optimizers is not None and not self._held():
+            self._update()
+        self._count_skips(optimizer, really)
+        return really
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The scaler of "16-mixed", once the device type is known; ``None`` for "bf16-mixed"."""
+        return self._scaler
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale and what it grows by; empty for "bf16-mixed"."""
+        if self._scaler is None:
+            return dict(self._loaded)
+        if self._stepped:
+            self._settle()
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a scaler's state back; an empty one, or any for "bf16-mixed", changes nothing."""
+        if not state or not self.scales_loss:
+            return
+        if self._scaler is None:
+            self._loaded = dict(state)
+            return
+        if self._stepped:
+            self._update()  # it was due before this state, and must not come after it
+        self._scaler.load_state_dict(state)
+
+    # ---- the scale -----------------------------------------------------------------------------------------------
+
+    def _scaler_for(self, device_type: str) -> GradScaler:
+        if self._scaler is None:
+            self._scaler = GradScaler(device_type)
+            if self._loaded:
+                self._scaler.load_state_dict(self._loaded)
+        return self._scaler
+
+    def _held(self) -> list[Optimizer]:
+        """The optimizers with gradients that wait for their step."""
+        others = {*(self._optimizers or ()), *self._unscaled} - self._stepped
+        return [optimizer for optimizer in others if _holds_gradients(optimizer)]
+
+    def _update(self) -> None:
+        assert self._scaler is not None  # something has stepped with it
+        self._scaler.update()
+        self._unscaled.clear()
+        self._stepped.clear()
+        self._scaled = False
+
+    def _settle(self) -> None:
+        """Update the scale if a step asks for it, and bring every gradient that waits for its step to it."""
+        assert self._scaler is not None  # something has been unscaled with it
+        held = self._held()
+        one = torch.ones((), device=self._device)
+        before = self._scaler.scale(one)
+        for optimizer in self._unscaled:
+            self._forget(optimizer)
+            _multiply_gradients(optimizer, before)
+        self._unscaled.clear()
+        if self._stepped:
+            self._update()
+            ratio = self._scaler.scale(one) / before
+            for optimizer in held:
+                _multiply_gradients(optimizer, ratio)
+            self._scaled = bool(held)
+
+    def _forget(self, optimizer: Optimizer) -> None:
+        # The scaler lets go of what it knows of an optimizer only in update(), which is about all of them. A scaler
+        # that is switched off knows nothing.
+        getattr(self._scaler, "_per_optimizer_states", {}).pop(id(optimizer), None)
+
+    def _count_skips(self, optimizer: Optimizer, really: bool) -> None:
+        if really:
+            self._skipped.pop(optimizer, None)
+            return
+        self._skipped[optimizer] = self._skipped.get(optimizer, 0) + 1
+        if self._skipped[optimizer] == _SKIPS_BEFORE_WARNING:
+            rank_zero_warn(
+                f"{type(optimizer).__name__} has skipped {_SKIPS_BEFORE_WARNING} steps in a row, because its gradients "
+                f"were not finite (precision={self.name!r}). Look for a division by zero or a learning rate that is "
+                'too large, or write precision="bf16-mixed".'
+            )
+
+
+def _holds_gradients(optimizer: Optimizer) -> bool:
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _multiply_gradients(optimizer: Optimizer, factor: Tensor) -> None:
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)

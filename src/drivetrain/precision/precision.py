@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -16,10 +17,18 @@ class Precision:
     """Full 32-bit precision ("32-true"): nothing is converted, nothing is scaled."""
 
     name: str = "32-true"
+    scales_loss: bool = False
+    """Whether backward needs a scaled loss: only then are ``scale``, ``unscale`` and ``step`` called (trap T21)."""
+
+    # ---- numbers -------------------------------------------------------------------------------------------------
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """The module with its parameters in this precision; called once, before the optimizers exist."""
         return module
+
+    def convert_input(self, batch: Any) -> Any:
+        """A batch with its floating-point tensors in this precision; called only where a subclass overrides it."""
+        return batch
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any] | None:
         """A reusable context for ``training_step`` and the evaluation steps; ``None`` where none is needed.
@@ -28,8 +37,33 @@ class Precision:
         """
         return None
 
+    def init_context(self) -> AbstractContextManager[Any] | None:
+        """A reusable context for the building of layers, in which new parameters have this precision, or ``None``."""
+        return None
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+
+    def bind(self, optimizers: Sequence[Optimizer]) -> None:
+        """A run begins, and these are all its optimizers."""
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients of ``loss``."""
+        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to differentiate in place of ``loss``."""
+        return loss
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Give this optimizer's parameters their true gradients; a second call before its step does nothing."""
+
+    def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
+        """Step the optimizer; returns whether it really stepped (trap T16)."""
+        optimizer.step(**kwargs)
+        return True
+
     def clip_gradients(self, optimizer: Optimizer, clip_val: float, algorithm: ClipAlgorithm = "norm") -> None:
-        """Clip the gradients of this optimizer's parameters only (trap T22).
+        """Clip the gradients of this optimizer's parameters only, unscaled (trap T22).
 
         Args:
             optimizer: whose parameters; those without a gradient are skipped.
@@ -39,15 +73,20 @@ class Precision:
         """
         if clip_val <= 0:
             return
+        if self.scales_loss:
+            self.unscale(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if algorithm == "value":
             torch.nn.utils.clip_grad_value_(parameters, clip_val)
         else:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of ``loss``."""
-        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def scaler(self) -> Any:
+        """The gradient scaler, where there is one."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart."""

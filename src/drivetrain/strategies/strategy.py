@@ -32,6 +32,9 @@ class Strategy(ABC):
     is_distributed: bool = False
     """Whether several processes train together: declared here, never guessed from the class (trap T56)."""
 
+    handles_gradient_accumulation: bool = False
+    """Whether its optimizers add up micro-batches themselves: they are then stepped after each (trap T13)."""
+
     def __init__(
         self,
         accelerator: Accelerator | None = None,

@@ -1,0 +1,71 @@
+"""Accumulate over a number of batches that changes from epoch to epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+
+class GradientAccumulationScheduler(Callback):
+    """Sets ``accumulate_grad_batches`` by epoch.
+
+    Args:
+        scheduling: from which epoch, counted from 0, how many batches make a window. Before the first one, 1.
+
+    Raises:
+        ConfigurationError: an epoch or a number of batches that there cannot be.
+    """
+
+    def __init__(self, scheduling: Mapping[int, int]) -> None:
+        if not scheduling:
+            raise ConfigurationError(
+                "GradientAccumulationScheduler(scheduling={}) schedules nothing. Write for example scheduling={0: 4}."
+            )
+        for epoch, batches in scheduling.items():
+            if type(epoch) is not int or epoch < 0 or type(batches) is not int or batches < 1:
+                raise ConfigurationError(
+                    f"GradientAccumulationScheduler(scheduling={dict(scheduling)!r}) holds {epoch!r}: {batches!r}, "
+                    "which is no epoch from 0 with a number of batches from 1. "
+                    "Write for example scheduling={0: 4, 5: 1}."
+                )
+        self.scheduling = {0: 1, **dict(sorted(scheduling.items()))}
+
+    def going_to_accumulate_grad_batches(self) -> bool:
+        """Whether any epoch accumulates at all."""
+        return any(batches > 1 for batches in self.scheduling.values())
+
+    def get_accumulate_grad_batches(self, epoch: int) -> int:
+        """The number of batches in a window of ``epoch``."""
+        return self.scheduling[max(start for start in self.scheduling if start <= epoch)]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if trainer.accumulate_grad_batches != 1:
+            raise ConfigurationError(
+                f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) and a "
+                "GradientAccumulationScheduler both say how many batches to accumulate. Leave one out."
+            )
+        if not pl_module.automatic_optimization:
+            raise ConfigurationError(
+                f"{type(pl_module).__name__}.automatic_optimization is False, so a GradientAccumulationScheduler would "
+                "do nothing. Leave it out and call optimizer.step() in every n-th training_step only."
+            )
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.accumulate_grad_batches = self.get_accumulate_grad_batches(trainer.current_epoch)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            trainer.accumulate_grad_batches = 1
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if trainer.state.fn == "fit":
+            trainer.accumulate_grad_batches = 1

@@ -1,0 +1,52 @@
+"""Save when a run ends by an exception."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain.callback import Checkpoint
+from drivetrain.errors import ConfigurationError
+from drivetrain.rank_zero import rank_zero_info
+
+if TYPE_CHECKING:
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+
+class OnExceptionCheckpoint(Checkpoint):
+    """Writes one checkpoint if a fit ends by an exception, Ctrl-C included, after its first optimizer step.
+
+    ``ckpt_path="last"`` finds it in the next run.
+
+    Args:
+        dirpath: the folder.
+        filename: the file's name without extension.
+
+    Raises:
+        ConfigurationError: the name is empty.
+    """
+
+    FILE_EXTENSION = ".ckpt"
+
+    def __init__(self, dirpath: str | Path, filename: str = "on_exception") -> None:
+        if not filename or not isinstance(filename, str):
+            raise ConfigurationError(
+                f'OnExceptionCheckpoint(filename={filename!r}) names no file. Write filename="on_exception".'
+            )
+        self.dirpath = os.path.abspath(os.path.expanduser(dirpath))
+        self.filename = filename
+
+    @property
+    def ckpt_path(self) -> str:
+        """Where the checkpoint is written."""
+        return os.path.join(self.dirpath, self.filename + self.FILE_EXTENSION)
+
+    def resume_candidates(self, trainer: Trainer) -> list[str]:
+        return [self.ckpt_path] if os.path.exists(self.ckpt_path) else []
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if trainer.progress.fn == "fit" and trainer.global_step and not trainer.fast_dev_run:
+            trainer.save_checkpoint(self.ckpt_path)
+            rank_zero_info(f"Saved {self.ckpt_path}.")

@@ -1,0 +1,96 @@
+"""Write predictions as they come, or when a pass has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
+from drivetrain.introspect import overrides
+
+if TYPE_CHECKING:
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+_INTERVALS = ("batch", "epoch", "batch_and_epoch")
+
+
+class BasePredictionWriter(Callback):
+    """Derive from it, and define the method that its interval calls. Every rank writes what is its own.
+
+    Args:
+        write_interval: when to write: after each "batch", at the end of the "epoch", or "batch_and_epoch".
+
+    Pass ``return_predictions=False`` to ``trainer.predict`` where "batch" is enough: then none are kept.
+
+    Raises:
+        ConfigurationError: there is no such interval; or, when a prediction begins, its method is missing.
+    """
+
+    needs_batch_indices = True
+
+    def __init__(self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch") -> None:
+        if write_interval not in _INTERVALS:
+            raise ConfigurationError(
+                f"{type(self).__name__}(write_interval={write_interval!r}): there is no such interval. "
+                f"Write one of {', '.join(map(repr, _INTERVALS))}."
+            )
+        self.write_interval = write_interval
+        self._on_batch, self._on_epoch = "batch" in write_interval, "epoch" in write_interval
+        idle = set() if self._on_batch else {"on_predict_batch_end"}
+        self.idle_hooks = frozenset(idle if self._on_epoch else {*idle, "on_predict_epoch_end"})
+
+    def write_on_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        prediction: Any,
+        batch_indices: list[int],
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        """Write what ``predict_step`` returned for one batch.
+
+        Args:
+            trainer, pl_module: who predicts.
+            prediction: as it was returned, on its own device.
+            batch_indices: the numbers of the batch's samples in the dataset; empty for an iterable-style one.
+            batch, batch_idx, dataloader_idx: which batch it was.
+        """
+
+    def write_on_epoch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        predictions: list[Any],
+        batch_indices: list[Any],
+    ) -> None:
+        """Write everything.
+
+        Args:
+            trainer, pl_module: who predicts.
+            predictions: as ``trainer.predict`` returns them, in the host's memory.
+            batch_indices: for each loader, for each batch, the numbers of its samples.
+        """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "predict":
+            return
+        for wanted, method in ((self._on_batch, "write_on_batch_end"), (self._on_epoch, "write_on_epoch_end")):
+            if wanted and not overrides(self, method, BasePredictionWriter):
+                raise ConfigurationError(
+                    f"{type(self).__name__}(write_interval={self.write_interval!r}) calls {method}, which it does not "
+                    "define. Define it, or choose another interval."
+                )
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        indices = trainer.predict_loop.current_batch_indices
+        self.write_on_batch_end(trainer, pl_module, outputs, indices, batch, batch_idx, dataloader_idx)
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loop = trainer.predict_loop
+        self.write_on_epoch_end(trainer, pl_module, loop.predictions, loop.epoch_batch_indices)

@@ -1,0 +1,149 @@
+"""Measure how long each stage takes, and stop training when its time is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
+from drivetrain.rank_zero import rank_zero_info
+from drivetrain.settings import seconds_of
+
+if TYPE_CHECKING:
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+_STAGES = ("train", "validate", "test", "predict")
+
+
+class Timer(Callback):
+    """Counts the time of training, validation, testing and prediction, each from its start to its end.
+
+    Args:
+        duration: how long training may take, validation inside of it included: "DD:HH:MM:SS", a timedelta or a
+            dictionary of its arguments; ``None`` only measures.
+        interval: when to look: after each "step" (batch) or at the end of each "epoch".
+        verbose: say so when the time is over.
+
+    The time of earlier runs is kept in checkpoints, so a resumed run has what is left.
+
+    Raises:
+        ConfigurationError: no duration, or no interval.
+    """
+
+    def __init__(
+        self,
+        duration: str | timedelta | Mapping[str, int] | None = None,
+        interval: str = "step",
+        verbose: bool = True,
+    ) -> None:
+        if interval not in ("step", "epoch"):
+            raise ConfigurationError(
+                f'Timer(interval={interval!r}): a timer looks after each "step" or "epoch". Write one of the two.'
+            )
+        self.duration_s = None if duration is None else seconds_of("duration", duration, owner="Timer")
+        self.interval = interval
+        self.verbose = verbose
+        self.ends_training = self.duration_s is not None
+        self._clock = time.monotonic
+        self._starts: dict[str, float] = {}
+        self._ends: dict[str, float] = {}
+        self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # of the runs that this one resumes
+        if self.duration_s is None or interval == "epoch":
+            self.idle_hooks = frozenset({"on_train_batch_end"})
+
+    def start_time(self, stage: str = "train") -> float | None:
+        """When ``stage`` began, in seconds of a monotonic clock; ``None`` before."""
+        return self._starts.get(_name(stage))
+
+    def end_time(self, stage: str = "train") -> float | None:
+        """When ``stage`` ended; ``None`` before."""
+        return self._ends.get(_name(stage))
+
+    def time_elapsed(self, stage: str = "train") -> float:
+        """Seconds that ``stage`` has taken so far, those of the runs that this one resumes included."""
+        name = _name(stage)
+        begin = self._starts.get(name)
+        if begin is None:
+            return self._earlier_s[name]
+        return self._earlier_s[name] + self._ends.get(name, self._clock()) - begin
+
+    def time_remaining(self, stage: str = "train") -> float | None:
+        """Seconds of the duration that are left; ``None`` without one."""
+        return None if self.duration_s is None else self.duration_s - self.time_elapsed(stage)
+
+    def _begin(self, stage: str) -> None:
+        if stage in self._ends:  # a second pass goes on counting
+            self._earlier_s[stage] = self.time_elapsed(stage)
+            del self._ends[stage]
+        self._starts[stage] = self._clock()
+
+    def _end(self, stage: str) -> None:
+        self._ends[stage] = self._clock()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":  # a fit has its whole duration, unless a checkpoint says what is gone of it
+            self._starts.clear()
+            self._ends.clear()
+            self._earlier_s = dict.fromkeys(_STAGES, 0.0)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin("train")
+        self._check(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end("train")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin("validate")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end("validate")
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin("test")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end("test")
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin("predict")
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end("predict")
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self._check(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._check(trainer)
+
+    def _check(self, trainer: Trainer) -> None:
+        left = self.time_remaining()
+        if left is not None and left <= 0 and not trainer.should_stop:
+            trainer.should_stop = True
+            if self.verbose:
+                rank_zero_info(
+                    f"The time for training is over: {timedelta(seconds=int(self.time_elapsed()))} of "
+                    f"{timedelta(seconds=self.duration_s or 0)}. Stopping."
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"time_elapsed": {stage: self.time_elapsed(stage) for stage in _STAGES}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._earlier_s.update(state_dict["time_elapsed"])
+        self._starts.clear()
+        self._ends.clear()
+
+
+def _name(stage: str) -> str:
+    name = stage.value if isinstance(stage, Enum) else stage
+    name = "validate" if name == "sanity_check" else name
+    if name not in _STAGES:
+        raise ConfigurationError(f"A Timer knows no stage {stage!r}. Write one of {', '.join(map(repr, _STAGES))}.")
+    return str(name)

@@ -1,0 +1,295 @@
+"""Several loaders iterated as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice, zip_longest
+from numbers import Integral
+from typing import Any
+from weakref import WeakSet
+
+from torch.utils.data import DataLoader
+
+from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
+from drivetrain.tree import map_leaves
+
+_INF = float("inf")
+_END = object()  # what next() hands back at a loader's end: None may be a batch
+_LENGTHS: dict[str, Callable[[Iterable[float]], float]] = {
+    "min_size": min,
+    "max_size_cycle": max,
+    "max_size": max,
+    "sequential": sum,
+}
+
+Starts = Sequence[Callable[[], Iterator[Any]]]
+
+
+class CombinedLoader:
+    """Iterate a tree of loaders as one loader (trap T38).
+
+    A pass gives ``(batch, batch_idx, dataloader_idx)``. Except in "sequential", the batch is the tree with a batch in
+    place of every loader, ``batch_idx`` counts them and ``dataloader_idx`` is 0. In "sequential" the batch is the
+    loader's own, with that loader's index, and ``batch_idx`` starts at 0 for each loader.
+
+    Nothing is started before the first batch is asked for; then one iterator per loader is made, in order, and in
+    "sequential" each only when the one before has ended and its workers are gone. Batches are drawn in order, too, so
+    that random numbers are drawn alike in every run. A pass that is given up releases its workers.
+
+    Args:
+        iterables: a loader, or lists, tuples, named tuples, mappings and dataclasses of loaders, nested at will.
+        mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once,
+            and starts the shorter ones again until then. "max_size" ends with the last, with ``None`` for the batches
+            of those that have ended. "sequential" takes one loader after another.
+
+    Raises:
+        ConfigurationError: there is no such mode, or a leaf of the tree cannot be iterated.
+    """
+
+    def __init__(self, iterables: Any, mode: str = "min_size") -> None:
+        if mode not in _LENGTHS:
+            raise ConfigurationError(f"CombinedLoader has no mode {mode!r}. {did_you_mean(str(mode), _LENGTHS)}")
+        self._mode = mode
+        self._limits: list[int | float] | None = None
+        self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
+        self._iterables = iterables
+        self._flattened = _checked(_flatten(iterables))
+
+    @property
+    def iterables(self) -> Any:
+        """The tree of loaders."""
+        return self._iterables
+
+    @property
+    def mode(self) -> str:
+        """How the loaders are combined."""
+        return self._mode
+
+    @property
+    def flattened(self) -> list[Any]:
+        """The loaders in order. Set it to put others in their places, from the next pass on.
+
+        Raises:
+            ConfigurationError: on setting, if their number differs or one cannot be iterated.
+        """
+        return list(self._flattened)
+
+    @flattened.setter
+    def flattened(self, loaders: Sequence[Any]) -> None:
+        if len(loaders) != len(self._flattened):
+            raise ConfigurationError(
+                f"CombinedLoader.flattened was set to {len(loaders)} loaders, but its tree has places for "
+                f"{len(self._flattened)}. Give one per place, or make a new CombinedLoader."
+            )
+        self._flattened = _checked(list(loaders))
+        self._iterables = _fill(self._iterables, self._flattened)
+
+    @property
+    def limits(self) -> list[int | float] | None:
+        """How many batches to take of each loader at most, one number per loader; ``None`` for all.
+
+        Set it to ``None``, to one number for all loaders, or to one per loader: whole numbers, or ``inf``. A loader
+        ends at its limit as it would at its end, and with 0 it is not started at all. What is set counts from the next
+        pass on.
+
+        Raises:
+            ConfigurationError: on setting, if there are too many or too few, or one is not a number of batches.
+        """
+        return None if self._limits is None else list(self._limits)
+
+    @limits.setter
+    def limits(self, limits: float | Sequence[float] | None) -> None:
+        if limits is None:
+            self._limits = None
+            return
+        given = list(limits) if isinstance(limits, Sequence) else [limits] * len(self._flattened)
+        if len(given) != len(self._flattened):
+            raise ConfigurationError(
+                f"CombinedLoader.limits was set to {len(given)} numbers for {len(self._flattened)} loaders. "
+                "Give one per loader, or one number for all."
+            )
+        for limit in given:
+            if limit != _INF and not (isinstance(limit, Integral) and int(limit) >= 0):
+                raise ConfigurationError(
+                    f"CombinedLoader.limits holds {limit!r}, which is no number of batches. Write a whole number "
+                    "from 0 on, or None or float('inf') for all."
+                )
+        self._limits = given
+
+    @property
+    def sampler(self) -> Any:
+        """The tree with each loader's sampler in its place, ``None`` for a loader without one."""
+        return map_leaves(lambda loader: getattr(loader, "sampler", None), self._iterables)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The tree with each loader's batch sampler in its place, ``None`` for a loader without one."""
+        return map_leaves(lambda loader: getattr(loader, "batch_sampler", None), self._iterables)
+
+    def __len__(self) -> int:
+        """How many batches a pass gives, as the limits are now.
+
+        Raises:
+            TypeError: a loader has no length. Its limit does not help: it may end before.
+        """
+        lengths: list[float] = []
+        for index, (loader, limit) in enumerate(self._limited()):
+            try:
+                length = 0 if limit == 0 else len(loader)
+            except (TypeError, NotImplementedError) as error:
+                raise TypeError(
+                    f"The length of CombinedLoader(mode={self._mode!r}) is unknown, because its loader {index}, a "
+                    f"{type(loader).__name__}, has none. Give that one a __len__, or iterate without asking for it."
+                ) from error
+            lengths.append(min(length, limit))
+        return int(_LENGTHS[self._mode](lengths)) if lengths else 0
+
+    def __iter__(self) -> Iterator[tuple[Any, int, int]]:
+        batches = self._one_by_one() if self._mode == "sequential" else self._side_by_side()
+        self._passes.add(batches)  # weakly: a pass that nobody holds any more stops its workers, as a DataLoader's does
+        return batches
+
+    def reset(self) -> None:
+        """End the passes that are under way and stop their workers, also persistent ones."""
+        for batches in list(self._passes):
+            batches.close()
+        for loader in self._flattened:
+            if isinstance(loader, DataLoader):
+                loader._iterator = None  # set only with persistent workers, which stop when it is dropped
+
+    def state_dict(self) -> list[Any]:
+        """The state of each loader that has a ``state_dict``, in order, ``None`` for the others.
+
+        It holds where each loader is, not how often "max_size_cycle" has started it.
+        """
+        return [loader.state_dict() if _has(loader, "state_dict") else None for loader in self._flattened]
+
+    def load_state_dict(self, states: Sequence[Any]) -> None:
+        """Hand each loader the state that :meth:`state_dict` took of it; passes that are under way end.
+
+        Raises:
+            CheckpointError: these are states of other loaders.
+        """
+        if len(states) != len(self._flattened):
+            raise CheckpointError(
+                f"The checkpoint holds the states of {len(states)} loaders, and this CombinedLoader has "
+                f"{len(self._flattened)}. Resume with the loaders that it was saved with."
+            )
+        for index, (loader, state) in enumerate(zip(self._flattened, states, strict=True)):
+            if state is not None and not _has(loader, "load_state_dict"):
+                raise CheckpointError(
+                    f"The checkpoint holds a state of loader {index}, and the {type(loader).__name__} there has no "
+                    "load_state_dict. Resume with the loaders that it was saved with."
+                )
+        self.reset()
+        for loader, state in zip(self._flattened, states, strict=True):
+            if state is not None:
+                loader.load_state_dict(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_passes"}  # they stay in their process
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _passes=WeakSet())
+
+    def _limited(self) -> list[tuple[Any, int | float]]:
+        return list(zip(self._flattened, self._limits or [_INF] * len(self._flattened), strict=True))
+
+    def _starts(self) -> Starts:
+        return [partial(_start, loader, limit) for loader, limit in self._limited()]
+
+    # A pass holds no iterator under a name: what a for statement holds goes when it ends, however it ends.
+
+    def _one_by_one(self) -> Generator[tuple[Any, int, int], None, None]:
+        for dataloader_idx, start in enumerate(self._starts()):
+            for batch_idx, batch in enumerate(start()):
+                yield batch, batch_idx, dataloader_idx
+
+    def _side_by_side(self) -> Generator[tuple[Any, int, int], None, None]:
+        tree = self._iterables
+        for batch_idx, batches in enumerate(_ROUNDS[self._mode](self._starts())):
+            yield _fill(tree, batches), batch_idx, 0
+
+
+def _min_size(starts: Starts) -> Iterable[Sequence[Any]]:
+    return zip(*(start() for start in starts), strict=False)
+
+
+def _max_size(starts: Starts) -> Iterable[Sequence[Any]]:
+    return zip_longest(*(start() for start in starts))
+
+
+def _max_size_cycle(starts: Starts) -> Iterator[Sequence[Any]]:
+    """A round's first draws are from the loaders that have not ended yet: when the last of them ends, nothing was
+    drawn for a round that will not be, and no loader was started for it.
+    """
+    iterators = [start() for start in starts]
+    unended = list(range(len(starts)))
+    try:
+        while True:
+            batches = [_END] * len(starts)
+            for index in unended:
+                batches[index] = next(iterators[index], _END)
+                if batches[index] is _END:
+                    iterators[index] = iter(())
+            unended = [index for index in unended if batches[index] is not _END]
+            if not unended:
+                return
+            for index, start in enumerate(starts):
+                if batches[index] is _END:
+                    batches[index] = next(iterators[index], _END)
+                if batches[index] is _END:
+                    iterators[index] = iter(())  # before the new one: two sets of workers would be alive together
+                    iterators[index] = start()
+                    batches[index] = next(iterators[index], _END)
+                if batches[index] is _END:
+                    raise ConfigurationError(
+                        f'Loader {index} of CombinedLoader(mode="max_size_cycle") gave no batch when it was started '
+                        "again: it is empty, limited to 0, or an iterator that can be used once. "
+                        'Give a loader that can be started again, or write mode="max_size".'
+                    )
+            yield batches
+    finally:
+        iterators.clear()  # a traceback may keep this frame alive, and it would keep the workers
+
+
+_ROUNDS: dict[str, Callable[[Starts], Iterable[Sequence[Any]]]] = {
+    "min_size": _min_size,
+    "max_size_cycle": _max_size_cycle,
+    "max_size": _max_size,
+}
+
+
+def _start(loader: Any, limit: int | float) -> Iterator[Any]:
+    """A new iterator of ``loader`` that gives at most ``limit`` batches; none is made for 0."""
+    if limit == 0:
+        return iter(())
+    return iter(loader) if limit == _INF else islice(loader, int(limit))
+
+
+def _flatten(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    map_leaves(found.append, tree)
+    return found
+
+
+def _fill(tree: Any, values: Iterable[Any]) -> Any:
+    """``tree`` with ``values`` in place of its leaves, in order."""
+    source = iter(values)
+    return map_leaves(lambda _: next(source), tree)
+
+
+def _checked(loaders: list[Any]) -> list[Any]:
+    for index, loader in enumerate(loaders):
+        if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+            raise ConfigurationError(
+                f"Leaf {index} of CombinedLoader's tree is {loader!r}, a {type(loader).__name__}, which cannot be "
+                "iterated. Lists, tuples, mappings and dataclasses are the tree, and its leaves are loaders: "
+                "write DataLoader(data) where the data was given."
+            )
+    return loaders
+
+
+def _has(loader: Any, method: str) -> bool:
+    return callable(getattr(loader, method, None))

@@ -1,0 +1,106 @@
+"""Which samples each batch holds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from drivetrain.data.combined import CombinedLoader
+from drivetrain.data.resample import replaced
+from drivetrain.errors import ConfigurationError
+
+
+class RecordedIndices:
+    """A loader's batches, and for each the indices of its samples in the dataset; for those who write predictions.
+
+    Workers fetch ahead, so the sampler is asked long before a batch arrives: each draw is written down, and read again
+    as the batches arrive, in the order of the draws. (A loader with ``in_order=False`` is iterated in order here.)
+
+    The user's loader stays as it is; a copy is iterated that shares its dataset, samplers and generator. With
+    ``persistent_workers`` the copy has workers of its own, which live as long as this object does.
+
+    One pass at a time. A subclass whose ``__iter__`` drops or splits batches cannot be followed.
+
+    Args:
+        loader: a DataLoader over a map-style dataset; for any other loader the lists are empty. Of a CombinedLoader
+            the batches alone are given, without their numbers.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self._given: deque[list[Any]] = deque()
+        self._recorder: _Recorder | None = None
+        self._source = loader
+        if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+            batched = loader.batch_sampler is not None
+            self._recorder = _Recorder(loader.batch_sampler if batched else loader.sampler, batched)
+            place = "batch_sampler" if batched else "sampler"
+            self._source = replaced(loader, **{place: self._recorder, "in_order": True})
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._given.clear()
+        for batch in self._source:
+            if self._recorder is None:
+                self._given.append([])
+            elif self._recorder.drawn:
+                self._given.append(self._recorder.drawn.popleft())
+            else:
+                raise ConfigurationError(
+                    f"The loader {type(self.loader).__name__} gave more batches than its sampler drew, so nobody knows "
+                    "which samples they hold. Let its __iter__ give each batch once."
+                )
+            yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
+
+    def pop(self) -> list[Any]:
+        """The indices of the oldest batch that was given and not asked for yet: call it once per batch.
+
+        With ``batch_size=None`` a sample is a batch, and the list holds its index.
+
+        Raises:
+            ConfigurationError: no batch was given since the last call.
+        """
+        if not self._given:
+            raise ConfigurationError(
+                "RecordedIndices.pop() was called more often than there were batches. Call it once per batch, after it."
+            )
+        return self._given.popleft()
+
+
+class _Recorder:
+    """A sampler that writes down what the one in it draws; in all else it is that one."""
+
+    def __init__(self, sampler: Any, batched: bool) -> None:
+        self._sampler = sampler
+        self._batched = batched
+        self.drawn: deque[list[Any]] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        self.drawn.clear()  # what workers had fetched ahead in a pass that was given up
+        return self._record(iter(self._sampler))  # started now, as the loader starts it: it may draw random numbers
+
+    def _record(self, draws: Iterator[Any]) -> Iterator[Any]:
+        for indices in draws:
+            if self._batched and isinstance(indices, Iterator):
+                indices = list(indices)  # can be read once, and the dataset reads it too
+            several = self._batched or isinstance(indices, list)  # without batch_size a tuple may be one index
+            self.drawn.append([_plain(index) for index in (indices if several else [indices])])
+            yield indices
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_sampler":
+            raise AttributeError(name)  # not there yet while this object is being copied
+        return getattr(self._sampler, name)
+
+
+def _plain(index: Any) -> Any:
+    return index.item() if isinstance(index, Tensor) and index.numel() == 1 else index

@@ -1,0 +1,107 @@
+"""A loader like the user's own that draws its samples in another order."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.rank_zero import rank_zero_warn
+
+L = TypeVar("L", bound=DataLoader[Any])
+
+
+def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
+    """A copy of ``loader`` that draws the indices of its samples from ``sampler`` (trap T2).
+
+    The class's constructor is not called again, so it may require what it likes, and what was set on the loader later
+    is kept. Dataset, batch size, ``drop_last``, ``collate_fn``, generator and worker settings are shared with the
+    original, which stays as it is; running workers are not.
+
+    Args:
+        loader: a DataLoader over a map-style dataset. A batch sampler is copied and given ``sampler`` as its own
+            ``sampler``, and so is one that was passed as ``sampler`` together with ``batch_size=None``.
+        sampler: gives indices of single samples.
+
+    Raises:
+        ConfigurationError: there is nothing to put a sampler into: no DataLoader, an iterable-style dataset, or a
+            batch sampler without a ``sampler``.
+    """
+    if not isinstance(loader, DataLoader):
+        raise ConfigurationError(
+            f"A {type(loader).__name__} draws from no sampler that could be replaced. Give a torch DataLoader."
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigurationError(
+            f"The dataset {type(loader.dataset).__name__} is iterable-style: it decides itself which samples come, "
+            "and no sampler can. Give a map-style dataset, with __getitem__ and __len__."
+        )
+    if loader.batch_sampler is not None:
+        return replaced(loader, sampler=sampler, batch_sampler=_drawing_from(loader.batch_sampler, sampler))
+    if isinstance(loader.sampler, BatchSampler):
+        return replaced(loader, sampler=_drawing_from(loader.sampler, sampler))
+    return replaced(loader, sampler=sampler)
+
+
+def without_shuffle(loader: Any) -> Any:
+    """``loader`` if it draws its samples in a fixed order, else a copy that does, with a warning (trap T35).
+
+    A DistributedSampler keeps its shard and loses its shuffling; every other sampler, RandomSampler or one of the
+    user's own, gives way to a SequentialSampler over the whole dataset. A list of indices is an order already. What
+    is no DataLoader, or has an iterable-style dataset, has no sampler and comes back as it is.
+
+    Raises:
+        ConfigurationError: the order comes from a batch sampler without a ``sampler``.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    drawn_from: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    batches = loader.batch_sampler is not None or isinstance(drawn_from, BatchSampler)
+    if batches and getattr(drawn_from, "sampler", None) is not None:
+        drawn_from = drawn_from.sampler
+    if _is_fixed(drawn_from):
+        return loader
+    if isinstance(drawn_from, DistributedSampler):
+        ordered: Sampler[Any] = copy.copy(drawn_from)
+        ordered.shuffle = False  # type: ignore[attr-defined]
+    else:
+        ordered = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
+    in_order = with_sampler(loader, ordered)
+    rank_zero_warn(
+        f"The loader {type(loader).__name__} drew its samples by {type(drawn_from).__name__}, and the same batches are "
+        f"wanted in every epoch: it draws them in order now. Write shuffle=False to say so yourself."
+    )
+    return in_order
+
+
+def replaced(loader: L, **attributes: Any) -> L:
+    """A copy of ``loader`` with other ``attributes``, also those that a DataLoader lets nobody set, and no workers."""
+    copied = copy.copy(loader)
+    for name, value in {**attributes, "_iterator": None}.items():
+        object.__setattr__(copied, name, value)
+    return copied
+
+
+def _drawing_from(batch_sampler: Any, sampler: Any) -> Any:
+    copied = copy.copy(batch_sampler)
+    try:
+        if getattr(batch_sampler, "sampler", None) is None:
+            raise AttributeError("sampler")
+        copied.sampler = sampler
+    except AttributeError as error:
+        raise ConfigurationError(
+            f"The batch sampler {type(batch_sampler).__name__} has no attribute 'sampler' that can be set, so nobody "
+            "can tell it to draw from another one. Let it draw its indices from self.sampler, or give the DataLoader "
+            "a batch_size instead."
+        ) from error
+    return copied
+
+
+def _is_fixed(sampler: Any) -> bool:
+    if isinstance(sampler, DistributedSampler):
+        return not sampler.shuffle
+    return isinstance(sampler, (SequentialSampler, list, tuple, range))

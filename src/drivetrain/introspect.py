@@ -1,0 +1,48 @@
+"""Questions about what a user's class defines."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+_ALIKE = 0.9  # of difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" and "best_step" have 0.89
+
+
+def overrides(obj: object, name: str, base: type) -> bool:
+    """Whether ``obj`` has its own ``name``: from its class or, replaced on the instance, from itself."""
+    method = getattr(obj, name, None)
+    return method is not None and getattr(method, "__func__", method) is not getattr(base, name, None)
+
+
+def positional_arity(fn: Callable[..., Any]) -> int:
+    """How many positional arguments ``fn`` takes; many, if it takes ``*args`` (trap T51)."""
+    kinds = [parameter.kind for parameter in inspect.signature(fn).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return 1_000
+    return sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+
+
+def takes_iterator(step: Callable[..., Any]) -> bool:
+    """Whether a step takes ``dataloader_iter`` and fetches its batches itself (trap T37)."""
+    return "dataloader_iter" in inspect.signature(step).parameters
+
+
+def near_misses(cls: type, base: type, hooks: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Methods of ``cls`` that ``base`` has not, and the hook that each is nearly called: ``(method, hook)``.
+
+    A name that only adds a word to a hook's (``training_step_end``) is meant as it is written.
+    """
+    known = sorted(hooks)
+    own = {
+        name
+        for owner in cls.__mro__
+        if not issubclass(base, owner)
+        for name, value in vars(owner).items()
+        if inspect.isfunction(value) and not name.startswith("_") and not hasattr(base, name)
+    }
+    for name in sorted(own):
+        close = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
+        if close and not name.startswith(f"{close[0]}_"):
+            yield name, close[0]

@@ -1,0 +1,269 @@
+"""Hyperparameters into a checkpoint, and a module or a data module out of one."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib.util
+import inspect
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.errors import CheckpointError, ConfigurationError, NotSupportedError, did_you_mean
+from drivetrain.hparams import AttributeDict
+from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.tree import map_leaves
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    _class_only = classmethod
+else:
+
+    class _class_only(classmethod):
+        """A class method that refuses to be called on an instance, whose own state it would pass by."""
+
+        def __get__(self, instance, owner=None):
+            bound = super().__get__(None, owner or type(instance))
+            if instance is None:
+                return bound
+            name, cls = bound.__name__, type(instance).__name__
+
+            def refuse(*args, **kwargs):  # when called, not when looked up: inspection looks at every attribute
+                raise _CalledOnInstance(
+                    f"{name} was called on an instance of {cls}, and it returns a new one and leaves this one as it "
+                    f"is. Call it on the class: model = {cls}.{name}(...)."
+                )
+
+            return refuse
+
+
+class _CalledOnInstance(ConfigurationError, TypeError):
+    """Also a TypeError, which is what calling a thing in the wrong way is in Python."""
+
+
+class LoadableMixin:
+    """Gives a module or a data module :meth:`load_from_checkpoint`."""
+
+    @_class_only
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        hparams_file: str | Path | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A new object: built with the hyperparameters in the checkpoint, then given its state.
+
+        A module's ``configure_model`` and ``on_load_checkpoint`` are called before its weights are loaded. A file
+        without hyperparameters will do, and for a module so will a bare state dict.
+
+        Args:
+            checkpoint_path: a file that the Trainer wrote.
+            map_location: where the weights are read to, as for ``torch.load``, and the module moved; ``None``: they are
+                read to the host, and the module stays where ``__init__`` builds it.
+            hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
+                with a key and a value in each row.
+            strict: whether the weights must be exactly those of the module; ``None``: as its ``strict_loading`` says.
+            weights_only: only plain data is read, whether this is None or True (trap T27).
+            **kwargs: arguments of ``__init__``, which replace all others. Where the hyperparameters were saved as one
+                object, those that ``__init__`` does not know replace items of that object.
+
+        Raises:
+            CheckpointError: the file cannot be read, or its weights do not fit.
+            ConfigurationError: ``__init__`` needs an argument that nobody gave; the file of hyperparameters cannot be
+                read; or this was called on an instance.
+            NotSupportedError: ``weights_only=False``.
+        """
+        if weights_only is False:
+            raise NotSupportedError(
+                f"{cls.__name__}.load_from_checkpoint(weights_only=False) would run code that the file brings along. "
+                "Leave weights_only out; what is no plain data, pass as keyword arguments."
+            )
+        is_module = issubclass(cls, nn.Module)
+        location = "cpu" if map_location is None else map_location
+        checkpoint = _read(checkpoint_path, location, is_module)
+        prefix = "" if is_module else "datamodule_"
+        saved = dict(checkpoint.get(f"{prefix}hyper_parameters") or {})
+        if hparams_file is not None:
+            saved.update(_read_hparams(Path(hparams_file)))
+        loaded: Any = cls(**_arguments(cls, saved, checkpoint.get(f"{prefix}hparams_name"), kwargs))
+        if is_module:
+            _restore_module(loaded, checkpoint, strict, move=map_location is not None)
+        elif (state := checkpoint.get(cls.__qualname__)) is not None:
+            loaded.load_state_dict(state)
+        built: Self = loaded
+        return built
+
+
+def dump_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
+    """What a checkpoint keeps of the hyperparameters of ``obj`` (trap T24); nothing if there are none.
+
+    Args:
+        obj: a module or a data module.
+        prefix: put before both keys: "" for a module, "datamodule_" for a data module.
+
+    Returns:
+        ``{"hparams_name": ..., "hyper_parameters": {...}}`` with plain data only, so that it loads without running
+        code (trap T27). A value that is none is left out with a warning; modules have had theirs.
+    """
+    hparams: AttributeDict = obj.__dict__.get("_hparams", {})
+    values = {key: _plain(value) for key, value in hparams.items() if not isinstance(value, nn.Module)}
+    kept = values if _loads_again(values) else {key: values[key] for key in values if _loads_again({key: values[key]})}
+    if lost := sorted(str(key) for key in values if key not in kept):
+        rank_zero_warn(
+            f"Hyperparameters of {type(obj).__name__} that are no plain data are left out of the checkpoint: "
+            f"{', '.join(lost)}. Pass them when you load it, as in load_from_checkpoint(path, {lost[0]}=...)."
+        )
+    if not kept:
+        return {}
+    return {f"{prefix}hparams_name": obj._hparams_name or "kwargs", f"{prefix}hyper_parameters": kept}
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with every mapping in it as a ``dict``, and numpy's scalars as Python's."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(item) for item in value)
+    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return value.item()
+    return value
+
+
+def _loads_again(value: Any) -> bool:
+    """Whether ``torch.load(weights_only=True)`` would read it. Tensors, the large part, always can be."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(map_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, value), buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception:  # whatever pickling somebody's object raises
+        return False
+    return True
+
+
+def _read(path: str | Path, location: Any, is_module: bool) -> dict[str, Any]:
+    checkpoint: Any = TorchCheckpointIO().load_checkpoint(path, location)
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(
+            f"{path} holds a {type(checkpoint).__name__} and no dictionary. Use a file that a Trainer wrote."
+        )
+    if is_module and "state_dict" not in checkpoint:
+        # A bare state dict: tensors, beside what modules keep as their extra state.
+        if not all(isinstance(value, Tensor) or str(key).endswith("_extra_state") for key, value in checkpoint.items()):
+            raise CheckpointError(
+                f"{path} has no 'state_dict', only {sorted(map(str, checkpoint))}. Use a file that a Trainer wrote."
+            )
+        return {"state_dict": checkpoint}
+    return dict(checkpoint)
+
+
+def _restore_module(module: Any, checkpoint: dict[str, Any], strict: bool | None, move: bool) -> None:
+    weights: Mapping[str, Any] = checkpoint["state_dict"]
+    module.configure_model()
+    module.on_load_checkpoint(checkpoint)
+    if move and (first := next((value for value in weights.values() if isinstance(value, Tensor)), None)) is not None:
+        module.to(first.device)
+    try:
+        module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading if strict is None else strict)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"The checkpoint does not fit {type(module).__name__}: {error} "
+            "Build the module as it was trained; for missing or unexpected names only, pass strict=False."
+        ) from error
+
+
+def _arguments(cls: type, saved: dict[str, Any], name: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments to build ``cls`` with: what its ``__init__`` takes of ``saved`` and ``given``.
+
+    Args:
+        saved: the hyperparameters.
+        name: the argument that they were saved from as a whole; "kwargs" if one by one.
+        given: what the caller passed; it wins.
+    """
+    parameters, takes_any = _parameters_of(cls)
+    if name is not None and name != "kwargs" and name in parameters:
+        changed = {key: value for key, value in given.items() if key not in parameters and not takes_any}
+        arguments = {name: AttributeDict({**saved, **changed})} if saved or changed else {}
+        arguments.update({key: value for key, value in given.items() if key not in changed})
+    else:
+        arguments = {key: value for key, value in {**saved, **given}.items() if takes_any or key in parameters}
+        for key in given:
+            if key not in arguments:
+                rank_zero_warn(
+                    f"{cls.__name__}.load_from_checkpoint got {key}=..., which {cls.__name__}.__init__ does not take, "
+                    f"so it is left out. {did_you_mean(key, parameters)}",
+                    stacklevel=5,
+                )
+    for key, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and key not in arguments:
+            raise ConfigurationError(
+                f"{cls.__name__}.__init__ needs {key!r}, and neither the checkpoint nor the caller gives it. "
+                f"Write {cls.__name__}.load_from_checkpoint(path, {key}=...), and self.save_hyperparameters() in "
+                "__init__ for the next time."
+            )
+    return arguments
+
+
+def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
+    """What ``__init__`` can be given by name, and whether it takes any name."""
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    found = dict(list(inspect.signature(owner.__init__).parameters.items())[1:])  # type: ignore[misc]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    # The *args and **kwargs of this package's own classes are for cooperating bases, not for hyperparameters.
+    takes_any = not owner.__module__.startswith("drivetrain.") and any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in found.values()
+    )
+    return {name: parameter for name, parameter in found.items() if parameter.kind not in variadic}, takes_any
+
+
+def _read_hparams(path: Path) -> dict[str, Any]:
+    """The hyperparameters in a ``.yaml`` or ``.csv`` file."""
+    if not path.is_file():
+        raise ConfigurationError(f"There is no file {path} for hparams_file. Check the path.")
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return _read_yaml(path)
+    if path.suffix.lower() == ".csv":
+        with open(path, newline="", encoding="utf-8") as stream:
+            rows = [row for row in csv.reader(stream) if row]
+        if any(len(row) != 2 for row in rows):
+            raise ConfigurationError(
+                f"hparams_file={str(path)!r} has a row that is not a key and a value. Write one pair in each row."
+            )
+        return {key: _parsed(value) for key, value in rows if (key, value) != ("key", "value")}  # but for the header
+    raise ConfigurationError(f"hparams_file={str(path)!r} is of an unknown kind. Pass a .yaml or a .csv file.")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if importlib.util.find_spec("yaml") is None:
+        raise ConfigurationError(
+            f"hparams_file={str(path)!r} needs the package PyYAML, which is not installed. Run: pip install pyyaml."
+        )
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"hparams_file={str(path)!r} is no YAML of plain data: {error}. Write numbers, texts, lists and mappings."
+        ) from error
+    if not isinstance(loaded or {}, dict):
+        raise ConfigurationError(f"hparams_file={str(path)!r} holds a {type(loaded).__name__}. Write a mapping.")
+    return loaded or {}
+
+
+def _parsed(text: str) -> Any:
+    """The Python literal in ``text``, or ``text`` where it is none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,173 @@
+"""What ``training_step`` may return, and how the losses of a window add up to one gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.optimizers import parameters_of
+from drivetrain.tree import detach
+
+
+class WeightedLoss(NamedTuple):
+    """A loss with what it is the mean over, so that unequal micro-batches add up to one large batch.
+
+    The gradient of a window is the weighted mean over its micro-batches: the sum of ``weight * gradient`` divided
+    once, when the optimizer steps, by the sum of the weights.
+
+    Attributes:
+        loss: the mean over ``weight`` samples or tokens, a tensor with one element and a graph. It must be finite
+            even where the weight is 0.
+        weight: how many those are: a number, or a tensor with one element where the device has counted them (it is
+            never read back, but each further micro-batch of a window then costs a pass over the gradients).
+
+    A micro-batch whose weight is the number 0 counts for nothing and is not differentiated.
+    """
+
+    loss: Tensor
+    weight: float | Tensor
+
+
+def loss_of(output: Any) -> tuple[Tensor | None, float | Tensor | None]:
+    """The loss in what ``training_step`` returned, and its weight if it has one (trap T23).
+
+    Raises:
+        ConfigurationError: it is no loss, no mapping with one under "loss", and not ``None``.
+    """
+    if output is None or isinstance(output, Tensor):
+        return output, None
+    if isinstance(output, WeightedLoss):
+        loss, weight = output
+        if isinstance(weight, Tensor):
+            if weight.numel() != 1:
+                raise ConfigurationError(
+                    f"training_step returned a WeightedLoss whose weight has the shape {tuple(weight.shape)}. "
+                    "A weight is one number: sum it first."
+                )
+            return loss, weight.detach().reshape(())
+        if not 0 <= weight < float("inf"):
+            raise ConfigurationError(
+                f"training_step returned a WeightedLoss with the weight {weight!r}. "
+                "A weight counts samples or tokens: give a finite number of at least 0."
+            )
+        return (loss, weight) if weight else (None, None)
+    if isinstance(output, Mapping):
+        inner = output.get("loss")
+        if isinstance(inner, (Tensor, WeightedLoss)):
+            return loss_of(inner)
+        raise ConfigurationError(
+            f"training_step returned a dictionary with {sorted(map(str, output))} and no tensor under 'loss'. "
+            "Put the loss there."
+        )
+    raise ConfigurationError(
+        f"training_step returned a {type(output).__name__}. Return the loss (a tensor), a WeightedLoss, a dictionary "
+        "with one of them under 'loss', or None to skip the batch."
+    )
+
+
+def outputs_for_hooks(output: Any) -> dict[str, Any] | None:
+    """What ``on_train_batch_end`` gets: the unscaled loss and the extras, all without their graph (trap T23)."""
+    if output is None:
+        return None
+    if isinstance(output, Tensor):
+        return {"loss": output.detach()}
+    if isinstance(output, WeightedLoss):
+        return {"loss": output.loss.detach(), "weight": output.weight}
+    extras: dict[str, Any] = dict(output)
+    loss = extras.pop("loss")
+    return {**(outputs_for_hooks(loss) or {}), **detach(extras)}
+
+
+class Window:
+    """The batches of one optimizer step, as far as they are done.
+
+    Attributes:
+        expected: how many batches the window was thought to have when it began: plain losses are divided by it.
+        graded: how many gave gradients. position: the last of those, counted from 1.
+        reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are held in units of
+            it, so that no micro-batch is scaled up and 16-bit floats do not overflow.
+    """
+
+    __slots__ = ("expected", "graded", "position", "reference", "_total")
+
+    def __init__(self) -> None:
+        self.expected = 1
+        self.graded = 0
+        self.position = 0
+        self.reference: float | Tensor | None = None
+        self._total: float | Tensor = 0
+
+    def weigh(self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None, again: bool = False) -> Tensor:
+        """``loss`` in units of the largest weight; gradients that are there already are brought to the same unit.
+
+        ``again``: this batch's weight has been counted; its closure is run once more.
+
+        Raises:
+            ConfigurationError: an earlier batch of this window returned a plain loss.
+        """
+        reference = self.reference
+        if reference is None:
+            if self.graded:
+                raise _mixed()
+            self.reference, self._total = weight, weight
+            return loss
+        if not again:
+            self._total = self._total + weight
+        if isinstance(weight, Tensor) or isinstance(reference, Tensor):
+            weight = torch.as_tensor(weight, dtype=torch.float32, device=loss.device)
+            reference = torch.as_tensor(reference, dtype=torch.float32, device=loss.device)
+            self.reference = torch.maximum(reference, weight)
+            unit = _at_least_tiny(self.reference)
+            rescale(optimizer, reference / unit)
+            return loss * (weight / unit)
+        if weight > reference:
+            rescale(optimizer, reference / weight)
+            self.reference = weight
+            return loss
+        return loss * (weight / reference)
+
+    def divide(self, loss: Tensor) -> Tensor:
+        """A plain ``loss`` as its part of the window's mean.
+
+        Raises:
+            ConfigurationError: an earlier batch of this window returned a weighted loss.
+        """
+        if self.reference is not None:
+            raise _mixed()
+        return loss / self.expected
+
+    def factor(self) -> float | Tensor | None:
+        """What the finished gradients must still be multiplied by; ``None`` for 1.
+
+        A window that ended early, or a batch that gave no loss, has divided by too much (trap T12).
+        """
+        if self.reference is None:
+            return None if self.graded == self.expected else self.expected / self.graded
+        if self.graded == 1:
+            return None
+        total = self._total
+        return self.reference / (_at_least_tiny(total.float()) if isinstance(total, Tensor) else total)
+
+
+def _mixed() -> ConfigurationError:
+    return ConfigurationError(
+        "training_step returned a WeightedLoss for some batches of a window and a plain loss for others. "
+        "Return a WeightedLoss for all of them, or for none."
+    )
+
+
+def _at_least_tiny(value: Tensor) -> Tensor:
+    """Nothing is divided by zero: where all weights are 0, all gradients are too."""
+    return value.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def rescale(optimizer: Optimizer | None, factor: float | Tensor) -> None:
+    """Multiply the gradients of this optimizer's parameters by ``factor``."""
+    for parameter in [] if optimizer is None else parameters_of(optimizer):
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)

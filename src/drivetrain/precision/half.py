@@ -1,0 +1,101 @@
+"""Everything in 16 bits; and what the precisions share that keep everything in one type."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.precision.precision import Precision
+from drivetrain.tree import map_leaves
+
+_DTYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
+
+
+class TruePrecision(Precision):
+    """Parameters, buffers, inputs and new tensors in one floating-point type.
+
+    Integer and boolean tensors are left alone, and so is what is no tensor: an object of another library that holds
+    tensors is converted in ``on_before_batch_transfer``, if need be.
+
+    Args:
+        name: what users write for it.
+        dtype: the floating-point type.
+        complex_dtype: the type of complex numbers; ``None`` leaves them alone.
+    """
+
+    def __init__(self, name: str, dtype: torch.dtype, complex_dtype: torch.dtype | None = None) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.complex_dtype = complex_dtype
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        # What Module.half() and Module.double() are made of; ``to(dtype)`` would drop the imaginary part.
+        module._apply(self._convert)  # type: ignore[no-untyped-call]
+        return module
+
+    def convert_input(self, batch: Any) -> Any:
+        return map_leaves(self._convert_leaf, batch)
+
+    def forward_context(self, device_type: str) -> AbstractContextManager[Any] | None:
+        return DefaultDtype(self.dtype)
+
+    def init_context(self) -> AbstractContextManager[Any] | None:
+        return DefaultDtype(self.dtype)
+
+    def _convert(self, tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return tensor.to(self.dtype)
+        if tensor.is_complex() and self.complex_dtype is not None:
+            return tensor.to(self.complex_dtype)
+        return tensor
+
+    def _convert_leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return self._convert(leaf)
+        if isinstance(leaf, PackedSequence):
+            return leaf.to(self._convert(leaf.data[:0]).dtype)
+        return leaf
+
+
+class HalfPrecision(TruePrecision):
+    """Everything in 16 bits, the optimizer's state included: half the memory, and small updates are rounded away.
+
+    Args:
+        precision: "bf16-true", with the range of 32-bit floats, or "16-true", with more digits and a small range. No
+            loss is scaled, and an optimizer's small constants may vanish: Adam needs ``eps=1e-4`` in "16-true".
+
+    Raises:
+        ConfigurationError: an unknown precision.
+    """
+
+    def __init__(self, precision: str = "16-true") -> None:
+        if precision not in _DTYPES:
+            raise ConfigurationError(
+                f"HalfPrecision({precision!r}): there is no such half precision. "
+                f"{did_you_mean(str(precision), _DTYPES)}"
+            )
+        super().__init__(precision, _DTYPES[precision])
+
+
+class DefaultDtype:
+    """A context in which new floating-point tensors have one type; reusable, and may be entered within itself.
+
+    Args:
+        dtype: that type.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._outer: list[torch.dtype] = []
+
+    def __enter__(self) -> None:
+        self._outer.append(torch.get_default_dtype())
+        torch.set_default_dtype(self._dtype)
+
+    def __exit__(self, *exception: object) -> None:
+        torch.set_default_dtype(self._outer.pop())

@@ -1,0 +1,71 @@
+"""torch's process-wide switches, and the process's own, for the time of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Literal
+
+import torch
+
+from drivetrain.settings import Settings
+
+
+@contextmanager
+def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
+    """torch's switches as the settings want them, and as they were before afterwards."""
+    with ExitStack() as stack:
+        if settings.deterministic is not None:
+            stack.enter_context(_deterministic(settings.deterministic))
+        benchmark = settings.benchmark
+        if benchmark is None and settings.deterministic:
+            benchmark = False  # its choice of algorithm depends on the clock
+        if benchmark is not None:
+            stack.enter_context(_cudnn_benchmark(benchmark))
+        if training:
+            stack.enter_context(torch.set_grad_enabled(True))
+            if settings.detect_anomaly:
+                stack.enter_context(torch.autograd.set_detect_anomaly(True))
+        yield
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Ctrl-C pressed again does not tear the clean-up; only the main thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def _cudnn_benchmark(benchmark: bool) -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark  # not cudnn.flags(): its other defaults would switch cuDNN off
+    torch.backends.cudnn.benchmark = benchmark
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def _deterministic(mode: bool | Literal["warn"]) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    name = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it makes a handle, and is not deterministic without
+    workspace = os.environ.get(name)
+    torch.use_deterministic_algorithms(bool(mode), warn_only=mode == "warn")
+    if mode:
+        os.environ.setdefault(name, ":4096:8")
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        if workspace is None:
+            os.environ.pop(name, None)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from drivetrain import LightningModule
+from drivetrain.callbacks import BasePredictionWriter
+from drivetrain.errors import ConfigurationError
+
+
+class Doubling(LightningModule):
+    def forward(self, x: Any) -> Any:
+        return x * 2
+
+
+class Writer(BasePredictionWriter):
+    def __init__(self, interval: Any) -> None:
+        super().__init__(interval)
+        self.batches: list[Any] = []
+        self.epochs: list[Any] = []
+
+    def write_on_batch_end(
+        self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:  # fmt: skip
+        self.batches.append((prediction.tolist(), batch_indices, batch_idx, dataloader_idx))
+
+    def write_on_epoch_end(self, trainer: Any, pl_module: Any, predictions: Any, batch_indices: Any) -> None:
+        self.epochs.append((predictions, batch_indices))
+
+
+def numbers(count: int, **arguments: Any) -> DataLoader[Any]:
+    return DataLoader(list(range(count)), batch_size=2, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_written_as_they_come(make_trainer: Any, workers: int) -> None:
+    writer = Writer("batch")
+    kept = make_trainer(callbacks=writer).predict(Doubling(), numbers(3, num_workers=workers), return_predictions=False)
+
+    assert writer.batches == [([0, 2], [0, 1], 0, 0), ([4], [2], 1, 0)]
+    assert writer.epochs == kept == []
+
+
+def test_everything_is_written_when_the_pass_has_ended(make_trainer: Any) -> None:
+    writer = Writer("epoch")
+    predictions = make_trainer(callbacks=writer).predict(Doubling(), [numbers(3), numbers(1)])
+
+    assert writer.batches == []
+    [(given, indices)] = writer.epochs
+    assert given is predictions
+    assert indices == [[[0, 1], [2]], [[0]]]
+
+
+def test_both(make_trainer: Any) -> None:
+    writer = Writer("batch_and_epoch")
+    make_trainer(callbacks=writer).predict(Doubling(), [numbers(3), numbers(1)])
+
+    assert [entry[2:] for entry in writer.batches] == [(0, 0), (1, 0), (0, 1)]
+    assert len(writer.epochs) == 1
+
+
+def test_wrong_intervals_and_missing_methods(make_trainer: Any) -> None:
+    with pytest.raises(ConfigurationError, match="write_interval='step'.*Write one of 'batch', 'epoch'"):
+        BasePredictionWriter("step")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="calls write_on_epoch_end, which it does not define"):
+        make_trainer(callbacks=BasePredictionWriter("epoch")).predict(Doubling(), numbers(2))

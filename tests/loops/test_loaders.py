@@ -1,0 +1,200 @@
+"""Where batches come from: several loaders, the same few batches, loaders made anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from drivetrain import Callback, LightningModule
+from drivetrain.data.combined import CombinedLoader
+from drivetrain.errors import ConfigurationError
+
+
+class Seen(LightningModule):
+    """Keeps every batch it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(1, 1)
+        self.trained: list[Any] = []
+        self.validated: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.trained.append(batch)
+        return self.net(torch.ones(1, 1)).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Validating(Seen):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.validated.append((dataloader_idx, batch))
+
+
+def numbers(*values: float, **arguments: Any) -> DataLoader[Any]:
+    return DataLoader(list(values), batch_size=1, **arguments)  # type: ignore[arg-type]
+
+
+def plain(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: plain(value) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return [plain(item) for item in batch]
+    return None if batch is None else int(batch)
+
+
+def test_t38_a_dictionary_of_loaders_is_trained_on_together(make_trainer: Any) -> None:
+    module = Seen()
+    make_trainer(num_sanity_val_steps=0).fit(module, {"a": numbers(1, 2, 3), "b": numbers(7, 8)})
+
+    assert [plain(b) for b in module.trained] == [{"a": 1, "b": 7}, {"a": 2, "b": 8}, {"a": 3, "b": 7}]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("min_size", [[1, 7], [2, 8]]),
+        ("max_size_cycle", [[1, 7], [2, 8], [3, 7]]),
+        ("max_size", [[1, 7], [2, 8], [3, None]]),
+    ],
+)
+def test_t38_every_mode_of_a_combined_loader(make_trainer: Any, mode: str, expected: list[Any]) -> None:
+    module = Seen()
+    combined = CombinedLoader([numbers(1, 2, 3), numbers(7, 8)], mode)
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(module, combined)
+
+    assert [plain(b) for b in module.trained] == expected * 2
+    assert trainer.num_training_batches == len(expected)
+    assert trainer.train_dataloader is combined
+
+
+def test_t38_training_on_a_sequence_of_loaders_is_an_error(make_trainer: Any) -> None:
+    with pytest.raises(ConfigurationError, match='Write mode="max_size_cycle"'):
+        make_trainer().fit(Seen(), CombinedLoader([numbers(1), numbers(2)], "sequential"))
+
+
+@pytest.mark.parametrize("combined", [True, False])
+def test_t38_evaluation_takes_loaders_one_after_another(make_trainer: Any, combined: bool) -> None:
+    module = Validating()
+    loaders: Any = [numbers(1, 2), numbers(3)]
+    make_trainer(max_epochs=1).validate(module, CombinedLoader(loaders, "sequential") if combined else loaders)
+
+    assert [(index, plain(b)) for index, b in module.validated] == [(0, 1), (0, 2), (1, 3)]
+
+
+def test_t38_evaluation_of_loaders_side_by_side(make_trainer: Any) -> None:
+    module = Validating()
+    make_trainer().validate(module, CombinedLoader({"a": numbers(1, 2), "b": numbers(3)}, "max_size"))
+
+    assert [(i, plain(b)) for i, b in module.validated] == [(0, {"a": 1, "b": 3}), (0, {"a": 2, "b": None})]
+
+
+def test_t34_limits_hold_for_each_evaluation_loader_and_for_the_combined_one(make_trainer: Any) -> None:
+    module = Validating()
+    trainer = make_trainer(limit_train_batches=2, limit_val_batches=0.5, num_sanity_val_steps=0)
+    trainer.fit(module, [numbers(1, 2, 3), numbers(4)], [numbers(1, 2, 3, 4), numbers(5, 6)])
+
+    assert [plain(b) for b in module.trained] == [[1, 4], [2, 4]]
+    assert [(i, plain(b)) for i, b in module.validated] == [(0, 1), (0, 2), (1, 5)]
+    assert trainer.num_val_batches == [2, 1]
+
+
+def test_t35_overfitting_sees_the_same_batches_in_every_epoch(make_trainer: Any) -> None:
+    module = Validating()
+    train, val = numbers(*range(10), shuffle=True), numbers(*range(20, 30), shuffle=True)
+    trainer = make_trainer(overfit_batches=3, max_epochs=3, num_sanity_val_steps=0, limit_val_batches=1.0)
+    with pytest.warns(UserWarning, match="overfit_batches|shuffl|order"):
+        trainer.fit(module, train, val)
+
+    assert [plain(b) for b in module.trained] == [0, 1, 2] * 3
+    assert [plain(b) for _, b in module.validated] == [20, 21, 22] * 3
+    assert isinstance(train.sampler, RandomSampler)  # the user's own loader is as it was
+    assert trainer.limit_train_batches == trainer.limit_val_batches == 3
+
+
+def test_t35_a_fraction_to_overfit(make_trainer: Any) -> None:
+    module = Seen()
+    make_trainer(overfit_batches=0.25).fit(module, numbers(*range(8)))
+
+    assert [plain(b) for b in module.trained] == [0, 1]
+
+
+class Reloading(Validating):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, int]] = []
+
+    def train_dataloader(self) -> Any:
+        self.made.append(("train", self.current_epoch))
+        return numbers(*range(1 + self.current_epoch))
+
+    def val_dataloader(self) -> Any:
+        self.made.append(("val", self.current_epoch))
+        return numbers(1)
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (0, [("val", 0), ("train", 0)]),
+        (1, [("val", 0), ("train", 0), *((k, e) for e in range(1, 5) for k in ("train", "val"))]),
+        (2, [("val", 0), ("train", 0), ("train", 2), ("val", 2), ("train", 4), ("val", 4)]),
+    ],
+)
+def test_t40_loaders_are_made_anew_every_n_epochs(make_trainer: Any, every: int, expected: list[Any]) -> None:
+    module = Reloading()
+    make_trainer(max_epochs=5, reload_dataloaders_every_n_epochs=every).fit(module)
+
+    assert module.made == expected
+    if every == 1:
+        assert len(module.trained) == 1 + 2 + 3 + 4 + 5
+
+
+def test_t40_validation_that_is_rarer_counts_from_its_own_last_reload(make_trainer: Any) -> None:
+    module = Reloading()
+    make_trainer(
+        max_epochs=6, reload_dataloaders_every_n_epochs=2, check_val_every_n_epoch=3, num_sanity_val_steps=0
+    ).fit(module)
+
+    assert [epoch for kind, epoch in module.made if kind == "val"] == [0, 2, 5]
+
+
+def test_t40_an_iterator_is_made_once_per_epoch(make_trainer: Any) -> None:
+    class Counting:
+        made = 0
+
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Any:
+            self.made += 1
+            return iter([1, 2])
+
+    loader = Counting()
+    make_trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(Seen(), loader)
+
+    assert loader.made == 3
+
+
+def test_a_new_limit_holds_from_the_next_pass(make_trainer: Any) -> None:
+    class Changing(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            trainer.limit_train_batches = 1
+            trainer.limit_val_batches = 2
+
+    module = Validating()
+    trainer = make_trainer(max_epochs=2, callbacks=Changing(), num_sanity_val_steps=0)
+    trainer.fit(module, numbers(1, 2, 3), numbers(*range(5)))
+
+    assert len(module.trained) == 3 + 1
+    assert len(module.validated) == 2 + 2
+
+
+def test_an_empty_collection_of_training_loaders(make_trainer: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Give a loader"):
+        make_trainer().fit(Seen(), {})
