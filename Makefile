@@ -12,16 +12,19 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 BENCH_RESULTS := benchmarks/results
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-interop check bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(STAMP) ## train a digit classifier, with its curves in demo_output/
 	@$(VENV)/bin/python examples/digits.py --output demo_output
 
 test: $(STAMP) ## run the whole test suite (PYTEST_ARGS="-k name" for a part of it)
 	@$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-interop: $(STAMP) $(BENCH_STAMP) ## exchange checkpoints with real Lightning, in the benchmarks' environment
+	@DRIVETRAIN_LIGHTNING_PYTHON=$(CURDIR)/$(BENCH_VENV)/bin/python $(VENV)/bin/python -m pytest tests/interop $(PYTEST_ARGS)
 
 check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk
 	@$(VENV)/bin/ruff check .

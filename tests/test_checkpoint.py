@@ -14,14 +14,21 @@ from torch.utils.data import DataLoader, TensorDataset
 import drivetrain
 from drivetrain import LightningDataModule, LightningModule, Trainer
 from drivetrain.callbacks import Callback, EarlyStopping, ModelCheckpoint
-from drivetrain.errors import CheckpointError, ConfigurationError, NotSupportedError
+from drivetrain.checkpoint import check_storable, decode_checkpoint, dump
+from drivetrain.checkpoints import TorchCheckpointIO
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loggers.logger import Logger
+from drivetrain.loops.progress import TrainerFn
 from drivetrain.precision import Precision
 from drivetrain.seed import seed_everything
 
 INFORMATION = {"epoch", "global_step", "pytorch-lightning_version", "drivetrain_version", "torch_version"}
 WEIGHTS_ONLY = INFORMATION | {"state_dict"}
-EVERYTHING = WEIGHTS_ONLY | {"loops", "callbacks", "optimizer_states", "lr_schedulers", "rng"}
+EVERYTHING = WEIGHTS_ONLY | {"loops", "callbacks", "optimizer_states", "lr_schedulers", "rng", "restart"}
+
+
+class Somewhere:
+    """No plain data."""
 
 
 class Net(LightningModule):
@@ -344,27 +351,6 @@ class SaveAfter(Callback):
             trainer.save_checkpoint(self.path)
 
 
-def test_t26_the_middle_of_an_epoch_is_refused(trainer_for: Any, tmp_path: Path) -> None:
-    trainer = trainer_for(1, callbacks=SaveAfter(3, tmp_path / "run.ckpt"))
-    trainer.fit(Net(), *loaders())
-    with pytest.raises(
-        NotSupportedError, match="saved in the middle of epoch 0, .* only from one that was saved at the"
-    ):
-        resume(trainer_for, tmp_path / "run.ckpt")
-
-
-def test_t26_after_the_last_validation_is_still_the_middle_and_the_cure_works(trainer_for: Any, tmp_path: Path) -> None:
-    callback = ModelCheckpoint(tmp_path / "kept", filename="{epoch}", save_on_train_epoch_end=True)
-    callbacks = [SaveAfter("validation", tmp_path / "run.ckpt"), callback]
-    trainer_for(1, callbacks=callbacks, enable_checkpointing=True).fit(Net(), *loaders())
-    arguments: dict[str, Any] = {"epochs": 2, "enable_checkpointing": True}
-    with pytest.raises(NotSupportedError, match=r"Write ModelCheckpoint\(save_on_train_epoch_end=True\)"):
-        resume(trainer_for, tmp_path / "run.ckpt", callbacks=ModelCheckpoint(tmp_path / "kept"), **arguments)
-    module = Net()
-    resume(trainer_for, tmp_path / "kept" / "epoch=0.ckpt", module, callbacks=callback, **arguments)
-    assert len(module.losses) == 5
-
-
 def test_t27_a_weights_only_file_is_refused_for_training(trainer_for: Any, tmp_path: Path) -> None:
     trainer = trainer_for(1)
     trainer.fit(Net(), *loaders())
@@ -418,12 +404,6 @@ def test_t27_strict_loading_can_be_switched_off(trainer_for: Any, tmp_path: Path
     assert same(module.net.state_dict()["0.weight"], load(tmp_path / "run.ckpt")["state_dict"]["net.0.weight"])
 
 
-def test_a_watching_scheduler_cannot_be_resumed_yet(trainer_for: Any, tmp_path: Path) -> None:
-    saved_run(trainer_for, tmp_path / "run.ckpt", Net(plateau=True))
-    with pytest.raises(NotSupportedError, match="A scheduler that watches a value"):
-        resume(trainer_for, tmp_path / "run.ckpt", Net(plateau=True))
-
-
 def test_t26_a_checkpoint_beyond_max_epochs(trainer_for: Any, tmp_path: Path) -> None:
     saved_run(trainer_for, tmp_path / "run.ckpt", epochs=3)
     with pytest.raises(CheckpointError, match=r"saved after 3 epochs, and Trainer\(max_epochs=2\) is less. Raise"):
@@ -439,15 +419,6 @@ def test_a_checkpoint_of_something_else(trainer_for: Any, tmp_path: Path) -> Non
 def test_a_checkpoint_that_is_not_there(trainer_for: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"There is no checkpoint at .*missing\.ckpt"):
         resume(trainer_for, tmp_path / "missing.ckpt")
-
-
-def test_nothing_is_ever_unpickled_as_code(trainer_for: Any, tmp_path: Path) -> None:
-    saved_run(trainer_for, tmp_path / "run.ckpt")
-    trainer = trainer_for(2)
-    with pytest.raises(NotSupportedError, match="weights_only=False would run code"):
-        trainer.fit(Net(), *loaders(), ckpt_path=tmp_path / "run.ckpt", weights_only=False)
-    trainer.fit(Net(), *loaders(), ckpt_path=tmp_path / "run.ckpt", weights_only=True)
-    assert trainer.current_epoch == 2
 
 
 # ---- hooks -----------------------------------------------------------------------------------------------------------
@@ -633,44 +604,124 @@ def test_best_and_last_where_there_is_none(trainer_for: Any, word: str) -> None:
         trainer.fit(Net(), *loaders(), ckpt_path=word)
     trainer = trainer_for(1, callbacks=ModelCheckpoint(), enable_checkpointing=True)
     with pytest.raises(CheckpointError, match=f'"{word}" names no checkpoint: its callbacks have saved none'):
-        trainer.fit(Net(), *loaders(), ckpt_path=word)
+        trainer.validate(Net(), loaders()[1], ckpt_path=word)
 
 
-def test_an_epoch_that_was_cut_short_is_not_resumed(
-    regression: Any, loader: Any, make_trainer: Any, tmp_path: Path
-) -> None:
-    path = tmp_path / "cut.ckpt"
-    trainer = make_trainer(max_epochs=-1, max_steps=6)  # one epoch and a half
-    trainer.fit(regression(), loader)
-    trainer.save_checkpoint(path)
-    with pytest.raises(NotSupportedError, match="in the middle of epoch"):
-        make_trainer(max_epochs=-1, max_steps=12).fit(regression(), loader, ckpt_path=path)
+def test_last_without_any_checkpoint_starts_from_the_beginning(trainer_for: Any, caplog: Any) -> None:
+    trainer = trainer_for(1, callbacks=ModelCheckpoint(), enable_checkpointing=True)
+    with caplog.at_level("INFO", logger="drivetrain"):
+        trainer.fit(Net(), *loaders(), ckpt_path="last")
+    assert trainer.current_epoch == 1
+    assert "no checkpoint was saved so far, so training starts from the beginning" in caplog.text
 
 
-def test_a_failed_epoch_end_leaves_no_mark_on_the_next_fit(
-    regression: Any, loader: Any, make_trainer: Any, tmp_path: Path
-) -> None:
-    class Breaks(regression):  # type: ignore[misc]
-        broken = True
+def test_pickling_must_be_asked_for_on_both_sides(trainer_for: Any, tmp_path: Path) -> None:
+    class Remembering(Callback):
+        state: Any = None
 
-        def on_train_epoch_end(self) -> None:
-            if self.broken:
-                raise RuntimeError("broken")
+        def state_dict(self) -> dict[str, Any]:
+            return {"where": Somewhere()}
 
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if not self.broken and batch_idx == 2:
-                self.trainer.save_checkpoint(tmp_path / "middle.ckpt")
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.state = state_dict["where"]
 
-    model, trainer = Breaks(), make_trainer()
-    with pytest.raises(RuntimeError, match="broken"):
-        trainer.fit(model, loader)
-    model.broken = False
-    trainer.fit(model, loader)
-    with pytest.raises(NotSupportedError, match="in the middle of epoch"):
-        make_trainer(max_epochs=3).fit(regression(), loader, ckpt_path=tmp_path / "middle.ckpt")
+    first = trainer_for(1, callbacks=Remembering())
+    first.fit(Net(), *loaders())
+    with pytest.raises(CheckpointError, match="pass allow_pickle=True to trainer.save_checkpoint"):
+        first.save_checkpoint(tmp_path / "plain.ckpt")
+    first.save_checkpoint(tmp_path / "any.ckpt", allow_pickle=True)
+    with pytest.raises(CheckpointError, match="pass weights_only=False"):
+        trainer_for(1).validate(Net(), loaders()[1], ckpt_path=tmp_path / "any.ckpt", verbose=False)
+    second = Remembering()
+    trainer_for(2, callbacks=second).fit(Net(), *loaders(), ckpt_path=tmp_path / "any.ckpt", weights_only=False)
+    assert isinstance(second.state, Somewhere)
 
 
-def test_numbers_of_numpy_are_stored_as_plain_ones(
+def test_what_cannot_be_stored_is_said_when_fit_starts(trainer_for: Any, tmp_path: Path) -> None:
+    class Hoarding(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"history": [1, 2, Somewhere()]}
+
+    module, checkpoint = Net(), ModelCheckpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"\['history'\]\[2\]"):
+        trainer_for(1, callbacks=[Hoarding(), checkpoint], enable_checkpointing=True).fit(module, *loaders())
+    assert module.losses == []
+
+
+# ---- values that weights_only refuses (trap T27) ---------------------------------------------------------------------
+
+
+class Unstorable:
+    def __repr__(self) -> str:
+        return "Unstorable()"
+
+
+class Holding(Callback):
+    """Keeps one value as its state."""
+
+    value: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": [0, self.value]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.value = state_dict["history"][1]
+
+
+class HoldingData(LightningDataModule):
+    """The same."""
+
+    value: Any = None
+
+    def train_dataloader(self) -> Any:
+        return loaders()[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+
+def attached(trainer_for: Any, module: Any = None) -> tuple[Trainer, Holding, HoldingData]:
+    """A Trainer after a fit; what its parts then hold is for a checkpoint to store."""
+    callback, data = Holding(), HoldingData()
+    trainer: Trainer = trainer_for(1, callbacks=callback, limit_train_batches=1, limit_val_batches=0)
+    trainer.fit(module or Net(), datamodule=data)
+    return trainer, callback, data
+
+
+def stored(trainer: Trainer, path: Path, **arguments: Any) -> dict[str, Any]:
+    """What a run would take back from the file."""
+    store = TorchCheckpointIO()
+    store.save_checkpoint(dump(trainer, **arguments), path)
+    return decode_checkpoint(store.load_checkpoint(path))
+
+
+def test_t27_states_come_back_as_they_were(trainer_for: Any, tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    values = {
+        "best": Path("x"),
+        "mode": TrainerFn.FITTING,
+        "score": numpy.float32(0.1),
+        "pair": (range(3), {Path("y")}),
+    }
+    trainer, callback, data = attached(trainer_for)
+    callback.value, data.value = values, [Path("z")]
+    read = stored(trainer, tmp_path / "x.ckpt")
+    assert read["callbacks"]["Holding"] == {"history": [0, values]}
+    assert type(read["callbacks"]["Holding"]["history"][1]["score"]) is numpy.float32
+    assert read["HoldingData"] == {"value": [Path("z")]}
+    load(tmp_path / "x.ckpt")
+
+
+def test_t27_a_callbacks_state_goes_through_a_run(trainer_for: Any, tmp_path: Path) -> None:
+    trainer, callback, _ = attached(trainer_for)
+    callback.value = Path("x")
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    callback = Holding()
+    resume(trainer_for, tmp_path / "x.ckpt", epochs=1, callbacks=callback)
+    assert callback.value == Path("x")
+
+
+def test_t27_numbers_of_numpy_stay_what_they_are(
     regression: Any, loader: Any, make_trainer: Any, tmp_path: Path
 ) -> None:
     numpy = pytest.importorskip("numpy")
@@ -684,23 +735,147 @@ def test_numbers_of_numpy_are_stored_as_plain_ones(
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             checkpoint["mine"] = {"value": numpy.float32(1.5)}
 
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.loaded = checkpoint["mine"]["value"]
+
     trainer = make_trainer(max_epochs=2)
     trainer.fit(Scheduled(), loader)
     trainer.save_checkpoint(tmp_path / "x.ckpt")
-    saved = torch.load(tmp_path / "x.ckpt", weights_only=True)
-    assert saved["mine"] == {"value": 1.5}
-    make_trainer(max_epochs=3).fit(Scheduled(), loader, ckpt_path=tmp_path / "x.ckpt")
+    load(tmp_path / "x.ckpt")
+    module = Scheduled()
+    make_trainer(max_epochs=3).fit(module, loader, ckpt_path=tmp_path / "x.ckpt")
+    assert type(module.loaded) is numpy.float32
 
 
-def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(
+@pytest.mark.parametrize("place", ["callbacks['Holding']['history'][1]", "HoldingData['value']['a']"])
+@pytest.mark.parametrize("work", [dump, check_storable])
+def test_t27_a_state_that_cannot_be_stored_is_named(trainer_for: Any, place: str, work: Any) -> None:
+    trainer, callback, data = attached(trainer_for)
+    if place.startswith("callbacks"):
+        callback.value = Unstorable()
+    else:
+        data.value = {"a": Unstorable()}
+    with pytest.raises(CheckpointError) as caught:
+        work(trainer)
+    assert str(caught.value).startswith(f"{place} is of type ")
+    assert "Unstorable()" in str(caught.value)
+    assert str(caught.value).endswith("or pass allow_pickle=True to trainer.save_checkpoint.")
+
+
+def test_t27_what_a_hook_adds_is_tried_when_it_is_saved(
     regression: Any, loader: Any, make_trainer: Any, tmp_path: Path
 ) -> None:
     class Adds(regression):  # type: ignore[misc]
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["mine"] = {"where": [Path("x")]}
+            checkpoint["mine"] = {"where": [Unstorable()]}
 
     trainer = make_trainer()
     trainer.fit(Adds(), loader)
-    with pytest.raises(CheckpointError, match=r"checkpoint\['mine'\] holds an object that is no plain data"):
+    with pytest.raises(CheckpointError, match=r"^mine\['where'\]\[0\] is of type .*Unstorable: Unstorable\(\)\."):
         trainer.save_checkpoint(tmp_path / "x.ckpt")
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "x.ckpt").exists()
+
+
+def test_t27_a_function_among_a_schedulers_state_is_refused(trainer_for: Any) -> None:
+    class Warmup(torch.optim.lr_scheduler.StepLR):
+        def __init__(self, optimizer: Any) -> None:
+            self.shape = same  # torch would take it from the file and put it in the place of a method
+            super().__init__(optimizer, 2)
+
+    class Scheduled(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+            return [optimizer], [Warmup(optimizer)]
+
+    trainer, _, _ = attached(trainer_for, Scheduled())
+    with pytest.raises(CheckpointError, match=r"^lr_schedulers\[0\]\['shape'\] is of type function"):
+        dump(trainer)
+
+
+def test_t27_hyperparameters_are_kept_or_described(trainer_for: Any, tmp_path: Path) -> None:
+    module = Net()
+    trainer, _, data = attached(trainer_for, module)
+    module.hparams.update(root=Path("x"), fn=lambda: 1, lr=0.1)
+    data.hparams.root = Unstorable()
+    with pytest.warns(UserWarning, match="keep only a description of these hyperparameters of ") as caught:
+        read = stored(trainer, tmp_path / "x.ckpt")
+    assert [str(each.message).partition(". Pass")[0].rpartition(" of ")[2] for each in caught] == [
+        f"HoldingData: root ({__name__}.Unstorable)", "Net: fn (function)",
+    ]  # fmt: skip
+    assert (read["hyper_parameters"]["root"], read["hyper_parameters"]["lr"]) == (Path("x"), 0.1)
+    assert repr(read["hyper_parameters"]["fn"]).startswith("<only described: function: <function")
+    assert repr(read["datamodule_hyper_parameters"]["root"]).endswith("Unstorable: Unstorable()>")
+    assert set(read) >= {"hparams_name", "datamodule_hparams_name"}
+
+
+def test_t27_hooks_see_the_values_themselves(trainer_for: Any) -> None:
+    class Looking(Net):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.seen = checkpoint["hyper_parameters"]["root"]
+            checkpoint["hyper_parameters"]["more"] = Path("y")
+
+    module = Looking()
+    trainer, _, _ = attached(trainer_for, module)
+    module.hparams.root = Path("x")
+    written = decode_checkpoint(dump(trainer))
+    assert module.seen == Path("x")
+    assert written["hyper_parameters"] == {"root": Path("x"), "more": Path("y")}
+    assert module.hparams == {"root": Path("x")}
+
+
+def test_t27_after_a_trial_saving_does_not_warn_again(trainer_for: Any, tmp_path: Path) -> None:
+    module = Net()
+    trainer, _, data = attached(trainer_for, module)
+    module.hparams.fn, data.hparams.root = lambda: 1, Unstorable()
+    with pytest.warns(UserWarning, match="keep only a description") as caught:
+        check_storable(trainer)
+    assert len(caught) == 2
+    stored(trainer, tmp_path / "x.ckpt")
+    stored(trainer, tmp_path / "x.ckpt")
+
+
+def test_t27_a_trial_leaves_out_what_will_not_be_saved(trainer_for: Any) -> None:
+    class NotYet(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"begun": self.begun}  # type: ignore[attr-defined]
+
+    trainer, callback, _ = attached(trainer_for)
+    callback.value = Unstorable()
+    check_storable(trainer, weights_only=True)
+    trainer.callbacks = [NotYet()]
+    check_storable(trainer)  # it may have a state once training has begun
+
+
+def test_t27_whoever_asks_for_it_may_pickle(trainer_for: Any, tmp_path: Path) -> None:
+    module = Net()
+    trainer, callback, _ = attached(trainer_for, module)
+    module.hparams.thing, callback.value = Unstorable(), Unstorable()
+    kept = dump(trainer, allow_pickle=True)
+    assert type(kept["callbacks"]["Holding"]["history"][1]) is Unstorable
+    store = TorchCheckpointIO()
+    store.save_checkpoint(kept, tmp_path / "x.ckpt")
+    with pytest.raises(CheckpointError, match="no plain data.*weights_only=False"):
+        store.load_checkpoint(tmp_path / "x.ckpt")
+    read = decode_checkpoint(store.load_checkpoint(tmp_path / "x.ckpt", weights_only=False))
+    assert type(read["callbacks"]["Holding"]["history"][1]) is Unstorable
+    assert type(read["hyper_parameters"]["thing"]) is Unstorable
+
+
+def test_t27_what_cannot_even_be_pickled_leaves_no_file(trainer_for: Any, tmp_path: Path) -> None:
+    trainer, callback, _ = attached(trainer_for)
+    callback.value = lambda: 1
+    with pytest.raises(CheckpointError, match="x.ckpt was not written, because an object in it cannot be pickled"):
+        TorchCheckpointIO().save_checkpoint(dump(trainer, allow_pickle=True), tmp_path / "x.ckpt")
+    assert not (tmp_path / "x.ckpt").exists()
+
+
+def test_a_store_that_returns_no_dictionary() -> None:
+    with pytest.raises(CheckpointError, match="The checkpoint is a list and no dictionary"):
+        decode_checkpoint([1])
+
+
+def test_t27_a_state_whose_class_is_not_there_is_warned_of() -> None:
+    lost = {"__drivetrain__": "enum", "value": ("no_such_module:Mode", "FAST")}
+    with pytest.warns(UserWarning, match=r"only a description comes back: callbacks\['A'\]\['mode'\] \(enum no_such"):
+        decode_checkpoint({"state_dict": {}, "callbacks": {"A": {"mode": lost}}, "hyper_parameters": {"mode": lost}})
+    decode_checkpoint({"state_dict": {}, "hyper_parameters": {"mode": lost}})  # which a run does not use

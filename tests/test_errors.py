@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import pytest
+from torch import nn
 
 from drivetrain.errors import (
     CheckpointError,
@@ -10,7 +14,15 @@ from drivetrain.errors import (
     DrivetrainError,
     LoggingError,
     NotSupportedError,
+    UnknownArgumentError,
+    arguments_checked,
+    closest,
+    described,
     did_you_mean,
+    is_count,
+    is_number,
+    shown,
+    wrong_value,
 )
 
 
@@ -38,3 +50,64 @@ def test_a_wrong_argument_is_a_value_error_too() -> None:
 )
 def test_did_you_mean(word: str, known: list[str], text: str) -> None:
     assert did_you_mean(word, iter(known)) == text
+
+
+def test_the_closest_name_is_found_whatever_the_case() -> None:
+    assert closest("tensorbordlogger", ["CSVLogger", "TensorBoardLogger"]) == "TensorBoardLogger"
+    assert closest("quantum", ["CSVLogger"]) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "an int: 3"),
+        ("x", "a str: 'x'"),
+        (None, "None"),
+        (nn.Linear, "the class Linear itself"),
+        (nn.Linear(1, 1, bias=False), "a Linear: Linear(in_features=1, out_features=1, bias=False)"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_described(value: Any, text: str) -> None:
+    assert described(value) == text
+
+
+def test_a_long_value_is_shown_in_one_line_and_cut() -> None:
+    text = shown(nn.Sequential(*(nn.Linear(1, 1) for _ in range(9))))
+    assert "\n" not in text
+    assert len(text) == 100
+    assert text.startswith("Sequential( (0): Linear(")
+    assert text.endswith("...")
+    assert shown("x" * 98) == repr("x" * 98)
+
+
+def test_a_wrong_value_is_named_with_what_it_should_be_and_the_cure() -> None:
+    error = wrong_value("Timer", "interval", "batch", "a stage", 'interval="step"')
+    assert str(error) == "Timer(interval='batch'): interval is a stage. Write interval=\"step\"."
+
+
+@pytest.mark.parametrize(("value", "count", "number"), [
+    (0, True, True), (3, True, True), (-1, False, True), (True, False, False), (1.0, False, True), ("1", False, False),
+    (float("nan"), False, False), (float("inf"), False, True), (None, False, False),
+])  # fmt: skip
+def test_counts_and_numbers(value: Any, count: bool, number: bool) -> None:
+    assert is_count(value) is count
+    assert is_number(value) is number
+
+
+def test_counts_may_begin_elsewhere() -> None:
+    assert is_count(-1, lowest=-1)
+    assert not is_count(0, lowest=1)
+
+
+def test_an_argument_that_does_not_exist_gets_a_did_you_mean() -> None:
+    class Thing:
+        @arguments_checked
+        def __init__(self, size: int, colour: str = "red") -> None:
+            self.seen = size, colour
+
+    assert Thing(1, colour="blue").seen == (1, "blue")
+    assert list(inspect.signature(Thing).parameters) == ["size", "colour"]
+    with pytest.raises(UnknownArgumentError, match=r"Thing has no argument color=.*Did you mean 'colour'\?"):
+        Thing(1, color="blue")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'size'"):
+        Thing()  # type: ignore[call-arg]

@@ -129,7 +129,7 @@ def test_t10_numpy_scalars_may_be_logged() -> None:
     [
         (torch.ones(2), r"shape \(2,\).*\.mean\(\)"),
         ("three", "got a str: 'three'"),
-        (None, "got a NoneType"),
+        (None, "got None"),
         (torch.nn.Linear(1, 1), r"got a Linear.*compute\(\) and reset\(\)"),
     ],
 )

@@ -311,9 +311,11 @@ def test_unknown_strategies(name: str, tail: str) -> None:
     assert not isinstance(caught.value, NotSupportedError)
 
 
-@pytest.mark.parametrize("given", [None, 3, SingleDeviceStrategy])
-def test_what_is_no_strategy(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match='a strategy is a name or a Strategy instance. Write strategy="auto"'):
+@pytest.mark.parametrize(
+    ("given", "cure"), [(None, '"auto"'), (3, '"auto"'), (SingleDeviceStrategy, r"SingleDeviceStrategy\(\)")]
+)
+def test_what_is_no_strategy(given: Any, cure: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"a strategy is a name or a Strategy instance. Write strategy={cure}"):
         plan_for(strategy=given)
 
 
@@ -419,8 +421,8 @@ def test_a_second_precision_beside_the_strategys_is_an_error() -> None:
         ([Precision(), MixedPrecision()], "two of a kind: Precision and MixedPrecision. Keep one"),
         ([TorchCheckpointIO(), OwnIO()], "two of a kind: TorchCheckpointIO and OwnIO. Keep one"),
         ("slurm", "got a str: 'slurm'. Pass a Precision or a CheckpointIO"),
-        ([object()], "got a object: .* Pass a Precision or a CheckpointIO, at most one of each"),
-        (Precision, "got a type"),
+        ([object()], "got an object: .* Pass a Precision or a CheckpointIO, at most one of each"),
+        (Precision, "got the class Precision itself. Pass"),
     ],
 )
 def test_wrong_plugins(plugins: Any, message: str) -> None:

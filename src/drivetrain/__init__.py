@@ -38,7 +38,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(importlib.import_module(f"drivetrain.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module 'drivetrain' has no attribute {name!r}")
+    from drivetrain.errors import did_you_mean
+
+    raise AttributeError(f"module 'drivetrain' has no attribute {name!r}. {did_you_mean(name, __all__)}")
 
 
 def __dir__() -> list[str]:

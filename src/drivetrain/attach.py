@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.datamodule import LightningDataModule
-from drivetrain.errors import ConfigurationError
-from drivetrain.introspect import near_misses, overrides
-from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
+from drivetrain.errors import ConfigurationError, closest, described
+from drivetrain.introspect import missing_arguments, near_misses, overrides, positional_arity, takes_iterator
+from drivetrain.loops.loaders import LOADER_HOOKS, Loaders, check_iterable
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module import LightningModule
 from drivetrain.plan import Plan
 from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.registry import load
 from drivetrain.settings import Settings
+from drivetrain.tree import leaves
 
 if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
     from drivetrain.trainer import Trainer
 
+_CONTRACTS = ("Callback", "Checkpoint", "DummyLogger", "Logger", "ProgressBar")
 _POSITIONS = {"first": 0, "any": 1, "last": 2}
 
 
@@ -32,14 +37,8 @@ def callbacks_of(settings: Settings) -> list[Callback]:
     Raises:
         ConfigurationError: something passed is no callback, or contradicts an ``enable_...`` argument.
     """
-    given = settings.callbacks or []
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
-    for callback in found:
-        if not isinstance(callback, Callback):
-            raise ConfigurationError(
-                f"Trainer(callbacks=...) got a {type(callback).__name__}: {callback!r}. "
-                "Pass instances of drivetrain.Callback."
-            )
+    given = [] if settings.callbacks is None else settings.callbacks
+    found = _checked_callbacks(given, "Trainer(callbacks=...) got")
     summary, bar = load("drivetrain.callbacks:ModelSummary"), load("drivetrain.callbacks:ProgressBar")
     if settings.max_time is not None:
         found.append(_timer(settings, found))
@@ -51,6 +50,11 @@ def callbacks_of(settings: Settings) -> list[Callback]:
     for argument, kind, default in defaults:
         wanted = False if settings.barebones else getattr(settings, argument)
         own = next((callback for callback in found if isinstance(callback, kind)), None)
+        if kind is bar and len(bars := [type(c).__name__ for c in found if isinstance(c, bar)]) > 1:
+            raise ConfigurationError(
+                f"Trainer(callbacks=...) got {len(bars)} progress bars, {' and '.join(bars)}, which would draw over "
+                "each other. Keep one."
+            )
         if wanted is False and own is not None:
             said = "barebones=True" if settings.barebones else f"{argument}=False"
             raise ConfigurationError(
@@ -59,6 +63,29 @@ def callbacks_of(settings: Settings) -> list[Callback]:
         if wanted is not False and own is None and not (kind is Checkpoint and settings.fast_dev_run):
             found.append(load(default)())
     return ordered(found)
+
+
+def _checked_callbacks(given: Any, start: str) -> list[Callback]:
+    """``given`` as a list. ``start`` begins the message where something in it is no callback."""
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    for callback in found:
+        if not isinstance(callback, Callback):
+            cure = "Pass instances of drivetrain.Callback."
+            raise ConfigurationError(f"{start} {described(callback)}. {_cure(callback, 'drivetrain.callbacks', cure)}")
+    return found
+
+
+def _cure(value: Any, package: str, cure: str) -> str:
+    """What to write instead of ``value``, if it is the name of one of the package's classes, or a class."""
+    if isinstance(value, type):
+        return f"Write {value.__name__}(...)."
+    if isinstance(value, str):
+        names = [name for name in importlib.import_module(package).__all__ if name not in _CONTRACTS]
+        likely = closest(value, {*names, *(name.removesuffix("Logger") for name in names)})
+        if likely is not None:
+            name = likely if likely in names else f"{likely}Logger"
+            return f"Did you mean {name}? Write {name}(...), an object and not its name."
+    return cure
 
 
 def _timer(settings: Settings, given: Sequence[Callback]) -> Callback:
@@ -76,11 +103,16 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
     """Tuners first, checkpoints last, the rest as listed between them.
 
     Raises:
-        ConfigurationError: two of them would keep their state under the same name.
+        ConfigurationError: one is listed twice, or two would keep their state under the same name.
     """
     found = sorted(callbacks, key=lambda callback: _POSITIONS[callback.position])
     stateful: dict[str, Callback] = {}
-    for callback in found:
+    for index, callback in enumerate(found):
+        if any(callback is other for other in found[:index]):
+            raise ConfigurationError(
+                f"One {type(callback).__name__} object is listed twice in callbacks, so each of its hooks would run "
+                "twice. List it once."
+            )
         if overrides(callback, "state_dict", Callback):
             if callback.state_key in stateful:
                 raise ConfigurationError(
@@ -93,8 +125,9 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
 
 def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule) -> list[Callback]:
     """``callbacks`` with those that the module configures; each of these replaces the ones of its own class."""
-    returned = module.configure_callbacks()
-    own = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+    own = _checked_callbacks(
+        module.configure_callbacks() or [], f"{type(module).__name__}.configure_callbacks returned"
+    )
     replaced = {type(callback) for callback in own}
     return ordered([*(c for c in callbacks if type(c) not in replaced), *own]) if own else list(callbacks)
 
@@ -105,19 +138,18 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
     Raises:
         ConfigurationError: something passed is no logger.
     """
-    if plan.default_logger is None:
-        return []
-    if settings.logger in (None, True) or settings.fast_dev_run:
-        return [load(f"drivetrain.loggers:{plan.default_logger}")(root_dir)]
     given: Any = settings.logger
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    by_default = given is None or isinstance(given, bool)
+    found = [] if by_default else list(given) if isinstance(given, (list, tuple)) else [given]
     contract = load("drivetrain.loggers:Logger")
     for logger in found:
         if not isinstance(logger, contract):
+            cure = "Pass a drivetrain.loggers.Logger, a list of them, True or False."
             raise ConfigurationError(
-                f"Trainer(logger=...) got a {type(logger).__name__}: {logger!r}. "
-                "Pass a drivetrain.loggers.Logger, a list of them, True or False."
+                f"Trainer(logger=...) got {described(logger)}. {_cure(logger, 'drivetrain.loggers', cure)}"
             )
+    if plan.default_logger is not None and (by_default or settings.fast_dev_run):
+        return [load(f"drivetrain.loggers:{plan.default_logger}")(root_dir)]
     return found
 
 
@@ -141,18 +173,70 @@ _RENAMED = {
 """Hooks that are called no longer, and what does their work."""
 
 
-def check_module(module: Any, fn: TrainerFn, settings: Settings) -> None:
+_GONE_FROM_CALLBACKS = {
+    "on_batch_start": "on_train_batch_start",
+    "on_batch_end": "on_train_batch_end",
+    "on_epoch_start": "on_train_epoch_start",
+    "on_epoch_end": "on_train_epoch_end",
+    "on_init_start": "setup",
+    "on_init_end": "setup",
+    "on_pretrain_routine_start": "on_fit_start",
+    "on_pretrain_routine_end": "on_fit_start",
+    "on_keyboard_interrupt": "on_exception",
+}
+"""The same for callbacks; these are warned of, because a callback may serve several libraries."""
+
+_STEPS = {
+    TrainerFn.FITTING: ("training_step", "validation_step"),
+    TrainerFn.VALIDATING: ("validation_step",),
+    TrainerFn.TESTING: ("test_step",),
+    TrainerFn.PREDICTING: ("predict_step",),
+}
+
+
+def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodule: Any) -> None:
+    """Whether each thing that an entry point was given is in its place and of its kind.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    call = f"trainer.{fn.value}"
+    if not isinstance(model, LightningModule):
+        cure = "Subclass drivetrain.LightningModule."
+        if any(isinstance(thing, LightningModule) for thing in (*passed.values(), datamodule)):
+            cure = f"The model comes first: write {call}(model, loader)."
+        elif isinstance(model, type) and issubclass(model, LightningModule):
+            cure = f"Write {call}({model.__name__}(...))."
+        raise ConfigurationError(f"{call} needs a LightningModule, not {described(model)}. {cure}")
+    if datamodule is not None:
+        if not isinstance(datamodule, LightningDataModule):
+            cure = "Pass loaders as train_dataloaders or dataloaders."
+            if isinstance(datamodule, type) and issubclass(datamodule, LightningDataModule):
+                cure = f"Write datamodule={datamodule.__name__}(...)."
+            raise ConfigurationError(
+                f"{call} needs a LightningDataModule as datamodule, not {described(datamodule)}. {cure}"
+            )
+        if any(loaders is not None for loaders in passed.values()):
+            raise ConfigurationError(
+                f"{call} got both loaders and a datamodule. Pass the loaders, or datamodule=, not both."
+            )
+    for stage, loaders in passed.items():
+        argument = {"fit": "train_dataloaders", "validate": "val_dataloaders"}.get(stage, "dataloaders")
+        start = f"{call}({argument if fn is TrainerFn.FITTING else 'dataloaders'}=...) got"
+        found = [] if loaders is None else list(leaves(loaders))
+        if stage == "fit" and loaders is not None and not found:
+            raise ConfigurationError(f"{start} an empty {type(loaders).__name__}. Give a loader.")
+        for _, loader in found:
+            check_iterable(loader, start)
+
+
+def check_module(module: LightningModule, fn: TrainerFn, settings: Settings) -> None:
     """Whether ``module`` has what ``fn`` needs, before anything is built (trap T53).
 
     Raises:
-        ConfigurationError: it is no LightningModule, lacks a step or its optimizers, or optimizes by hand what the
-            Trainer's arguments would do.
+        ConfigurationError: it lacks a step or its optimizers, a step cannot be called, or it optimizes by hand what
+            the Trainer's arguments would do.
     """
-    if not isinstance(module, LightningModule):
-        raise ConfigurationError(
-            f"trainer.{fn.value} needs a LightningModule, not a {type(module).__name__}. "
-            "Subclass drivetrain.LightningModule."
-        )
     name = type(module).__name__
     if "_book" not in module.__dict__:
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
@@ -170,12 +254,41 @@ def check_module(module: Any, fn: TrainerFn, settings: Settings) -> None:
     }[fn]
     for method in needed:
         if not overrides(module, method, LightningModule):
-            raise ConfigurationError(f"{name} has no {method}, and trainer.{fn.value} calls it. Define it.")
+            near = next(near_misses(type(module), LightningModule, [method], alike=0.8), None)
+            cure = "Define it." if near is None else f"Is it {near[0]}? Rename that to {method}."
+            raise ConfigurationError(f"{name} has no {method}, and trainer.{fn.value} calls it. {cure}")
     predicts = overrides(module, "predict_step", LightningModule) or overrides(module, "forward", LightningModule)
     if fn is TrainerFn.PREDICTING and not predicts:
         raise ConfigurationError(f"{name} has neither predict_step nor forward, so it cannot predict. Define one.")
+    for method in _STEPS[fn]:
+        if overrides(module, method, LightningModule):
+            _check_step(name, method, getattr(module, method))
     if fn is TrainerFn.FITTING and not module.automatic_optimization:
         _check_manual(name, settings)
+
+
+def _check_step(name: str, method: str, step: Any) -> None:
+    """Whether ``step`` takes what the loop gives it (traps T37, T39, T51)."""
+    index = "" if method == "training_step" else ", dataloader_idx=0"
+    cure = f"Write def {method}(self, batch, batch_idx{index})."
+    if not callable(step):
+        raise ConfigurationError(f"{name}.{method} is no method but {described(step)}. {cure}")
+    if takes_iterator(step):
+        return
+    parameters = inspect.signature(step).parameters
+    named = [key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    by_position = [key for key in named if parameters[key].kind is not inspect.Parameter.KEYWORD_ONLY]
+    if positional_arity(step) == 0 or (index and "dataloader_idx" in by_position[:2]):
+        raise ConfigurationError(
+            f"{name}.{method}({', '.join(parameters)}) does not take a batch and its index first. {cure}"
+        )
+    for key in named:
+        if (
+            key not in by_position[:2]
+            and parameters[key].default is inspect.Parameter.empty
+            and not (index and key == "dataloader_idx")
+        ):
+            raise ConfigurationError(f"{name}.{method} needs {key!r}, which nobody gives it. {cure}")
 
 
 def _check_manual(name: str, settings: Settings) -> None:
@@ -191,20 +304,52 @@ def _check_manual(name: str, settings: Settings) -> None:
             )
 
 
-def warn_of_near_misses(parties: Iterable[Any]) -> None:
-    """Say so where a method is nearly, but not quite, called like a hook: it would never run (trap T53)."""
+def check_hooks(parties: Iterable[Any]) -> None:
+    """Whether each hook that a party overrides can be called; a warning where it is only nearly a hook (trap T53).
+
+    Raises:
+        ConfigurationError: a hook is no method, or does not take the arguments it will be given.
+    """
     for party in parties:
         base = next((b for b in (LightningModule, LightningDataModule, Callback) if isinstance(party, b)), None)
-        if base is None or not type(party).__module__ or type(party) is base:
+        if base is None or type(party) is base:
             continue
+        name = type(party).__name__
         hooks = {name for name in dir(base) if not name.startswith("_") and callable(getattr(base, name))}
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
+        for hook in sorted(hooks):
+            if _CALLED_BY_THE_LOOPS.fullmatch(hook) and overrides(party, hook, base):
+                _check_hook(name, hook, getattr(party, hook), getattr(base, hook))
         for method, hook in near_misses(type(party), base, hooks):
             rank_zero_warn(
-                f"{type(party).__name__}.{method} is never called by the Trainer. Did you mean {hook}? "
+                f"{name}.{method} is never called by the Trainer. Did you mean {hook}? "
                 "If the name is meant, nothing is wrong."
             )
+        for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
+            if callable(getattr(party, gone, None)):
+                rank_zero_warn(
+                    f"{name}.{gone} is never called by the Trainer: this hook is gone. Do its work in {instead}."
+                )
+
+
+_CALLED_BY_THE_LOOPS = re.compile(
+    r"on_\w+|configure_\w+|optimizer_\w+|\w+_dataloader|prepare_data|setup|teardown|transfer_batch_to_device|backward|"
+    r"lr_scheduler_step|state_dict|load_state_dict"
+)
+"""The others are called by the user, or, as the steps, checked on their own."""
+
+
+def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
+    if not callable(method):
+        raise ConfigurationError(
+            f"{name}.{hook} is no method but {described(method)}. Define {hook} with def, in the class."
+        )
+    if (wanted := missing_arguments(method, contract)) is not None:
+        raise ConfigurationError(
+            f"{name}.{hook}{inspect.signature(method)} cannot be called with the arguments it is given. "
+            f"Write def {hook}({wanted})."
+        )
 
 
 def log_hyperparameters(trainer: Trainer) -> None:
@@ -213,11 +358,11 @@ def log_hyperparameters(trainer: Trainer) -> None:
     Raises:
         ConfigurationError: both have one of the same name, with different values.
     """
-    if not trainer.loggers or not trainer.settings.enable_autolog_hparams:
+    if not trainer.loggers:
         return
     params: dict[str, Any] = {}
     for party in (trainer.datamodule, trainer.lightning_module):
-        if party is None or not party._log_hyperparams:
+        if party is None or not party._log_hyperparams or not trainer.settings.enable_autolog_hparams:
             continue
         own = party.hparams_initial
         for name in set(own) & set(params):

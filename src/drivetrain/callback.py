@@ -194,10 +194,17 @@ class Callback:
 
 
 class Checkpoint(Callback):
-    """Marks a callback that writes checkpoints: it stands last, so that it saves what the others have done."""
+    """Marks a callback that writes checkpoints.
+
+    It stands last, and where a batch, a validation or an epoch ends its hook comes after the module's, so that what it
+    saves is complete.
+    """
 
     position = "last"
     monitors = True
+
+    saves_on_exception: bool = False
+    """It saves when a run ends by an exception: then each window's start is kept, so that the run can go on there."""
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
         """Existing files that ``ckpt_path="last"`` may mean; of all callbacks', the one written last is taken."""

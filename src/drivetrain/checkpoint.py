@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain.errors import CheckpointError, NotSupportedError
-from drivetrain.loading import dump_hparams
-from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.seed import rng_state, set_rng_state
-from drivetrain.tree import map_leaves
+from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.errors import CheckpointError, ConfigurationError, closest, described
+from drivetrain.loading import HYPERPARAMETERS, PARTS_WITHOUT_REFERENCES, decode_parts, encode_hparams, raw_hparams
+from drivetrain.loops.restart import capture
+from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.seed import rng_state
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -22,23 +23,19 @@ if TYPE_CHECKING:
 _LAYOUT_VERSION = "2.6.0"
 
 
-def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, weights_only: bool | None) -> str | None:
+def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) -> str | None:
     """The file that ``ckpt_path`` means, before anything is built.
 
     Args:
         trainer: whose callbacks know "best" and "last".
         ckpt_path: a path, "best", or "last": of all files that the callbacks offer for resuming, the one that was
             written last; ``None``: none.
-        weights_only: as the entry points take it.
+        fitting: a fit begins from the start where "last" names none; anything else cannot do without.
 
     Raises:
         CheckpointError: there is no such file.
-        NotSupportedError: running code from a checkpoint was asked for.
+        ConfigurationError: it is no path at all.
     """
-    if weights_only is False:
-        raise NotSupportedError(
-            "weights_only=False would run code from the checkpoint, which this version never does. Leave it out."
-        )
     if ckpt_path is None:
         return None
     callbacks = trainer.checkpoint_callbacks
@@ -50,23 +47,35 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, weights_only: b
             found = max(candidates, key=os.path.getmtime, default="")
         if found:
             return found
+        if ckpt_path == "last" and fitting and callbacks:
+            rank_zero_info('ckpt_path="last": no checkpoint was saved so far, so training starts from the beginning.')
+            return None
         why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
         raise CheckpointError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}. Pass a path.')
+    if not isinstance(ckpt_path, (str, os.PathLike)):
+        raise ConfigurationError(
+            f'ckpt_path is a path, "best" or "last", not {described(ckpt_path)}. Write ckpt_path="last".'
+        )
     path = os.fspath(ckpt_path)
     if not os.path.exists(path):
-        raise CheckpointError(f"There is no checkpoint at {path}. Check the path.")
+        likely = closest(path, ["best", "last"])
+        hint = "Check the path." if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
+        raise CheckpointError(f"There is no checkpoint at {path}. {hint}")
+    if os.path.isdir(path) and isinstance(trainer.strategy.checkpoint_io, TorchCheckpointIO):
+        raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
     return path
 
 
-def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
+def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = False) -> dict[str, Any]:
     """The state of the run as plain data and tensors; every rank must call it.
 
     Args:
         trainer: the run.
         weights_only: leave out optimizers, schedulers, callbacks, loops and random states.
+        allow_pickle: keep every object as it is; what is no plain data then loads only with ``weights_only=False``.
 
     Raises:
-        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` put in what is no plain data.
+        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` put in what cannot be stored.
     """
     import drivetrain
 
@@ -80,54 +89,106 @@ def dump(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
         "state_dict": strategy.lightning_module_state_dict(),
     }
     if not weights_only:
-        checkpoint["loops"] = {"drivetrain": progress.state_dict()}
+        checkpoint.update(_loop_state(trainer, checkpoint))
         checkpoint["callbacks"] = {
             callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
         }
         checkpoint["optimizer_states"] = [optimizer.state_dict() for optimizer in strategy.optimizers]
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs]
-        checkpoint["rng"] = rng_state()
         if state := strategy.precision_plugin.state_dict():
             checkpoint[type(strategy.precision_plugin).__qualname__] = state
     datamodule = trainer.datamodule
     if datamodule is not None:
         if state := datamodule.state_dict():
             checkpoint[type(datamodule).__qualname__] = state
-        checkpoint.update(dump_hparams(datamodule, prefix="datamodule_"))
-    checkpoint.update(dump_hparams(trainer.lightning_module))
+        checkpoint.update(raw_hparams(datamodule, prefix="datamodule_"))
+    checkpoint.update(raw_hparams(trainer.lightning_module))
     if not weights_only:
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
     trainer.hooks.call_method("on_save_checkpoint", checkpoint)
-    return _as_plain_data(checkpoint)
+    return checkpoint if allow_pickle else _as_plain_data(trainer, checkpoint)
 
 
-def _as_plain_data(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """``checkpoint`` with numpy's scalars as Python's, and certain to load without running code.
+def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Where the loop is. After an exception that is where its window began, and ``checkpoint`` is set back to there."""
+    run = trainer.current_run
+    if run is None or trainer.progress.fn != "fit":
+        return {"loops": {"drivetrain": trainer.progress.state_dict()}, "rng": rng_state()}
+    state = dict(capture(run))
+    progress = state.pop("progress")
+    checkpoint["epoch"], checkpoint["global_step"] = progress["current_epoch"], progress["global_step"]
+    weights = checkpoint["state_dict"]
+    weights.update({name: buffer for name, buffer in state.pop("buffers", {}).items() if name in weights})
+    return {"loops": {"drivetrain": progress}, "rng": state.pop("rng"), "restart": state}
+
+
+def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
+    """Try now what a checkpoint will have to hold later: callbacks, datamodule and hyperparameters; nothing is written.
+
+    Warnings about hyperparameters that come now are not repeated when a checkpoint is saved.
+
+    Args:
+        trainer: with its module and its datamodule.
+        weights_only: as for the checkpoints to come: the callbacks are not in them.
 
     Raises:
-        CheckpointError: something in it is no plain data; the message names where it is.
+        CheckpointError: a state cannot be stored; the message names its place.
     """
-    plain: dict[str, Any] = map_leaves(_plain_scalar, checkpoint)
-    for key, value in plain.items():
-        # Without the tensors, which are always plain, it is small: so it can really be tried.
-        skeleton = map_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, value)
-        buffer = io.BytesIO()
-        try:
-            torch.save(skeleton, buffer)
-            buffer.seek(0)
-            torch.load(buffer, weights_only=True)
-        except Exception as error:  # whatever pickling somebody's object raises
-            reason = str(error).splitlines()[0]
-            raise CheckpointError(
-                f"checkpoint[{key!r}] holds an object that is no plain data and could not be loaded again: {reason} "
-                "Store numbers, texts, tensors, lists and dictionaries of those instead."
-            ) from error
+    from drivetrain.checkpoints.plain import encode
+
+    module, datamodule = trainer.lightning_module, trainer.datamodule
+    for callback in () if weights_only else trainer.callbacks:
+        encode(_state_now(callback), f"callbacks[{callback.state_key!r}]")
+    if datamodule is not None:
+        encode(_state_now(datamodule), type(datamodule).__qualname__)
+        encode_hparams(datamodule, raw_hparams(datamodule).get("hyper_parameters"))
+    encode_hparams(module, raw_hparams(module).get("hyper_parameters"))
+
+
+def _state_now(party: Any) -> Any:
+    """Its state; ``None`` where it has none before training, which may be a fault and may be not."""
+    try:
+        return party.state_dict()
+    except Exception:
+        return None
+
+
+def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
+    """What a store returned, with every value as :func:`dump` found it. A run has no use for the hyperparameters.
+
+    Raises:
+        CheckpointError: it is no checkpoint, damaged, or written by a newer version.
+    """
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(
+            f"The checkpoint is a {type(checkpoint).__name__} and no dictionary. Use one that a Trainer wrote."
+        )
+    return decode_parts(checkpoint, quiet=HYPERPARAMETERS)
+
+
+def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """``checkpoint`` as data that loads without running code; hyperparameters that are none become descriptions.
+
+    Raises:
+        CheckpointError: something else in it cannot be stored; the message names its place.
+    """
+    from drivetrain.checkpoints.plain import encode  # here, so that importing the Trainer stays quick
+
+    plain: dict[str, Any] = {}
+    for key, part in checkpoint.items():
+        if key in HYPERPARAMETERS:
+            plain[key] = encode_hparams(trainer.datamodule if "datamodule" in key else trainer.lightning_module, part)
+        else:
+            plain[key] = encode(part, str(key), references=key not in PARTS_WITHOUT_REFERENCES)
     return plain
 
 
-def _plain_scalar(leaf: Any) -> Any:
-    is_numpy_scalar = type(leaf).__module__ == "numpy" and hasattr(leaf, "item") and getattr(leaf, "shape", None) == ()
-    return leaf.item() if is_numpy_scalar else leaf
+def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
+    """The checkpoint at ``path``, in this version's layout and with its values as they were before they were stored."""
+    from drivetrain.migration import migrate
+
+    resuming = trainer.progress.fn == "fit"
+    return decode_checkpoint(migrate(trainer.strategy.load_checkpoint(path, weights_only), resuming))
 
 
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
@@ -168,11 +229,10 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
 
 
 def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Give optimizers, schedulers, precision, progress and random generators their state.
+    """Give optimizers, schedulers, precision and progress their state; the loop takes up the rest when it begins.
 
     Raises:
-        CheckpointError: it was saved with ``weights_only``, or for another number of optimizers.
-        NotSupportedError: it was saved in the middle of an epoch, or before a scheduler stepped at its end.
+        CheckpointError: it was saved with ``weights_only``, for another number of optimizers, or after more epochs.
     """
     strategy, progress = trainer.strategy, trainer.progress
     if "optimizer_states" not in checkpoint or "loops" not in checkpoint:
@@ -194,25 +254,18 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     if (state := checkpoint.get(type(strategy.precision_plugin).__qualname__)) is not None:
         strategy.precision_plugin.load_state_dict(state)
     saved = checkpoint["loops"].get("drivetrain")
-    if saved is None or saved["epoch_cut"] or (saved["batches_done"] and not saved["epoch_ending"]):
-        raise NotSupportedError(
-            f"The checkpoint was saved in the middle of epoch {checkpoint['epoch']}, and this version resumes only "
-            "from one that was saved at the end of an epoch. Write ModelCheckpoint(save_on_train_epoch_end=True)."
-        )
-    if any(c.reduce_on_plateau and c.interval == "epoch" for c in strategy.lr_scheduler_configs):
-        raise NotSupportedError(
-            "A scheduler that watches a value steps after the checkpoint of an epoch was written, and this version "
-            'cannot resume that. Use a scheduler without monitor, or interval="step" with a frequency.'
+    if saved is None:
+        raise CheckpointError(
+            f"The checkpoint's loops are those of {', '.join(map(repr, checkpoint['loops'])) or 'nobody'}, and do not "
+            "say where training was. Resume from one that a Trainer wrote, or load only its weights."
         )
     progress.load_state_dict(saved)
-    if saved["epoch_ending"]:
-        progress.current_epoch += 1  # it was saved before the epoch was counted
-        progress.earlier_batches += progress.batches_done
-        progress.batches_done, progress.epoch_ending = 0, False
-    progress.resumed_batches = progress.total_batches
-    if progress.current_epoch > trainer.limits.max_epochs:
+    epochs = progress.current_epoch + progress.epoch_ending
+    if epochs > trainer.limits.max_epochs:
         raise CheckpointError(
-            f"The checkpoint was saved after {progress.current_epoch} epochs, and "
+            f"The checkpoint was saved after {epochs} epochs, and "
             f"Trainer(max_epochs={trainer.limits.max_epochs:.0f}) is less. Raise max_epochs."
         )
-    set_rng_state(checkpoint["rng"])
+    run = trainer.current_run
+    assert run is not None  # it is being set up
+    run.restart = {"rng": checkpoint.get("rng"), **checkpoint.get("restart", {})}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import numbers
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -72,13 +73,28 @@ def shown(value: Any) -> str:
 
 
 def described(value: Any) -> str:
-    """What a value of the wrong kind is: "a str: 'x'", "the class EarlyStopping", "None"."""
+    """What a value of the wrong kind is: "a str: 'x'", "None", "the class EarlyStopping itself"."""
     if isinstance(value, type):
-        return f"the class {value.__name__}"
+        return f"the class {value.__name__} itself"
     if value is None:
         return "None"
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}: {shown(value)}"
+
+
+def wrong_value(owner: str, name: str, value: Any, expected: str, cure: str) -> ConfigurationError:
+    """An argument of ``owner`` with a value that it does not accept: what it is instead, and what to write."""
+    return ConfigurationError(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
+
+
+def is_count(value: Any, lowest: int = 0) -> bool:
+    """Whether ``value`` is an int of at least ``lowest``; True is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
+
+
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a real number, of Python or numpy, and not NaN; True is none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value
 
 
 def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:

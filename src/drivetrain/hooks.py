@@ -198,7 +198,8 @@ class HookTable:
     """Every hook of one run, bound to the parties that override it.
 
     Order (spec 3.3): callbacks as listed, the module, the strategy. At ``on_train_epoch_end`` the callbacks that
-    monitor metrics come after the module, so that they see what it logs there.
+    monitor metrics come after the module, so that they see what it logs there. Those that save come after it also at
+    ``on_train_batch_end`` and ``on_validation_end``: what the module still did there would be missing in the file.
 
     Args:
         trainer, module, callbacks, strategy: the parties; callbacks get ``(trainer, module)`` first.
@@ -268,13 +269,14 @@ class HookTable:
         return (self.bind_method(name) or getattr(self._module, name))(*args)
 
     def _callback_calls(self, hook: str) -> tuple[list[Call], list[Call]]:
-        late = hook == "on_train_epoch_end"
+        saving = hook in ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
         early_calls: list[Call] = []
         late_calls: list[Call] = []
         for callback in self.callbacks:
             if overrides(callback, hook, Callback) and hook not in callback.idle_hooks:
                 call = partial(getattr(callback, hook), self._trainer, self._module)
-                (late_calls if late and callback.monitors else early_calls).append(call)
+                late = saving and (callback.position == "last" or (callback.monitors and hook == "on_train_epoch_end"))
+                (late_calls if late else early_calls).append(call)
         return early_calls, late_calls
 
     def _module_calls(self, hook: str) -> list[Call]:

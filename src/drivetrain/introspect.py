@@ -29,10 +29,35 @@ def takes_iterator(step: Callable[..., Any]) -> bool:
     return "dataloader_iter" in inspect.signature(step).parameters
 
 
-def near_misses(cls: type, base: type, hooks: Iterable[str]) -> Iterator[tuple[str, str]]:
+def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> str | None:
+    """How ``fn`` must be written if it cannot be called as ``contract`` is: its parameters, as text; else ``None``.
+
+    Names do not matter, and ``dataloader_idx`` may be left out where the contract has a default for it (trap T51).
+
+    Args:
+        fn: a bound method, or a function in its place.
+        contract: the method that it overrides, looked up on the class, so that its first parameter is the instance.
+    """
+    try:
+        signature = inspect.signature(fn)
+    except (ValueError, TypeError):
+        return None  # some builtins do not say what they take
+    self, *named = [p for p in inspect.signature(contract).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    needed = [p for p in named if p.name != "dataloader_idx" or p.default is p.empty]
+    for given in (needed, named):
+        try:
+            signature.bind(*given)
+        except TypeError:
+            continue
+        return None
+    return ", ".join(parameter.name for parameter in (self, *named))
+
+
+def near_misses(cls: type, base: type, hooks: Iterable[str], alike: float = _ALIKE) -> Iterator[tuple[str, str]]:
     """Methods of ``cls`` that ``base`` has not, and the hook that each is nearly called: ``(method, hook)``.
 
-    A name that only adds a word to a hook's (``training_step_end``) is meant as it is written.
+    A name that only adds a word to a hook's (``training_step_end``) is meant as it is written. ``alike`` is how near
+    is near, in difflib's ratio.
     """
     known = sorted(hooks)
     own = {
@@ -43,6 +68,6 @@ def near_misses(cls: type, base: type, hooks: Iterable[str]) -> Iterator[tuple[s
         if inspect.isfunction(value) and not name.startswith("_") and not hasattr(base, name)
     }
     for name in sorted(own):
-        close = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
+        close = difflib.get_close_matches(name, known, n=1, cutoff=alike)
         if close and not name.startswith(f"{close[0]}_"):
             yield name, close[0]

@@ -6,19 +6,16 @@ import ast
 import csv
 import importlib.util
 import inspect
-import io
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from drivetrain.checkpoints.file import TorchCheckpointIO
-from drivetrain.errors import CheckpointError, ConfigurationError, NotSupportedError, did_you_mean
+from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
 from drivetrain.hparams import AttributeDict
 from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.tree import map_leaves
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,6 +39,12 @@ else:
                 )
 
             return refuse
+
+
+# torch's load_state_dict makes attributes out of what it is given, and calls some of them: from a file, no functions.
+PARTS_WITHOUT_REFERENCES = frozenset({"optimizer_states", "lr_schedulers"})
+HYPERPARAMETERS = frozenset({"hyper_parameters", "datamodule_hyper_parameters"})
+_PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "loops", "restart", "rng"}
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
@@ -73,24 +76,19 @@ class LoadableMixin:
             hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
                 with a key and a value in each row.
             strict: whether the weights must be exactly those of the module; ``None``: as its ``strict_loading`` says.
-            weights_only: only plain data is read, whether this is None or True (trap T27).
+            weights_only: ``None`` or True: only plain data is read (trap T27). False: everything, which runs what code
+                the file brings along; for your own files only.
             **kwargs: arguments of ``__init__``, which replace all others. Where the hyperparameters were saved as one
                 object, those that ``__init__`` does not know replace items of that object.
 
         Raises:
             CheckpointError: the file cannot be read, or its weights do not fit.
-            ConfigurationError: ``__init__`` needs an argument that nobody gave; the file of hyperparameters cannot be
-                read; or this was called on an instance.
-            NotSupportedError: ``weights_only=False``.
+            ConfigurationError: ``__init__`` needs an argument that nobody gave, or of which the checkpoint holds only a
+                description; the file of hyperparameters cannot be read; or this was called on an instance.
         """
-        if weights_only is False:
-            raise NotSupportedError(
-                f"{cls.__name__}.load_from_checkpoint(weights_only=False) would run code that the file brings along. "
-                "Leave weights_only out; what is no plain data, pass as keyword arguments."
-            )
         is_module = issubclass(cls, nn.Module)
         location = "cpu" if map_location is None else map_location
-        checkpoint = _read(checkpoint_path, location, is_module)
+        checkpoint = _read(checkpoint_path, location, is_module, weights_only)
         prefix = "" if is_module else "datamodule_"
         saved = dict(checkpoint.get(f"{prefix}hyper_parameters") or {})
         if hparams_file is not None:
@@ -104,55 +102,79 @@ class LoadableMixin:
         return built
 
 
-def dump_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
-    """What a checkpoint keeps of the hyperparameters of ``obj`` (trap T24); nothing if there are none.
+def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
+    """What a checkpoint keeps of the hyperparameters of ``obj`` (trap T24), as they are; nothing if there are none.
 
     Args:
         obj: a module or a data module.
         prefix: put before both keys: "" for a module, "datamodule_" for a data module.
 
     Returns:
-        ``{"hparams_name": ..., "hyper_parameters": {...}}`` with plain data only, so that it loads without running
-        code (trap T27). A value that is none is left out with a warning; modules have had theirs.
+        ``{"hparams_name": ..., "hyper_parameters": {...}}`` without modules, whose weights are in the ``state_dict``.
     """
     hparams: AttributeDict = obj.__dict__.get("_hparams", {})
-    values = {key: _plain(value) for key, value in hparams.items() if not isinstance(value, nn.Module)}
-    kept = values if _loads_again(values) else {key: values[key] for key in values if _loads_again({key: values[key]})}
-    if lost := sorted(str(key) for key in values if key not in kept):
-        rank_zero_warn(
-            f"Hyperparameters of {type(obj).__name__} that are no plain data are left out of the checkpoint: "
-            f"{', '.join(lost)}. Pass them when you load it, as in load_from_checkpoint(path, {lost[0]}=...)."
-        )
-    if not kept:
+    values = {key: value for key, value in hparams.items() if not isinstance(value, nn.Module)}
+    if not values:
         return {}
-    return {f"{prefix}hparams_name": obj._hparams_name or "kwargs", f"{prefix}hyper_parameters": kept}
+    return {f"{prefix}hparams_name": obj._hparams_name or "kwargs", f"{prefix}hyper_parameters": values}
 
 
-def _plain(value: Any) -> Any:
-    """``value`` with every mapping in it as a ``dict``, and numpy's scalars as Python's."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(item) for item in value)
-    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return value.item()
-    return value
+def encode_hparams(obj: Any, values: Any) -> Any:
+    """The hyperparameters of ``obj`` as data that loads without running code (trap T27).
+
+    What cannot be stored is described instead, with one warning that names all of it, once in the life of ``obj``.
+    """
+    from drivetrain.checkpoints.plain import encode  # here, so that importing the Trainer stays quick
+
+    noted: list[str] = []
+    encoded = encode(values, "", describe=True, noted=noted)
+    known: list[str] = obj.__dict__.get("_described_hparams", [])
+    if fresh := [place for place in noted if place not in known]:
+        obj.__dict__["_described_hparams"] = [*known, *fresh]
+        rank_zero_warn(
+            f"Checkpoints keep only a description of these hyperparameters of {type(obj).__name__}: "
+            f"{', '.join(fresh)}. Pass them when you load one: "
+            f"{type(obj).__name__}.load_from_checkpoint(path, {_name_at(fresh[0])}=...)."
+        )
+    return encoded
 
 
-def _loads_again(value: Any) -> bool:
-    """Whether ``torch.load(weights_only=True)`` would read it. Tensors, the large part, always can be."""
-    buffer = io.BytesIO()
-    try:
-        torch.save(map_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, value), buffer)
-        buffer.seek(0)
-        torch.load(buffer, weights_only=True)
-    except Exception:  # whatever pickling somebody's object raises
-        return False
-    return True
+def dump_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
+    """:func:`raw_hparams`, encoded by :func:`encode_hparams`."""
+    found = raw_hparams(obj, prefix)
+    return {key: encode_hparams(obj, value) if isinstance(value, dict) else value for key, value in found.items()}
 
 
-def _read(path: str | Path, location: Any, is_module: bool) -> dict[str, Any]:
-    checkpoint: Any = TorchCheckpointIO().load_checkpoint(path, location)
+def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPARAMETERS) -> dict[str, Any]:
+    """What was read, with every value as it was when it was saved.
+
+    Args:
+        checkpoint: as the store returned it.
+        quiet: the parts that nobody will use: of them no warning says that only descriptions came back.
+
+    Raises:
+        CheckpointError: something in it is damaged, or stored by a newer version.
+    """
+    from drivetrain.checkpoints.plain import decode, warn_of_descriptions
+
+    noted: list[str] = []
+    decoded = {
+        key: decode(part, str(key), [] if key in quiet else noted, references=key not in PARTS_WITHOUT_REFERENCES)
+        for key, part in checkpoint.items()
+    }
+    warn_of_descriptions(noted)
+    return decoded
+
+
+def _name_at(place: str) -> str:
+    """The hyperparameter in "conf['root'][0] (module.Class)"."""
+    return place.partition(" ")[0].partition("[")[0].partition(".")[0]
+
+
+def _read(path: str | Path, location: Any, is_module: bool, weights_only: bool | None) -> dict[str, Any]:
+    from drivetrain.migration import migrate
+
+    checkpoint: Any = TorchCheckpointIO().load_checkpoint(path, location, weights_only)
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(
             f"{path} holds a {type(checkpoint).__name__} and no dictionary. Use a file that a Trainer wrote."
@@ -164,7 +186,7 @@ def _read(path: str | Path, location: Any, is_module: bool) -> dict[str, Any]:
                 f"{path} has no 'state_dict', only {sorted(map(str, checkpoint))}. Use a file that a Trainer wrote."
             )
         return {"state_dict": checkpoint}
-    return dict(checkpoint)
+    return migrate(decode_parts(checkpoint, quiet=_PARTS_OF_A_RUN))
 
 
 def _restore_module(module: Any, checkpoint: dict[str, Any], strict: bool | None, move: bool) -> None:
@@ -191,12 +213,19 @@ def _arguments(cls: type, saved: dict[str, Any], name: str | None, given: dict[s
         given: what the caller passed; it wins.
     """
     parameters, takes_any = _parameters_of(cls)
+    from drivetrain.checkpoints.plain import descriptions
+
+    described = {key: found for key, value in saved.items() if (found := next(descriptions(value), None)) is not None}
+    saved = {key: value for key, value in saved.items() if key not in described}
+    lost = [key for key in described if key not in given]
     if name is not None and name != "kwargs" and name in parameters:
         changed = {key: value for key, value in given.items() if key not in parameters and not takes_any}
         arguments = {name: AttributeDict({**saved, **changed})} if saved or changed else {}
         arguments.update({key: value for key, value in given.items() if key not in changed})
+        lost = [] if name in given else lost
     else:
         arguments = {key: value for key, value in {**saved, **given}.items() if takes_any or key in parameters}
+        lost = [key for key in lost if takes_any or key in parameters]
         for key in given:
             if key not in arguments:
                 rank_zero_warn(
@@ -206,11 +235,21 @@ def _arguments(cls: type, saved: dict[str, Any], name: str | None, given: dict[s
                 )
     for key, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and key not in arguments:
+            why = "neither the checkpoint nor the caller gives it"
+            if key in described:
+                why = f"the caller does not give it and the checkpoint has only {described[key]!r}"
             raise ConfigurationError(
-                f"{cls.__name__}.__init__ needs {key!r}, and neither the checkpoint nor the caller gives it. "
+                f"{cls.__name__}.__init__ needs {key!r}, and {why}. "
                 f"Write {cls.__name__}.load_from_checkpoint(path, {key}=...), and self.save_hyperparameters() in "
                 "__init__ for the next time."
             )
+    if lost:
+        rank_zero_warn(
+            f"{cls.__name__} is built without these hyperparameters, of which the checkpoint has only descriptions: "
+            f"{', '.join(f'{key} {described[key]!r}' for key in lost)}. Import the module that defines a class or a "
+            f"function before, or pass them: {cls.__name__}.load_from_checkpoint(path, {lost[0]}=...).",
+            stacklevel=5,
+        )
     return arguments
 
 

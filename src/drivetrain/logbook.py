@@ -21,13 +21,13 @@ holds (trap T9). Folding bounds memory: a long evaluation keeps at most ``_FOLD_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from drivetrain.errors import LoggingError
+from drivetrain.errors import LoggingError, described, is_number, shown
 from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.tree import batch_sizes
 
@@ -155,7 +155,7 @@ class Entry:
             number: float = value.item()
             return number
         raise LoggingError(
-            f"self.log({self.name!r}, ...) got a {type(value).__name__}: {value!r}. "
+            f"self.log({self.name!r}, ...) got {described(value)}. "
             "Log a number, a tensor with one element, or a metric object."
         )
 
@@ -189,6 +189,18 @@ class Entry:
         if self._total is None or self.reduction != "mean":
             return self._total
         return self._total / self._weight if self._weight else float("nan")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running reduction as plain data; a metric object keeps its own."""
+        self._fold()
+        options = {**self.options._asdict(), "reduce_fx": self.reduction}
+        return {"options": options, "total": self._total, "weight": self._weight, "last": self.last_scalar(),
+                "fresh": self.fresh}  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+        self._total, self._weight = state["total"], state["weight"]
+        self.last, self.fresh = state["last"], state["fresh"]
 
     def reset(self) -> None:
         """Forget the epoch."""
@@ -356,17 +368,34 @@ class Logbook:
                 metrics[entry.name] = metrics[_epoch_name(entry)] = _tensor(value)
         return metrics
 
+    def state_dict(self, group: str) -> list[dict[str, Any]]:
+        """Every running reduction of ``group``, with the hook that it belongs to."""
+        return [
+            {"hook": scope.hook, "dataloader_idx": scope.dataloader_idx, "name": name, **entry.state_dict()}
+            for scope in self._groups.get(group, {}).values()
+            for name, entry in scope.entries.items()
+        ]
+
+    def load_state_dict(self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+        for state in states:
+            scope = self.scope_for(group, state["hook"], rules.get(state["hook"]), state["dataloader_idx"])
+            rule = rules[state["hook"]]
+            entry = Entry(self, state["name"], Options(**state["options"]), rule, state["dataloader_idx"])
+            entry.load_state_dict(state)
+            scope.entries[state["name"]] = entry
+
     def _entries(self, group: str) -> Iterator[Entry]:
         for scope in self._groups.get(group, {}).values():
             yield from scope.entries.values()
 
     # ---- what self.log does ------------------------------------------------------------------------------------
 
-    def open_entry(self, name: str, value: Any, options: Options) -> Entry:
+    def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> Entry:
         """The entry for ``name`` in the running hook, checked: the slow first call of ``self.log`` for a name.
 
         Raises:
-            LoggingError: this hook may not log, the name or an option is wrong, or the name was logged before in
+            LoggingError: this hook may not log, an argument is wrong, or the name was logged before in
                 this hook with other options.
         """
         scope = self.scope
@@ -381,11 +410,7 @@ class Logbook:
                 f"self.log got the name {name!r}. A name is a text without '/dataloader_idx_', which is added "
                 "when there are several loaders."
             )
-        if options.reduce_fx not in _REDUCTIONS:
-            raise LoggingError(
-                f"self.log({name!r}, reduce_fx={options.reduce_fx!r}) is no known reduction. "
-                "Write 'mean', 'sum', 'min' or 'max', or log a metric object for anything else."
-            )
+        _check_arguments(name, value, options, batch_size)
         rule = scope.rule
         on_step = rule.on_step if options.on_step is None else options.on_step
         on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
@@ -398,7 +423,11 @@ class Logbook:
             raise LoggingError(
                 f"self.log({name!r}, on_step=False, on_epoch=False) would log nothing. Set one of them to True."
             )
-        if (known := scope.entries.get(name)) is not None and known.options != options:
+        known = scope.entries.get(name)
+        if known is not None and _same_options(known.options, options):
+            known.options = options  # torch.mean for "mean", or an entry that a checkpoint brought back
+            return known
+        if known is not None:
             changed = [
                 f"{field}={new!r} (was {old!r})"
                 for field, new, old in zip(Options._fields, options, known.options, strict=True)
@@ -413,6 +442,32 @@ class Logbook:
             full = f"{name}/dataloader_idx_{scope.dataloader_idx}"
         entry = scope.entries[name] = Entry(self, full, options, rule, scope.dataloader_idx)
         return entry
+
+
+def _check_arguments(name: str, value: Any, options: Options, batch_size: Any) -> None:
+    if not isinstance(options.reduce_fx, Hashable) or options.reduce_fx not in _REDUCTIONS:
+        raise LoggingError(
+            f"self.log({name!r}, reduce_fx={shown(options.reduce_fx)}) is no known reduction. "
+            "Write 'mean', 'sum', 'min' or 'max', or log a metric object for anything else."
+        )
+    for field in ("prog_bar", "logger", "on_step", "on_epoch"):
+        if not isinstance(given := getattr(options, field), (int, type(None))):
+            raise LoggingError(f"self.log({name!r}, {field}={shown(given)}): {field} is a bool. Write {field}=True.")
+    # A tensor is let pass: to look at it would be a transfer.
+    if not (batch_size is None or isinstance(batch_size, Tensor) or (is_number(batch_size) and batch_size >= 0)):
+        raise LoggingError(
+            f"self.log({name!r}, batch_size={shown(batch_size)}): batch_size is a number of samples. "
+            "Write batch_size=len(x)."
+        )
+    if isinstance(value, Tensor) and value.is_complex():
+        raise LoggingError(
+            f"self.log({name!r}, ...) got a tensor of dtype {value.dtype}, and a curve is made of real numbers. "
+            "Log its .real, .imag or .abs()."
+        )
+
+
+def _same_options(one: Options, other: Options) -> bool:
+    return one._replace(reduce_fx=_REDUCTIONS[one.reduce_fx]) == other._replace(reduce_fx=_REDUCTIONS[other.reduce_fx])
 
 
 def _forked(entry: Entry) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, described, is_number, shown
 from drivetrain.optimizers import parameters_of
 from drivetrain.tree import detach
 
@@ -43,6 +43,11 @@ def loss_of(output: Any) -> tuple[Tensor | None, float | Tensor | None]:
         return output, None
     if isinstance(output, WeightedLoss):
         loss, weight = output
+        if not isinstance(loss, Tensor):
+            raise ConfigurationError(
+                f"training_step returned a WeightedLoss whose loss is {described(loss)}. "
+                "Write WeightedLoss(loss, weight) with the loss as the tensor it was computed as."
+            )
         if isinstance(weight, Tensor):
             if weight.numel() != 1:
                 raise ConfigurationError(
@@ -50,9 +55,9 @@ def loss_of(output: Any) -> tuple[Tensor | None, float | Tensor | None]:
                     "A weight is one number: sum it first."
                 )
             return loss, weight.detach().reshape(())
-        if not 0 <= weight < float("inf"):
+        if not (is_number(weight) and 0 <= weight < float("inf")):
             raise ConfigurationError(
-                f"training_step returned a WeightedLoss with the weight {weight!r}. "
+                f"training_step returned a WeightedLoss with the weight {shown(weight)}. "
                 "A weight counts samples or tokens: give a finite number of at least 0."
             )
         return (loss, weight) if weight else (None, None)
@@ -60,14 +65,30 @@ def loss_of(output: Any) -> tuple[Tensor | None, float | Tensor | None]:
         inner = output.get("loss")
         if isinstance(inner, (Tensor, WeightedLoss)):
             return loss_of(inner)
+        instead = f", but {described(inner)}" if "loss" in output else ""
         raise ConfigurationError(
-            f"training_step returned a dictionary with {sorted(map(str, output))} and no tensor under 'loss'. "
-            "Put the loss there."
+            f"training_step returned a dictionary with {sorted(map(str, output))} and no tensor under 'loss'{instead}. "
+            "Put the loss there, as the tensor it was computed as."
         )
     raise ConfigurationError(
-        f"training_step returned a {type(output).__name__}. Return the loss (a tensor), a WeightedLoss, a dictionary "
+        f"training_step returned {described(output)}. Return the loss (a tensor), a WeightedLoss, a dictionary "
         "with one of them under 'loss', or None to skip the batch."
     )
+
+
+def cannot_be_differentiated(loss: Tensor) -> str | None:
+    """Why backward fails on ``loss``, and the cure; ``None`` if it is no fault of the loss."""
+    if loss.numel() != 1:
+        return (
+            f"training_step returned a loss of shape {tuple(loss.shape)}, and only one number can be differentiated. "
+            "Reduce it first, for example with loss.mean()."
+        )
+    if not loss.requires_grad:
+        return (
+            f"training_step returned a loss that depends on no parameter that requires a gradient: {shown(loss)}. "
+            "Compute it from the module's output, without detach(), item(), numpy() or torch.no_grad() on the way."
+        )
+    return None
 
 
 def outputs_for_hooks(output: Any) -> dict[str, Any] | None:
@@ -87,20 +108,30 @@ class Window:
     """The batches of one optimizer step, as far as they are done.
 
     Attributes:
+        total: the sum of the weights.
         expected: how many batches the window was thought to have when it began: plain losses are divided by it.
         graded: how many gave gradients. position: the last of those, counted from 1.
         reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are held in units of
             it, so that no micro-batch is scaled up and 16-bit floats do not overflow.
     """
 
-    __slots__ = ("expected", "graded", "position", "reference", "_total")
+    __slots__ = ("expected", "graded", "position", "reference", "total")
 
     def __init__(self) -> None:
         self.expected = 1
         self.graded = 0
         self.position = 0
         self.reference: float | Tensor | None = None
-        self._total: float | Tensor = 0
+        self.total: float | Tensor = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint inside of a window keeps, next to the gradients."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+        for name in self.__slots__:
+            setattr(self, name, state[name])
 
     def weigh(self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None, again: bool = False) -> Tensor:
         """``loss`` in units of the largest weight; gradients that are there already are brought to the same unit.
@@ -114,10 +145,10 @@ class Window:
         if reference is None:
             if self.graded:
                 raise _mixed()
-            self.reference, self._total = weight, weight
+            self.reference, self.total = weight, weight
             return loss
         if not again:
-            self._total = self._total + weight
+            self.total = self.total + weight
         if isinstance(weight, Tensor) or isinstance(reference, Tensor):
             weight = torch.as_tensor(weight, dtype=torch.float32, device=loss.device)
             reference = torch.as_tensor(reference, dtype=torch.float32, device=loss.device)
@@ -150,7 +181,7 @@ class Window:
             return None if self.graded == self.expected else self.expected / self.graded
         if self.graded == 1:
             return None
-        total = self._total
+        total = self.total
         return self.reference / (_at_least_tiny(total.float()) if isinstance(total, Tensor) else total)
 
 

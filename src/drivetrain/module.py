@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from drivetrain.errors import ConfigurationError, LoggingError
+from drivetrain.errors import ConfigurationError, LoggingError, described
 from drivetrain.export import ExportMixin
 from drivetrain.hooks import DataHooks, ModelHooks
 from drivetrain.hparams import HyperparametersMixin
@@ -232,7 +232,7 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
                     self.log(f"{name}/{key}", item, *options[:6], sync_dist, sync_dist_group, add_dataloader_idx,
                              batch_size, metric_attribute, rank_zero_only)  # fmt: skip
                 return
-            entry = book.open_entry(name, value, Options(*options))
+            entry = book.open_entry(name, value, Options(*options), batch_size)
         entry.push(value, batch_size)
 
     def log_dict(
@@ -251,7 +251,13 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
         rank_zero_only: bool = False,
     ) -> None:
         """:meth:`log` for each item of ``dictionary``, all with the same options."""
-        for name, value in dictionary.items():
+        try:
+            items = dictionary.items()
+        except AttributeError:
+            raise LoggingError(
+                f"self.log_dict got {described(dictionary)}. Pass a dictionary of names and numbers, or use self.log."
+            ) from None
+        for name, value in items:
             self.log(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist,
                      sync_dist_group, add_dataloader_idx, batch_size, None, rank_zero_only)  # fmt: skip
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import ConfigurationError, described, did_you_mean, is_count, shown
 
 _FORMS = (
     "Return an optimizer, ([optimizers], [schedulers]), or a dictionary such as "
@@ -140,11 +140,11 @@ def normalise(returned: Any) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     elif _is_list(returned):
         optimizers = list(returned)
     else:
-        raise ConfigurationError(f"configure_optimizers returned a {type(returned).__name__}. {_FORMS}")
+        raise ConfigurationError(f"configure_optimizers returned {described(returned)}. {_FORMS}")
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
-                f"configure_optimizers returned a {type(optimizer).__name__} where an optimizer belongs. {_FORMS}"
+                f"configure_optimizers returned {described(optimizer)}, where an optimizer belongs. {_FORMS}"
             )
     configs = [_config(_with_monitor(scheduler, monitor), optimizers) for scheduler in schedulers]
     return optimizers, configs
@@ -155,10 +155,15 @@ def _is_list(value: Any) -> bool:
 
 
 def _from_dict(entry: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | None]:
-    unknown = set(entry) - {"optimizer", "lr_scheduler", "monitor", "frequency"}
-    if "optimizer" not in entry or unknown:
-        problem = f"the unknown key {unknown.pop()!r}" if unknown else "no key 'optimizer'"
-        raise ConfigurationError(f"configure_optimizers returned a dictionary with {problem}. {_FORMS}")
+    known = ("optimizer", "lr_scheduler", "monitor", "frequency")
+    for key in entry:
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            raise ConfigurationError(f"configure_optimizers returned a dictionary with the unknown key {key!r}. {hint}")
+    if "optimizer" not in entry:
+        raise ConfigurationError(
+            f"configure_optimizers returned a dictionary with no key 'optimizer', only {sorted(entry)}. {_FORMS}"
+        )
     scheduler = entry.get("lr_scheduler")
     return [entry["optimizer"]], [] if scheduler is None else [scheduler], entry.get("monitor")
 
@@ -182,17 +187,23 @@ def _config(entry: Any, optimizers: list[Any]) -> LRSchedulerConfig:
     if "scheduler" not in settings:
         raise ConfigurationError(f"A scheduler's dictionary has no key 'scheduler', only {sorted(settings)}. {_FORMS}")
     scheduler = settings["scheduler"]
-    if not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+    if isinstance(scheduler, type) or not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
         raise ConfigurationError(
-            f"A scheduler needs step() and state_dict(), and a {type(scheduler).__name__} lacks one. {_FORMS}"
+            f"A scheduler is an object with step() and state_dict(), and configure_optimizers returned "
+            f"{described(scheduler)}. {_FORMS}"
         )
     if settings.get("interval", "epoch") not in ("epoch", "step"):
         raise ConfigurationError(
             f'A scheduler\'s interval is "epoch" or "step", not {settings["interval"]!r}. Write one of the two.'
         )
     frequency = settings.get("frequency", 1)
-    if not isinstance(frequency, int) or frequency < 1:
+    if not is_count(frequency, 1):
         raise ConfigurationError(f"A scheduler's frequency is an int of at least 1, not {frequency!r}. Write 1.")
+    for key, kinds, kind in (("monitor", str, "a text"), ("name", str, "a text"), ("strict", bool, "a bool")):
+        if not isinstance(value := settings.get(key), (kinds, type(None))):
+            raise ConfigurationError(
+                f"A scheduler's {key} is {kind}, not {shown(value)}. Write {kind} or leave it out."
+            )
     settings.setdefault("reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau))
     config = LRSchedulerConfig(**settings)
     if config.reduce_on_plateau and config.monitor is None:

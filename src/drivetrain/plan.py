@@ -203,10 +203,9 @@ def _strategy(settings: Settings) -> tuple[type[Strategy] | Strategy, str]:
             )
         return given, "strategy= is an instance"
     if not isinstance(given, str):
-        is_class = isinstance(given, type) and issubclass(given, Strategy)
+        instead = f"{given.__name__}()" if isinstance(given, type) and issubclass(given, Strategy) else '"auto"'
         raise ConfigurationError(
-            f"Trainer(strategy=...) got {described(given)}, and a strategy is a name or an instance. "
-            f"Write strategy={f'{given.__name__}()' if is_class else repr('auto')}."
+            f"Trainer(strategy={shown(given)}): a strategy is a name or a Strategy instance. Write strategy={instead}."
         )
     if given == "auto":
         return STRATEGIES.get("single_device"), "there is one device"
@@ -217,13 +216,11 @@ def _strategy(settings: Settings) -> tuple[type[Strategy] | Strategy, str]:
         )
     if given not in STRATEGIES.available():
         likely = closest(given, ["auto", *STRATEGIES.available(), *_LATER_STRATEGIES])
-        hint = "" if likely is None else f"Did you mean {likely!r}? "
         if likely in _LATER_STRATEGIES:
-            hint += "It trains in several processes, and this version trains in one. "
-        raise ConfigurationError(
-            f"Trainer(strategy={given!r}): there is no such strategy. {hint}"
-            f"Write one of: auto, {', '.join(STRATEGIES.available())}."
-        )
+            raise ConfigurationError(
+                f"There is no strategy called {given!r}. Did you mean {likely!r}? It trains in several processes, and "
+                'this version trains in one. Write strategy="auto".'
+            )
     return STRATEGIES.get(given), f'strategy="{given}"'
 
 
@@ -233,8 +230,8 @@ def _accelerator(settings: Settings, strategy: type[Strategy] | Strategy, machin
     if carried is not None:
         if given != "auto" and given is not carried:
             raise ConfigurationError(
-                f"The strategy carries a {type(carried).__name__}, and Trainer(accelerator={shown(given)}) names another. "
-                "Give the accelerator once."
+                f"The strategy carries a {type(carried).__name__}, and Trainer(accelerator={shown(given)}) names "
+                "another. Give the accelerator once."
             )
         return carried, "the strategy carries it"
     if isinstance(given, type) and issubclass(given, Accelerator):
@@ -259,24 +256,12 @@ def _accelerator(settings: Settings, strategy: type[Strategy] | Strategy, machin
             f"Trainer(accelerator={given!r}): torch sees no such device on this machine. Available: {_names(machine)}. "
             'Write accelerator="auto".'
         )
-    raise _no_such_accelerator(given, machine)
-
-
-def _no_such_accelerator(given: Any, machine: Machine) -> ConfigurationError:
-    if not isinstance(given, str):
-        return ConfigurationError(
-            f"Trainer(accelerator=...) got {described(given)}, and an accelerator is a name or an Accelerator. "
-            'Write accelerator="auto".'
-        )
-    start = f"Trainer(accelerator={given!r}): there is no such accelerator. "
-    name, index = re.fullmatch(r"(.*?):?(\d*)", given).groups()  # type: ignore[union-attr]  # it matches any text
-    if index and name in (types := ("gpu", *_known_device_types())):
-        instead = "devices=1" if name == "cpu" else f"devices=[{index}]"
-        return ConfigurationError(f"{start}Which device is said apart: write accelerator={name!r}, {instead}.")
-    available = ["auto", "cpu", *(["gpu", machine.device_type] if machine.device_type else [])]
-    likely = closest(given, [*available, *types])
-    hint = "" if likely is None else f"Did you mean {likely!r}? "
-    return ConfigurationError(f"{start}{hint}Write one of: {', '.join(available)}.")
+    hint = did_you_mean(str(given), ["auto", "cpu", "gpu", *([machine.device_type] if machine.device_type else [])])
+    numbered = re.fullmatch(r"(\w*[a-z]):?(\d+)", str(given))
+    if numbered and numbered[1] in ("gpu", *_known_device_types()):
+        device = "" if numbered[1] == "cpu" else f", devices=[{numbered[2]}]"
+        hint = f'Did you mean {numbered[1]!r}? Write accelerator="{numbered[1]}"{device}.'
+    raise ConfigurationError(f"Trainer(accelerator={shown(given)}): there is no such accelerator. {hint}")
 
 
 def _names(machine: Machine) -> str:
@@ -386,5 +371,5 @@ def _logger(settings: Settings, machine: Machine) -> tuple[str | None, str]:
         if machine.has_tensorboard:
             return "TensorBoardLogger", "tensorboard is installed"
         return "CSVLogger", "tensorboard is not installed"
-    given = settings.logger if isinstance(settings.logger, Sequence) else [settings.logger]
+    given = settings.logger if isinstance(settings.logger, (list, tuple)) else [settings.logger]
     return ", ".join(type(logger).__name__ for logger in given) or None, "it was passed as logger="

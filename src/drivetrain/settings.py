@@ -16,7 +16,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from drivetrain.errors import ConfigurationError, NotSupportedError, UnknownArgumentError, did_you_mean, shown
+from drivetrain.errors import (
+    ConfigurationError,
+    NotSupportedError,
+    UnknownArgumentError,
+    did_you_mean,
+    is_count,
+    is_number,
+    shown,
+    wrong_value,
+)
 from drivetrain.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
@@ -101,7 +110,6 @@ class Settings:
                     f"{name}={only!r}. Leave {name} out."
                 )
         self._check_barebones()
-        self._check_least_and_most()
         if self.overfit_batches and self.fast_dev_run:
             raise ConfigurationError(
                 f"Trainer(overfit_batches={self.overfit_batches!r}, fast_dev_run={self.fast_dev_run!r}) both say how "
@@ -116,16 +124,6 @@ class Settings:
             getattr(callback, "ends_training", False)
             for callback in (given if isinstance(given, (list, tuple)) else [given])
         )
-
-    def _check_least_and_most(self) -> None:
-        """At least so much and at most less than that cannot both be had."""
-        for least, most in (("min_epochs", "max_epochs"), ("min_steps", "max_steps")):
-            low, high = getattr(self, least), getattr(self, most)
-            if low is not None and high not in (None, -1) and low > high and not self.fast_dev_run:
-                raise ConfigurationError(
-                    f"Trainer({least}={low}, {most}={high}): at least {low} and at most {high} contradict each other. "
-                    f"Write {most}={low} or more, or leave {least} out."
-                )
 
     def _check_barebones(self) -> None:
         """``barebones`` leaves nothing on that costs time beyond the step; asking for both is a contradiction."""
@@ -183,18 +181,14 @@ def _duration(name: str, value: Any) -> None:
 
 
 def _wrong(name: str, value: Any, expected: str, cure: str, owner: str = "Trainer") -> ConfigurationError:
-    return ConfigurationError(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return wrong_value(owner, name, value, expected, cure)
 
 
 def _count(lowest: int, optional: bool) -> Callable[[str, Any], None]:
     def check(name: str, value: Any) -> None:
         if value is None and optional:
             return
-        if not _is_int(value) or value < lowest:
+        if not is_count(value, lowest):
             tail = " or None" if optional else ""
             raise _wrong(name, value, f"an int of at least {lowest}{tail}", f"{name}={max(lowest, 1)}")
 
@@ -202,7 +196,7 @@ def _count(lowest: int, optional: bool) -> Callable[[str, Any], None]:
 
 
 def _limit(name: str, value: Any) -> None:
-    if value is None or (_is_int(value) and value >= 0) or (isinstance(value, float) and 0.0 <= value <= 1.0):
+    if value is None or is_count(value) or (isinstance(value, float) and 0.0 <= value <= 1.0):
         return
     raise _wrong(name, value, "a number of batches (int) or a fraction from 0.0 to 1.0 (float)", f"{name}=10 or 0.5")
 
@@ -211,7 +205,7 @@ def _interval(name: str, value: Any) -> None:
     if isinstance(value, (str, timedelta, Mapping)):
         seconds_of(name, value)
         return
-    if value is None or (_is_int(value) and value >= 1) or (isinstance(value, float) and 0.0 < value <= 1.0):
+    if value is None or is_count(value, 1) or (isinstance(value, float) and 0.0 < value <= 1.0):
         return
     raise _wrong(name, value, "a number of batches (int) or a fraction above 0.0 up to 1.0 (float)", f"{name}=0.5")
 
@@ -226,7 +220,7 @@ def _one_of(*allowed: Any) -> Callable[[str, Any], None]:
 
 
 def _clip_val(name: str, value: Any) -> None:
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0):
+    if value is None or (is_number(value) and value >= 0):
         return
     raise _wrong(name, value, "a number of at least 0 or None", f"{name}=1.0")
 
@@ -246,7 +240,7 @@ def _folder(name: str, value: Any) -> None:
 
 
 def _fast_dev_run(name: str, value: Any) -> None:
-    if not isinstance(value, bool) and not (_is_int(value) and value >= 0):
+    if not isinstance(value, bool) and not is_count(value):
         raise _wrong(name, value, "a bool or a number of batches", f"{name}=True")
 
 

@@ -17,7 +17,7 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.callback import Callback
 from drivetrain.datamodule import LightningDataModule
 from drivetrain.engine import Engine
-from drivetrain.errors import ConfigurationError, UnknownArgumentError
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
 from drivetrain.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.introspect import overrides
 from drivetrain.logbook import Logbook
@@ -49,9 +49,10 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(init)
     def complete_and_init(*args: P.args, **kwargs: P.kwargs) -> None:
         if len(args) > 1:
-            raise UnknownArgumentError(
-                f"Trainer({args[1]!r}, ...): its arguments are keyword-only. Write their names, max_epochs=3."
-            )
+            cure = "Write their names, max_epochs=3."
+            if isinstance(args[1], LightningModule):
+                cure = "Pass the model to trainer.fit(model) instead."
+            raise UnknownArgumentError(f"Trainer({shown(args[1])}, ...): its arguments are keyword-only. {cure}")
         init(*args, **complete(kwargs))
 
     return complete_and_init
@@ -120,13 +121,14 @@ class Trainer(TrainerView):
         self.plan: Plan = resolve(self.settings)
         self.limits = Limits.of(self.settings)
         self.progress = Progress()
-        self.engine = Engine(plan=self.plan)
-        self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.default_root_dir = os.path.expanduser(self.settings.default_root_dir or Path.cwd())
         self._run_parts: Run | None = None
         self._hooks: HookTable | None = None
+        # Before the engine, which fills in what a strategy that was passed left open: nothing may be refused after it.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
+        self.engine = Engine(plan=self.plan)
+        self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()
         self.datamodule: LightningDataModule | None = None
         self.ckpt_path: str | None = None
@@ -151,7 +153,8 @@ class Trainer(TrainerView):
             val_dataloaders: the validation loader or a list of them; likewise.
             datamodule: where the data comes from, instead of loaders.
             ckpt_path: resume from this checkpoint ("best" and "last" name those of the ModelCheckpoint).
-            weights_only: ``None`` or True: a checkpoint is read as plain data, never unpickled as code.
+            weights_only: ``None`` or True: a checkpoint is read as plain data, never unpickled as code. False unpickles
+                whatever it holds, which can run any code: only for files of your own.
 
         Raises:
             ConfigurationError: something is missing or contradicts itself; nothing has run yet.
@@ -222,15 +225,30 @@ class Trainer(TrainerView):
         self.predictions = Predictions(keeps=return_predictions is not False)
         return self._run(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only)
 
-    def save_checkpoint(self, filepath: str | Path, weights_only: bool = False, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self,
+        filepath: str | Path,
+        weights_only: bool = False,
+        storage_options: Any = None,
+        allow_pickle: bool = False,
+    ) -> None:
         """Write the state of the run to ``filepath``; when this returns, it is durable. Call it on every rank.
+
+        Args:
+            filepath: the file; what lay there before stays whole until the new one is complete.
+            weights_only: leave out what only resuming needs.
+            storage_options: for a CheckpointIO that takes some.
+            allow_pickle: store any object by pickling it. Loading the file then needs ``weights_only=False``, which
+                lets it run code.
 
         Raises:
             ConfigurationError: no model has been attached by a run.
+            CheckpointError: it could not be written, or something in it is no plain data.
         """
         if self.lightning_module is None:
             raise ConfigurationError("There is no model to save yet. Call trainer.fit(model) first.")
-        self.strategy.save_checkpoint(checkpoint.dump(self, weights_only), filepath, storage_options)
+        state = checkpoint.dump(self, weights_only, allow_pickle)
+        self.strategy.save_checkpoint(state, filepath, storage_options)
         self.strategy.barrier("save_checkpoint")
 
     def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
@@ -292,16 +310,13 @@ class Trainer(TrainerView):
         first = next(iter(passed))
         if isinstance(passed[first], LightningDataModule):
             passed, datamodule = {**passed, first: None}, passed[first]
-        if datamodule is not None and any(loaders is not None for loaders in passed.values()):
-            raise ConfigurationError(
-                f"trainer.{fn.value} got both loaders and a datamodule. Pass the loaders, or datamodule=, not both."
-            )
+        attach.check_passed(model, fn, passed, datamodule)
         attach.check_module(model, fn, self.settings)
-        attach.warn_of_near_misses([model, datamodule, *self.callbacks])
-        checkpoint_path = checkpoint.resolve_path(self, ckpt_path, weights_only)
+        attach.check_hooks([model, datamodule, *self.callbacks])
+        checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
         try:
             with torch_switches(self.settings, training=fn is TrainerFn.FITTING):
-                run = self._set_up(fn, model, passed, datamodule, checkpoint_path)
+                run = self._set_up(fn, model, passed, datamodule, checkpoint_path, weights_only)
                 if fn is TrainerFn.FITTING:
                     fit(run)
                 elif fn is TrainerFn.PREDICTING:
@@ -328,6 +343,7 @@ class Trainer(TrainerView):
         passed: Mapping[str, Any],
         datamodule: LightningDataModule | None,
         ckpt_path: str | None,
+        weights_only: bool | None,
     ) -> Run:
         """Everything before the first loop, in the order of spec 3.3."""
         progress, strategy, stage = self.progress, self.strategy, fn.value
@@ -365,9 +381,11 @@ class Trainer(TrainerView):
         hooks.call_method("setup", stage)
         with self.engine.init_module():
             hooks.call_method("configure_model")
-        loaded = None if ckpt_path is None else strategy.load_checkpoint(ckpt_path)
+        loaded = None if ckpt_path is None else checkpoint.load(self, ckpt_path, weights_only)
         if loaded is not None:
             checkpoint.restore_parts(self, loaded, fitting=fn is TrainerFn.FITTING)
+        if fn is TrainerFn.FITTING and self.checkpoint_callbacks:
+            checkpoint.check_storable(self)
         strategy.setup(self)
         run = self._run_parts = Run(
             engine=self.engine,
@@ -382,6 +400,7 @@ class Trainer(TrainerView):
             ),
             loaders=loaders,
             log=self._log if self.loggers else None,
+            saves_on_exception=any(callback.saves_on_exception for callback in self.checkpoint_callbacks),
         )
         if fn is TrainerFn.FITTING:
             self._set_up_optimizers(run)
@@ -440,6 +459,7 @@ class Trainer(TrainerView):
     def _clean_up(self) -> None:
         if self._run_parts is not None:
             self._run_parts.unbind()
+            self._run_parts.loaders.close()
 
 
 def _results_table(stage: str, results: list[dict[str, float]]) -> str:

@@ -398,7 +398,12 @@ class TrainerView(LimitsView):
         batches = run.loaders.count_training()
         if batches == ENDLESS:
             return self.limits.max_steps
-        steps = ceil(batches / self.limits.accumulate) * int(self.limits.max_epochs)
+        epochs = range(int(self.limits.max_epochs))
+        schedule = next(iter(self._callbacks_like("GradientAccumulationScheduler")), None)
+        if schedule is None:
+            steps = ceil(batches / self.limits.accumulate) * len(epochs)
+        else:
+            steps = sum(ceil(batches / schedule.get_accumulate_grad_batches(epoch)) for epoch in epochs)
         return min(steps, self.limits.max_steps)
 
     @property

@@ -98,7 +98,7 @@ FALLING = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
         ),
     ],
 )  # fmt: skip
-def test_when_and_why(
+def test_t29_when_and_why(
     tmp_path: Path, arguments: dict[str, Any], scores: list[float], epochs: int, reason: Reason
 ) -> None:
     callback = EarlyStopping("score", **arguments)
@@ -124,6 +124,48 @@ def test_what_it_remembers(tmp_path: Path) -> None:
     other.load_state_dict(callback.state_dict())
     assert other.state_dict() == callback.state_dict()
     assert (other.best_score, other.wait_count, other.stopped_epoch, other.patience) == (0.5, 2, 3, 2)
+
+
+def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
+    first = fit(tmp_path, EarlyStopping("score", patience=3), Scripted([0.5, 0.75, 0.625]), max_epochs=3)
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    callback, module = EarlyStopping("score", patience=3), Scripted([0.625] * 9)
+    loader = DataLoader(TensorDataset(torch.ones(STEPS * 2, 1)), batch_size=2)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=9,
+        enable_checkpointing=False, default_root_dir=tmp_path, callbacks=callback,
+    )  # fmt: skip
+    trainer.fit(module, loader, loader, ckpt_path=tmp_path / "a.ckpt")
+    assert trainer.current_epoch == 4
+    assert (callback.best_score, callback.wait_count) == (0.5, 3)
+
+
+def test_the_reason_is_that_of_the_last_fit(tmp_path: Path) -> None:
+    callback = EarlyStopping("score", patience=1)
+    fit(tmp_path, callback, Scripted([1.0, 2.0]))
+    assert callback.stopping_reason is Reason.PATIENCE_EXHAUSTED
+    fit(tmp_path, callback, Scripted(FALLING[1:]), max_epochs=9)
+    assert callback.stopping_reason is Reason.NOT_STOPPED
+    assert (callback.stopping_reason_message, callback.stopped_epoch) == (None, 0)
+
+
+def test_the_best_score_is_a_tensor_on_the_host(tmp_path: Path) -> None:
+    callback = EarlyStopping("score")
+    assert callback.best_score.item() == INF
+    assert EarlyStopping("score", mode="max").best_score.item() == -INF
+    fit(tmp_path, callback, Scripted([0.1]), max_epochs=1)
+    assert callback.best_score.item() == pytest.approx(0.1, abs=1e-8)
+    assert callback.best_score.device.type == "cpu"
+
+
+def test_a_plain_number_in_callback_metrics_is_a_metric(tmp_path: Path) -> None:
+    class Writes(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.callback_metrics["own"] = float(trainer.current_epoch)
+
+    callback = EarlyStopping("own", patience=2)
+    trainer = fit(tmp_path, [callback, Writes()], Scripted(FALLING), check_val_every_n_epoch=1)
+    assert trainer.current_epoch == 3
 
 
 def test_the_reason_is_logged_and_improvements_only_if_wanted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,6 +220,14 @@ def test_t29_a_request_that_is_honoured_at_once_is_not_said_to_be_put_off(
     assert [record.message for record in caplog.records if "training goes on" in record.message] == []
 
 
+def test_t29_a_request_that_is_put_off_is_remembered_when_the_metric_recovers(tmp_path: Path) -> None:
+    callback = EarlyStopping("score", patience=1)
+    trainer = fit(tmp_path, callback, Scripted([1.0, 2.0, 0.5, 0.4, 0.3, 0.2]), min_epochs=4)
+    assert trainer.current_epoch == 4
+    assert callback.stopped_epoch == 1
+    assert callback.stopping_reason is Reason.PATIENCE_EXHAUSTED
+
+
 def test_t29_not_in_fast_dev_run(tmp_path: Path) -> None:
     callback = EarlyStopping("score", patience=0)
     trainer = fit(tmp_path, callback, Scripted([NAN] * 10), fast_dev_run=2)
@@ -193,7 +243,7 @@ def test_t29_not_in_the_sanity_check(tmp_path: Path) -> None:
     assert callback.stopping_reason is Reason.NOT_STOPPED
 
 
-def test_not_in_validate(tmp_path: Path) -> None:
+def test_t29_not_in_validate(tmp_path: Path) -> None:
     callback = EarlyStopping("score")
     trainer = Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
@@ -247,7 +297,7 @@ def test_at_the_end_of_the_training_epoch_it_sees_what_was_logged_there(
     assert (callback.best_score, callback.stopped_epoch) == (0.5, 2)
 
 
-def test_a_stop_in_the_middle_of_an_epoch_is_honoured_there(tmp_path: Path) -> None:
+def test_t29_a_stop_in_the_middle_of_an_epoch_is_honoured_there(tmp_path: Path) -> None:
     callback = EarlyStopping("score", patience=1)
     trainer = fit(tmp_path, callback, Scripted([1.0] * 10), val_check_interval=1)
     assert trainer.global_step == 2
@@ -274,6 +324,12 @@ def test_not_strict_warns_and_goes_on(tmp_path: Path) -> None:
 def test_mode_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="mode='auto'.* Write one of the two"):
         EarlyStopping("score", mode="auto")
+
+
+@pytest.mark.parametrize("patience", [-1, 2.5, "3"])
+def test_patience_is_checked(patience: Any) -> None:
+    with pytest.raises(ConfigurationError, match="patience is an int of at least 0. Write patience=3"):
+        EarlyStopping("score", patience=patience)
 
 
 def test_t48_two_of_them_watch_different_things(tmp_path: Path) -> None:

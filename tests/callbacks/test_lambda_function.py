@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback
 from drivetrain.callbacks import LambdaCallback
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, UnknownArgumentError
 from drivetrain.introspect import overrides
 
 
@@ -36,8 +37,28 @@ def test_every_hook_of_a_callback_may_be_given() -> None:
     assert all(overrides(callback, name, Callback) for name in hooks)
 
 
+def test_the_signature_lists_the_hooks() -> None:
+    parameters = inspect.signature(LambdaCallback).parameters
+    hooks = [name for name in vars(Callback) if name.startswith("on_")]
+    assert list(parameters) == ["setup", "teardown", *hooks]
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
+
+    class Own(LambdaCallback):
+        def __init__(self, prefix: str) -> None:
+            super().__init__(on_fit_start=lambda *_: print(prefix))
+
+    assert list(inspect.signature(Own).parameters) == ["prefix"]
+
+
+def test_several_of_them_coexist(regression: Any, loader: DataLoader[Any], make_trainer: Any) -> None:
+    seen: list[str] = []
+    callbacks = [LambdaCallback(on_fit_start=lambda *_, name=name: seen.append(name)) for name in ("a", "b")]
+    make_trainer(callbacks=callbacks).fit(regression(), loader)
+    assert seen == ["a", "b"]
+
+
 def test_wrong_hooks() -> None:
-    with pytest.raises(ConfigurationError, match="no hook 'on_train_epoch_ends'. Did you mean 'on_train_epoch_end'"):
+    with pytest.raises(UnknownArgumentError, match="no hook 'on_train_epoch_ends'. Did you mean 'on_train_epoch_end'"):
         LambdaCallback(on_train_epoch_ends=print)
     with pytest.raises(ConfigurationError, match="no hook 'state_dict'"):
         LambdaCallback(state_dict=dict)

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import Callback, ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.strategies import SingleDeviceStrategy
 
 NAN, INF = float("nan"), float("inf")
 STEPS = 4  # optimizer steps per epoch
@@ -50,14 +52,19 @@ def loader() -> DataLoader[Any]:
 
 
 def fit(
-    tmp_path: Path, callback: ModelCheckpoint, scores: Any = (), raise_at: int | None = None, **arguments: Any
+    tmp_path: Path,
+    callback: ModelCheckpoint,
+    scores: Any = (),
+    raise_at: int | None = None,
+    ckpt_path: Any = None,
+    **arguments: Any,
 ) -> Trainer:
     given: dict[str, Any] = {
         "max_epochs": len(scores) or 1, "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
         "default_root_dir": tmp_path, "accelerator": "cpu", "callbacks": [callback],
     }  # fmt: skip
     trainer = Trainer(**{**given, **arguments})
-    trainer.fit(Scripted(scores, raise_at), loader(), loader())
+    trainer.fit(Scripted(scores, raise_at), loader(), loader(), ckpt_path=ckpt_path)
     return trainer
 
 
@@ -97,11 +104,22 @@ def load(path: Any) -> dict[str, Any]:
     ],
 )
 def test_format_checkpoint_name(arguments: dict[str, Any], metrics: dict[str, Any], name: str) -> None:
-    assert ModelCheckpoint(**arguments).format_checkpoint_name(metrics) == name
+    assert ModelCheckpoint(**arguments).format_checkpoint_name(metrics) == f"{name}.ckpt"
 
 
 def test_a_name_given_at_the_call_wins() -> None:
-    assert ModelCheckpoint(filename="{epoch}").format_checkpoint_name({"x": 1}, "{x}") == "x=1"
+    assert ModelCheckpoint(filename="{epoch}").format_checkpoint_name({"x": 1}, "{x}") == "x=1.ckpt"
+
+
+def test_a_path_has_the_folder_and_the_version(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, filename="{epoch}")
+    assert callback.format_checkpoint_name({"epoch": 1}) == str(tmp_path / "epoch=1.ckpt")
+    assert callback.format_checkpoint_name({"epoch": 1}, ver=3) == str(tmp_path / "epoch=1-v3.ckpt")
+
+
+def test_a_format_that_does_not_suit_its_value() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot write score=0.5 as 'd': .* Write \{score:.2f\}\."):
+        ModelCheckpoint(filename="{score:d}").format_checkpoint_name({"score": torch.tensor(0.5)})
 
 
 def test_join_and_equals_characters_are_the_classes() -> None:
@@ -109,7 +127,7 @@ def test_join_and_equals_characters_are_the_classes() -> None:
         CHECKPOINT_JOIN_CHAR = "_"
         CHECKPOINT_EQUALS_CHAR = ":"
 
-    assert Own().format_checkpoint_name({"epoch": 1, "step": 2}) == "epoch:1_step:2"
+    assert Own().format_checkpoint_name({"epoch": 1, "step": 2}) == "epoch:1_step:2.ckpt"
 
 
 # ---- where and when --------------------------------------------------------------------------------------------------
@@ -154,14 +172,14 @@ def test_a_folder_of_ones_own_and_a_name_with_a_folder_in_it(tmp_path: Path) -> 
         ({"train_time_interval": timedelta(days=1)}, []),
     ],
 )
-def test_when_to_save(tmp_path: Path, arguments: dict[str, Any], expected: list[str]) -> None:
+def test_t28_when_to_save(tmp_path: Path, arguments: dict[str, Any], expected: list[str]) -> None:
     callback = ModelCheckpoint(save_top_k=-1, **arguments)
     fit(tmp_path, callback, max_epochs=3)
     assert files(callback.dirpath) == sorted(expected)
     assert names(callback) == sorted(expected)
 
 
-def test_by_time_after_each_batch(tmp_path: Path) -> None:
+def test_t28_by_time_after_each_batch(tmp_path: Path) -> None:
     callback = ModelCheckpoint(save_top_k=-1, train_time_interval=timedelta(0, 0, 1))
     fit(tmp_path, callback)
     assert files(callback.dirpath) == [f"epoch=0-step={step}.ckpt" for step in range(1, 5)]
@@ -227,6 +245,44 @@ def test_t28_one_step_is_saved_once(tmp_path: Path) -> None:
     assert [step for _, step in moments.saved] == [2, 4]
 
 
+def test_t28_a_resumed_run_saves_no_step_again(tmp_path: Path) -> None:
+    """Also not while its first window is still accumulating."""
+    first = fit(tmp_path, ModelCheckpoint(every_n_train_steps=2, save_top_k=0), accumulate_grad_batches=2)
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    moments, callback = Moments(), ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)
+    arguments = {"callbacks": [moments, callback], "accumulate_grad_batches": 2, "max_epochs": 2}
+    fit(tmp_path, callback, ckpt_path=tmp_path / "a.ckpt", **arguments)
+    assert [step for _, step in moments.saved] == [4]
+
+
+def test_t28_the_clock_starts_with_the_training(tmp_path: Path, monkeypatch: Any) -> None:
+    """Neither set-up nor the sanity check counts."""
+    now = [0.0]
+    monkeypatch.setattr("drivetrain.callbacks.model_checkpoint.time.monotonic", lambda: now[0])
+
+    class Slow(Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            now[0] += 1000
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            now[0] += 20
+
+    callback = ModelCheckpoint(save_top_k=-1, train_time_interval=timedelta(seconds=60))
+    fit(tmp_path, callback, callbacks=[Slow(), callback])
+    assert files(callback.dirpath) == ["epoch=0-step=3.ckpt"]
+
+
+def test_t28_the_folder_is_the_one_that_global_rank_0_names(tmp_path: Path) -> None:
+    class Told(SingleDeviceStrategy):
+        def broadcast(self, obj: Any, src: int = 0) -> Any:
+            return str(tmp_path / "zero") if isinstance(obj, str) else obj
+
+    callback = ModelCheckpoint(filename="{epoch}")
+    fit(tmp_path, callback, strategy=Told())
+    assert callback.dirpath == str(tmp_path / "zero")
+    assert files(tmp_path / "zero") == ["epoch=0.ckpt"]
+
+
 def test_t18_t28_nothing_in_fast_dev_run_and_in_the_sanity_check(tmp_path: Path) -> None:
     moments, callback = Moments(), ModelCheckpoint(save_last=True, save_on_train_epoch_end=False)
     fit(tmp_path, callback, callbacks=[moments, callback], fast_dev_run=2)
@@ -286,14 +342,62 @@ def test_t28_the_best_k_are_kept_and_no_other_file(
         assert f"epoch={load(path)['epoch']}.ckpt" == os.path.basename(path)
 
 
-def test_top_k_0_keeps_none(tmp_path: Path) -> None:
+def test_t28_nan_ranks_last_and_is_kept_only_while_there_is_room(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, monitor="score", save_top_k=2, filename="{epoch}")
+    fit(tmp_path, callback, [NAN, 0.5])
+    assert float(callback.best_k_models[str(tmp_path / "epoch=0.ckpt")]) == INF
+    assert callback.best_model_path == str(tmp_path / "epoch=1.ckpt")
+    fit(tmp_path, ModelCheckpoint(tmp_path / "one", monitor="score", filename="{epoch}"), [NAN, 0.5])
+    assert files(tmp_path / "one") == ["epoch=1.ckpt"]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_t28_of_equal_scores_the_older_is_the_best(tmp_path: Path, mode: str) -> None:
+    callback = ModelCheckpoint(tmp_path, monitor="score", mode=mode, save_top_k=3, filename="{epoch}")
+    fit(tmp_path, callback, [0.5, 0.5, 0.5])
+    assert callback.best_model_path == str(tmp_path / "epoch=0.ckpt")
+    assert callback.kth_best_model_path == str(tmp_path / "epoch=2.ckpt")
+
+
+def test_t28_what_is_monitored_may_need_a_gradient_or_be_a_plain_number(tmp_path: Path) -> None:
+    """User code may write into callback_metrics; the scores that are kept are detached and on the host."""
+
+    class Writes(Callback):
+        monitors = True
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            value = float(trainer.current_epoch)
+            trainer.callback_metrics["tensor"] = torch.tensor(value, requires_grad=True)
+            trainer.callback_metrics["number"] = value
+
+    for monitor in ("tensor", "number"):
+        callback = ModelCheckpoint(tmp_path / monitor, monitor=monitor, mode="max", filename="{epoch}")
+        fit(tmp_path, callback, max_epochs=3, callbacks=[Writes(), callback])
+        assert callback.best_model_score is not None
+        assert not callback.best_model_score.requires_grad
+        assert callback.best_model_score == 2.0
+        assert files(tmp_path / monitor) == ["epoch=2.ckpt"]
+
+
+def test_t28_a_smaller_top_k_prunes_what_a_resumed_run_brings_along(tmp_path: Path) -> None:
+    first = ModelCheckpoint(tmp_path / "a", monitor="score", save_top_k=3, filename="{epoch}")
+    fit(tmp_path, first, [0.5, 0.25, 0.75])
+    second = ModelCheckpoint(tmp_path / "a", monitor="score", save_top_k=1, filename="{epoch}")
+    second.load_state_dict(first.state_dict())
+    fit(tmp_path, second, [0.375])  # better than the worst that was kept, and yet not among the best 1
+    assert files(tmp_path / "a") == ["epoch=0.ckpt", "epoch=1.ckpt", "epoch=2.ckpt"]
+    fit(tmp_path, second, [0.125])
+    assert files(tmp_path / "a") == names(second) == ["epoch=0.ckpt"]  # in the place of one that is dropped
+
+
+def test_t28_top_k_0_keeps_none(tmp_path: Path) -> None:
     callback = ModelCheckpoint(save_top_k=0)
     fit(tmp_path, callback, max_epochs=2)
     assert files(callback.dirpath) == []
     assert callback.best_model_path == ""
 
 
-def test_the_new_file_is_whole_before_the_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t28_the_new_file_is_whole_before_the_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
     remove = TorchCheckpointIO.remove_checkpoint
 
@@ -306,6 +410,25 @@ def test_the_new_file_is_whole_before_the_old_one_goes(tmp_path: Path, monkeypat
     assert seen == [["epoch=0.ckpt", "epoch=1.ckpt"]]
 
 
+def test_t28_the_file_a_run_was_resumed_from_stays(tmp_path: Path) -> None:
+    first = ModelCheckpoint(tmp_path / "a", filename="{epoch}")
+    fit(tmp_path, first)
+    second = ModelCheckpoint(tmp_path / "a", filename="{epoch}")
+    fit(tmp_path, second, max_epochs=3, ckpt_path=first.best_model_path)
+    assert files(tmp_path / "a") == ["epoch=0.ckpt", "epoch=2.ckpt"]
+    assert names(second) == ["epoch=2.ckpt"]
+
+
+def test_t28_the_file_a_run_was_resumed_from_is_not_overwritten_either(tmp_path: Path) -> None:
+    first = ModelCheckpoint(tmp_path / "a", filename="run")
+    fit(tmp_path, first)
+    second = ModelCheckpoint(tmp_path / "a", filename="run")
+    fit(tmp_path, second, max_epochs=3, ckpt_path=first.best_model_path)
+    assert files(tmp_path / "a") == ["run-v1.ckpt", "run.ckpt"]
+    assert load(tmp_path / "a" / "run.ckpt")["epoch"] == 0
+    assert load(second.best_model_path)["epoch"] == 2
+
+
 def test_t28_the_version_counter_spares_another_runs_files(tmp_path: Path) -> None:
     for expected in (["run.ckpt"], ["run-v1.ckpt", "run.ckpt"], ["run-v1.ckpt", "run-v2.ckpt", "run.ckpt"]):
         callback = ModelCheckpoint(tmp_path, filename="run")
@@ -314,14 +437,14 @@ def test_t28_the_version_counter_spares_another_runs_files(tmp_path: Path) -> No
         assert load(callback.best_model_path)["epoch"] == 1
 
 
-def test_without_the_version_counter_it_is_overwritten(tmp_path: Path) -> None:
+def test_t28_without_the_version_counter_it_is_overwritten(tmp_path: Path) -> None:
     for epochs in (1, 2):
         fit(tmp_path, ModelCheckpoint(tmp_path, filename="run", enable_version_counter=False), max_epochs=epochs)
         assert files(tmp_path) == ["run.ckpt"]
         assert load(tmp_path / "run.ckpt")["epoch"] == epochs - 1
 
 
-def test_one_fixed_name_for_several_ranked_files(tmp_path: Path) -> None:
+def test_t28_one_fixed_name_for_several_ranked_files(tmp_path: Path) -> None:
     callback = ModelCheckpoint(tmp_path, filename="run", monitor="score", save_top_k=2)
     fit(tmp_path, callback, SCORES)
     assert files(tmp_path) == names(callback) == ["run-v1.ckpt", "run.ckpt"]
@@ -354,7 +477,7 @@ def test_t28_save_last_link_points_to_the_newest_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows asks for a privilege to make links")
-def test_a_link_never_points_to_a_file_that_was_pruned(tmp_path: Path) -> None:
+def test_t28_a_link_never_points_to_a_file_that_was_pruned(tmp_path: Path) -> None:
     callback = ModelCheckpoint(tmp_path, save_last="link", monitor="score", filename="{epoch}")
     fit(tmp_path, callback, [0.5, 0.2, 0.9, 0.1, 0.4])
     assert load(callback.last_model_path)["epoch"] == 3
@@ -364,13 +487,95 @@ def test_a_link_never_points_to_a_file_that_was_pruned(tmp_path: Path) -> None:
     assert load(alone.last_model_path)["epoch"] == 0
 
 
-def test_the_last_ones_name_is_the_classes(tmp_path: Path) -> None:
+def test_t28_the_last_ones_name_is_the_classes(tmp_path: Path) -> None:
     class Own(ModelCheckpoint):
         CHECKPOINT_NAME_LAST = "newest"
         FILE_EXTENSION = ".pt"
 
     fit(tmp_path, Own(tmp_path, save_last=True, save_top_k=0))
     assert files(tmp_path) == ["newest.pt"]
+
+
+def test_t28_the_last_ones_name_may_hold_metrics_and_only_the_newest_stays(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, save_last=True, save_top_k=0)
+    callback.CHECKPOINT_NAME_LAST = "{epoch}-last"
+    trainer = fit(tmp_path, callback, max_epochs=3)
+    assert files(tmp_path) == ["epoch=2-last.ckpt"]
+    assert callback.resume_candidates(trainer) == [callback.last_model_path] == [str(tmp_path / "epoch=2-last.ckpt")]
+
+
+def test_t28_the_last_one_of_another_run_is_spared(tmp_path: Path) -> None:
+    for expected in (["last.ckpt"], ["last-v1.ckpt", "last.ckpt"]):
+        callback = ModelCheckpoint(tmp_path, save_last=True, save_top_k=0)
+        fit(tmp_path, callback, max_epochs=2)
+        assert files(tmp_path) == expected
+    fit(tmp_path, ModelCheckpoint(tmp_path, save_last=True, save_top_k=0, enable_version_counter=False))
+    assert files(tmp_path) == expected
+    assert (load(tmp_path / "last.ckpt")["epoch"], load(tmp_path / "last-v1.ckpt")["epoch"]) == (0, 1)
+
+
+@pytest.mark.parametrize("resumed_from", ["epoch=0.ckpt", "last.ckpt"])
+def test_t28_a_resumed_run_goes_on_with_its_last_one(tmp_path: Path, resumed_from: str) -> None:
+    arguments: dict[str, Any] = {"save_last": True, "save_top_k": -1, "filename": "{epoch}"}
+    fit(tmp_path, ModelCheckpoint(tmp_path / "a", **arguments))
+    second = ModelCheckpoint(tmp_path / "a", **arguments)
+    fit(tmp_path, second, max_epochs=2, ckpt_path=tmp_path / "a" / resumed_from)
+    assert files(tmp_path / "a") == ["epoch=0.ckpt", "epoch=1.ckpt", "last.ckpt"]
+    assert load(tmp_path / "a" / "last.ckpt")["epoch"] == 1
+
+
+def test_t28_where_links_are_not_allowed_the_last_one_is_a_copy(tmp_path: Path, monkeypatch: Any) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError("a privilege is missing")
+
+    monkeypatch.setattr(os, "symlink", refused)
+    callback = ModelCheckpoint(tmp_path, save_last="link", filename="{epoch}")
+    fit(tmp_path, callback, max_epochs=2)
+    assert files(tmp_path) == ["epoch=1.ckpt", "last.ckpt"]
+    assert load(callback.last_model_path)["epoch"] == 1
+
+
+@pytest.mark.parametrize("failing_write", [2, 4], ids=["the first last one", "the second"])
+def test_t28_a_last_one_that_fails_leaves_the_one_before(tmp_path: Path, failing_write: int) -> None:
+    class FullDisk(TorchCheckpointIO):
+        writes = 0
+
+        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+            self.writes += 1
+            if self.writes == failing_write:
+                raise CheckpointError("disk full")
+            super().save_checkpoint(checkpoint, path, storage_options)
+
+    callback = ModelCheckpoint(tmp_path, save_last=True, filename="{epoch}")
+    callback.CHECKPOINT_NAME_LAST = "last-{epoch}"
+    with pytest.raises(CheckpointError, match="disk full"):
+        fit(tmp_path, callback, max_epochs=3, plugins=[FullDisk()])
+    left = [] if failing_write == 2 else ["last-epoch=0.ckpt"]
+    assert files(tmp_path)[1:] == left
+    assert callback.last_model_path == (str(tmp_path / left[0]) if left else "")
+
+
+def test_t28_resume_candidates_are_the_last_ones_of_this_run_and_of_earlier_ones(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path / "a", save_last=True)
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[callback], default_root_dir=tmp_path)
+    assert callback.resume_candidates(trainer) == []
+    (tmp_path / "a").mkdir()
+    for name in ("last.ckpt", "last-v1.ckpt", "epoch=0.ckpt", "last.txt"):
+        (tmp_path / "a" / name).touch()
+    expected = [str(tmp_path / "a" / name) for name in ("last-v1.ckpt", "last.ckpt")]
+    assert callback.resume_candidates(trainer) == expected
+    callback.last_model_path = str(tmp_path / "gone.ckpt")
+    assert callback.resume_candidates(trainer) == expected
+    (tmp_path / "gone.ckpt").touch()
+    assert callback.resume_candidates(trainer) == [*expected, str(tmp_path / "gone.ckpt")]
+
+
+def test_t28_without_a_folder_of_its_own_candidates_lie_in_the_default_one(tmp_path: Path) -> None:
+    fit(tmp_path, ModelCheckpoint(save_last=True))
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[ModelCheckpoint()], default_root_dir=tmp_path)
+    callback = trainer.checkpoint_callback
+    assert callback is not None
+    assert callback.resume_candidates(trainer) == [str(tmp_path / "checkpoints" / "last.ckpt")]
 
 
 # ---- what is in it ---------------------------------------------------------------------------------------------------
@@ -440,11 +645,33 @@ def test_t48_two_of_them_coexist(tmp_path: Path) -> None:
     assert len(load(tmp_path / "all" / "epoch=1.ckpt")["callbacks"]) == 2
 
 
+def test_t48_two_of_them_share_a_folder(tmp_path: Path) -> None:
+    """Each prunes only its own files and has a last one of its own."""
+
+    def pair() -> list[ModelCheckpoint]:
+        lowest = ModelCheckpoint(tmp_path / "a", monitor="score", save_last=True, filename="{epoch}")
+        return [
+            lowest,
+            ModelCheckpoint(tmp_path / "a", monitor="score", mode="max", save_last=True, filename="{epoch}"),
+        ]
+
+    lowest, highest = pair()
+    fit(tmp_path, lowest, [0.5, 0.25, 0.75], callbacks=[lowest, highest])
+    assert files(tmp_path / "a") == ["epoch=1.ckpt", "epoch=2.ckpt", "last-v1.ckpt", "last.ckpt"]
+    assert (names(lowest), names(highest)) == (["epoch=1.ckpt"], ["epoch=2.ckpt"])
+
+    again = pair()
+    newest = max((first.last_model_path for first in (lowest, highest)), key=os.path.getmtime)
+    fit(tmp_path, again[0], [9.0, 9.0, 9.0, 0.0], callbacks=again, ckpt_path=newest)
+    assert (names(again[0]), names(again[1])) == (["epoch=3.ckpt"], ["epoch=2.ckpt"])
+    assert files(tmp_path / "a") == ["epoch=2.ckpt", "epoch=3.ckpt", "last-v1.ckpt", "last.ckpt"]
+
+
 # ---- exceptions and errors -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_save_on_exception(tmp_path: Path, wanted: bool) -> None:
+def test_t28_save_on_exception(tmp_path: Path, wanted: bool) -> None:
     callback = ModelCheckpoint(tmp_path, save_on_exception=wanted, save_top_k=0)
     with pytest.raises(RuntimeError, match="in the middle of it"):
         fit(tmp_path, callback, max_epochs=3, raise_at=6)
@@ -464,6 +691,62 @@ def test_save_on_exception_where_the_epochs_checkpoint_was_not_kept(tmp_path: Pa
     with pytest.raises(RuntimeError, match="in the middle of it"):
         fit(tmp_path, callback, max_epochs=3, raise_at=STEPS)
     assert files(tmp_path) == ["exception-epoch=1-step=4.ckpt"]
+
+
+def test_t28_save_on_exception_is_not_put_off_by_what_an_earlier_run_saved(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, save_on_exception=True, filename="{epoch}")
+    fit(tmp_path, callback, limit_train_batches=2)  # has saved at step 2
+    with pytest.raises(RuntimeError, match="in the middle of it"):
+        fit(tmp_path, callback, raise_at=2)
+    assert "exception-epoch=0-step=2.ckpt" in files(tmp_path)
+
+
+def test_t58_save_on_exception_before_training_has_begun_saves_nothing(tmp_path: Path) -> None:
+    """The steps that the Trainer counts are those of its first fit."""
+
+    class Breaks(Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.global_step:
+                raise RuntimeError("in set-up")
+
+    callback = ModelCheckpoint(tmp_path, save_on_exception=True, save_top_k=0)
+    trainer = fit(tmp_path, callback, callbacks=[Breaks(), callback])
+    with pytest.raises(RuntimeError, match="in set-up"):
+        trainer.fit(Scripted(), loader(), loader())
+    assert files(tmp_path) == []
+
+
+def test_t28_in_a_resumed_run_the_monitor_may_still_come_too(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"monitor": "score", "every_n_train_steps": 3, "filename": "{step}"}
+    with pytest.warns(UserWarning, match="'score', which was not logged"):
+        first = fit(tmp_path, ModelCheckpoint(tmp_path / "a", **arguments), [0.5])
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    callback = ModelCheckpoint(tmp_path / "a", **{**arguments, "every_n_train_steps": 3})
+    with pytest.warns(UserWarning, match="'score', which was not logged"):
+        fit(tmp_path, callback, [0.5, 0.4, 0.3], ckpt_path=tmp_path / "a.ckpt")
+    assert files(tmp_path / "a") == ["step=9.ckpt"]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_to_yaml(tmp_path: Path, mode: str) -> None:
+    callback = ModelCheckpoint(tmp_path, monitor="score", mode=mode, save_top_k=-1, filename="{epoch}")
+    with pytest.raises(ConfigurationError, match="does not know its folder before the first run. Pass a path."):
+        ModelCheckpoint().to_yaml()
+    callback.to_yaml(tmp_path / "empty.yaml")
+    assert yaml.safe_load((tmp_path / "empty.yaml").read_text()) == {}
+    fit(tmp_path, callback, [1e-5, NAN, 3.0])
+    callback.to_yaml()
+    written = yaml.safe_load((tmp_path / "best_k_models.yaml").read_text())
+    assert written == {path: float(score) for path, score in callback.best_k_models.items()}
+    assert written[str(tmp_path / "epoch=0.ckpt")] == 1e-5
+    assert written[str(tmp_path / "epoch=1.ckpt")] == (INF if mode == "min" else -INF)
+
+
+def test_file_exists(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, filename="run")
+    trainer = fit(tmp_path, callback)
+    assert callback.file_exists(tmp_path / "run.ckpt", trainer) is True
+    assert callback.file_exists(str(tmp_path / "other.ckpt"), trainer) is False
 
 
 def test_a_monitor_that_was_never_logged(tmp_path: Path) -> None:
@@ -490,8 +773,12 @@ def test_a_monitor_that_may_still_come_is_awaited(tmp_path: Path) -> None:
         ({"save_top_k": -2}, "save_top_k=-2.*at least -1"),
         ({"save_top_k": 2}, "save_top_k=2.*cannot rank checkpoints without monitor"),
         ({"save_last": "copy"}, "save_last='copy'"),
-        ({"every_n_epochs": -1}, r"every_n_epochs=-1\): the number must not be negative"),
-        ({"every_n_train_steps": -3}, r"every_n_train_steps=-3\): the number must not be negative"),
+        ({"every_n_epochs": -1}, r"every_n_epochs=-1\).* an int of at least 0. Write every_n_epochs=1."),
+        ({"every_n_train_steps": -3}, r"every_n_train_steps=-3\).* at least 0. Write every_n_train_steps=1."),
+        ({"every_n_train_steps": 2.5}, r"every_n_train_steps=2.5\): every_n_train_steps is an int"),
+        ({"every_n_epochs": True}, r"every_n_epochs=True\): every_n_epochs is an int"),
+        ({"train_time_interval": timedelta(0)}, r"train_time_interval is a timedelta above zero"),
+        ({"train_time_interval": 60}, r"train_time_interval=60\).* Write train_time_interval=timedelta\(minutes=30\)"),
     ],
 )
 def test_constructor_errors(arguments: dict[str, Any], message: str) -> None:
@@ -522,7 +809,7 @@ def test_the_loggers_are_flushed_and_told(tmp_path: Path) -> None:
     assert told[:3] == ["save", "save", "epoch=0.ckpt"]  # the first when fit starts, with the hyperparameters
 
 
-def test_a_save_that_fails_forgets_nothing(tmp_path: Path) -> None:
+def test_t28_a_save_that_fails_forgets_nothing(tmp_path: Path) -> None:
     """The table of kept files says what is on disk, also when the second write fails."""
     from drivetrain.checkpoints import TorchCheckpointIO
 

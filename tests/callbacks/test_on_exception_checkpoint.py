@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from drivetrain import Callback
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from drivetrain.checkpoint import resolve_path
 from drivetrain.errors import ConfigurationError
@@ -56,6 +57,83 @@ def test_nothing_is_saved_before_the_first_step_or_without_an_exception(
 
     assert list(tmp_path.glob("*.ckpt")) == []
     assert callback.resume_candidates(make_trainer()) == []
+
+
+def test_t58_nothing_is_saved_when_a_second_fit_fails_before_it_trains(
+    breaking: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path
+) -> None:
+    """The steps that the Trainer counts by then are the first fit's, and the model may be half set up."""
+
+    class Breaks(Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.global_step:
+                raise RuntimeError("in set-up")
+
+    module, callback = breaking(), OnExceptionCheckpoint(tmp_path)
+    module.error = None
+    trainer = make_trainer(callbacks=[Breaks(), callback], enable_checkpointing=True)
+    trainer.fit(module, loader)
+    with pytest.raises(RuntimeError, match="in set-up"):
+        trainer.fit(module, loader)
+    assert not os.path.exists(callback.ckpt_path)
+
+
+def test_nothing_is_saved_in_fast_dev_run_and_outside_of_a_fit(
+    validated: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path
+) -> None:
+    class Broken(validated):  # type: ignore[misc]
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            raise RuntimeError("broken")
+
+        def on_train_end(self) -> None:
+            if self.trainer.fast_dev_run:
+                raise RuntimeError("broken")
+
+    callback = OnExceptionCheckpoint(tmp_path)
+    with pytest.raises(RuntimeError, match="broken"):
+        make_trainer(fast_dev_run=2, callbacks=callback, enable_checkpointing=True).fit(Broken(), loader, loader)
+    trainer = make_trainer(callbacks=callback, enable_checkpointing=True)
+    trainer.fit(Broken(), loader, loader)
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.test(dataloaders=loader)
+    assert not os.path.exists(callback.ckpt_path)
+
+
+def test_an_exception_in_validation_is_one_too(
+    validated: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path
+) -> None:
+    class Broken(validated):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            raise RuntimeError("broken")
+
+    callback = OnExceptionCheckpoint(tmp_path, filename="rescue")
+    with pytest.raises(RuntimeError, match="broken"):
+        make_trainer(callbacks=callback, enable_checkpointing=True, num_sanity_val_steps=0).fit(
+            Broken(), loader, loader
+        )
+    assert torch.load(tmp_path / "rescue.ckpt", weights_only=True)["global_step"] == 4
+
+
+def test_a_save_that_fails_leaves_the_file_before_and_the_first_exception(
+    breaking: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callback = OnExceptionCheckpoint(tmp_path)
+    arguments: dict[str, Any] = {"max_epochs": 2, "callbacks": callback, "enable_checkpointing": True}
+    with pytest.raises(RuntimeError, match="broken"):
+        make_trainer(**arguments).fit(breaking(), loader)
+    before = Path(callback.ckpt_path).read_bytes()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("drivetrain.checkpoints.file.os.replace", full)
+    with (
+        pytest.raises(RuntimeError, match="broken"),
+        pytest.warns(UserWarning, match="OnExceptionCheckpoint.on_exception failed: CheckpointError.*disk full"),
+    ):
+        make_trainer(**arguments).fit(breaking(), loader)
+    assert Path(callback.ckpt_path).read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["on_exception.ckpt"]
 
 
 def test_t28_last_means_whatever_was_written_last(

@@ -54,12 +54,47 @@ def test_everything_is_written_when_the_pass_has_ended(make_trainer: Any) -> Non
     assert indices == [[[0, 1], [2]], [[0]]]
 
 
+def test_what_is_written_at_the_end_need_not_be_returned(make_trainer: Any) -> None:
+    writers = [Writer("epoch"), Writer("batch_and_epoch")]
+    trainer = make_trainer(callbacks=writers)
+    assert trainer.predict(Doubling(), numbers(3), return_predictions=False) == []
+
+    for writer in writers:
+        [(given, indices)] = writer.epochs
+        assert [tensor.tolist() for tensor in given] == [[0, 2], [4]]
+        assert indices == [[[0, 1], [2]]]
+    assert len(trainer.predict(Doubling(), numbers(3))) == 2
+
+
 def test_both(make_trainer: Any) -> None:
     writer = Writer("batch_and_epoch")
     make_trainer(callbacks=writer).predict(Doubling(), [numbers(3), numbers(1)])
 
     assert [entry[2:] for entry in writer.batches] == [(0, 0), (1, 0), (0, 1)]
     assert len(writer.epochs) == 1
+
+
+def test_the_other_hook_is_idle_unless_a_subclass_has_it() -> None:
+    class Own(Writer):
+        def on_predict_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            super().on_predict_epoch_end(trainer, pl_module)
+
+    assert Writer("batch").idle_hooks == {"on_predict_epoch_end"}
+    assert Writer("epoch").idle_hooks == {"on_predict_batch_end"}
+    assert Writer("batch_and_epoch").idle_hooks == Own("batch").idle_hooks == frozenset()
+
+
+def test_a_subclass_may_extend_the_hook_that_is_not_its_intervals(make_trainer: Any) -> None:
+    class Own(Writer):
+        ended = 0
+
+        def on_predict_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            super().on_predict_epoch_end(trainer, pl_module)
+            self.ended += 1
+
+    writer = Own("batch")
+    make_trainer(callbacks=writer).predict(Doubling(), numbers(3))
+    assert (len(writer.batches), writer.epochs, writer.ended) == (2, [], 1)
 
 
 def test_wrong_intervals_and_missing_methods(make_trainer: Any) -> None:

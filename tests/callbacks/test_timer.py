@@ -106,7 +106,8 @@ def test_what_is_gone_survives_a_resume(
     timer, clock = timed(duration="00:00:00:40")
     third = make_trainer(max_epochs=9, callbacks=[timer, clock])
     third.fit(regression(), loader, ckpt_path=tmp_path / "a.ckpt")
-    assert third.progress.total_batches <= 5  # nothing was left: it stops as soon as it may
+    assert third.progress.total_batches == 4  # nothing was left
+    assert third.should_stop
 
 
 def test_every_fit_has_its_whole_duration(regression: Any, loader: DataLoader[Any], make_trainer: Any) -> None:
@@ -121,8 +122,47 @@ def test_every_fit_has_its_whole_duration(regression: Any, loader: DataLoader[An
 def test_a_timer_that_does_not_look_after_steps_costs_a_step_nothing() -> None:
     assert "on_train_batch_end" in Timer().idle_hooks
     assert "on_train_batch_end" in Timer("00:00:01:00", interval="epoch").idle_hooks
-    assert not Timer("00:00:01:00").idle_hooks
+    assert "on_train_batch_end" not in Timer("00:00:01:00").idle_hooks
+    assert Timer("00:00:01:00").ends_training
     assert not Timer().ends_training
+
+
+def test_a_hook_of_a_subclass_is_not_idle() -> None:
+    class Own(Timer):
+        def on_train_batch_end(self, *_: Any) -> None:
+            pass
+
+    assert "on_train_batch_end" not in Own().idle_hooks
+
+
+def test_t29_min_epochs_come_before_the_time(regression: Any, loader: DataLoader[Any], make_trainer: Any) -> None:
+    timer, clock = timed(duration="00:00:00:25")
+    trainer = make_trainer(max_epochs=9, min_epochs=2, callbacks=[timer, clock])
+    trainer.fit(regression(), loader)
+    assert trainer.current_epoch == 2
+
+
+def test_a_quiet_timer_says_nothing(
+    regression: Any, loader: DataLoader[Any], make_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    timer, clock = timed(duration="00:00:00:25", verbose=False)
+    with caplog.at_level(logging.INFO, logger="drivetrain"):
+        trainer = make_trainer(callbacks=[timer, clock])
+        trainer.fit(regression(), loader)
+    assert trainer.global_step == 3
+    assert "time" not in caplog.text
+
+
+def test_an_exception_stops_the_clocks(validated: Any, loader: DataLoader[Any], make_trainer: Any) -> None:
+    class Broken(validated):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            raise RuntimeError("broken")
+
+    timer, clock = timed()
+    with pytest.raises(RuntimeError, match="broken"):
+        make_trainer(callbacks=[timer, clock], num_sanity_val_steps=0).fit(Broken(), loader, loader)
+    clock.now += 500
+    assert (timer.time_elapsed("train"), timer.time_elapsed("validate")) == (41, 1)
 
 
 def test_wrong_arguments() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import stat
+import sys
+import threading
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -327,12 +329,63 @@ class Trap:
 
 def test_an_object_in_the_checkpoint_is_not_run(path: Path) -> None:
     folder = path.parent / "made by the checkpoint"
-    torch.save({**OLD, "hyper_parameters": Trap(folder)}, path)
+    torch.save({"model": OLD, "trap": Trap(folder)}, path)
     with pytest.raises(CheckpointError, match="no plain data, and unpickling them could run code"):
         STORE.load_checkpoint(path)
     assert not folder.exists()
     torch.load(path, weights_only=False)  # the control: elsewhere it does run
     assert folder.exists()
+
+
+def test_t27_an_object_in_a_checkpoint_of_a_trainer_is_left_out(path: Path) -> None:
+    folder = path.parent / "made by the checkpoint"
+    torch.save({**OLD, "hyper_parameters": {"lr": 0.1, "trap": Trap(folder)}}, path)
+    with pytest.warns(UserWarning, match=r"left out: hyper_parameters/trap \((posix|nt).mkdir\)"):
+        loaded = STORE.load_checkpoint(path)
+    assert same({key: loaded[key] for key in OLD}, OLD)
+    assert loaded["hyper_parameters"]["lr"] == 0.1
+    assert not folder.exists()
+
+
+def test_t27_a_checkpoint_in_torchs_older_format(path: Path) -> None:
+    torch.save(OLD, path, _use_new_zipfile_serialization=False)
+    assert same(STORE.load_checkpoint(path), OLD)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        STORE.load_checkpoint(path)
+
+
+def test_weights_only_false_runs_what_the_file_brings(path: Path) -> None:
+    folder = path.parent / "made by the checkpoint"
+    torch.save({**OLD, "hyper_parameters": Trap(folder)}, path)
+    assert STORE.load_checkpoint(path, weights_only=False)["epoch"] == 3
+    assert folder.exists()
+
+
+def test_with_weights_only_false_damage_is_detected_all_the_same(path: Path) -> None:
+    (_, start, _), = [record for record in records(path) if record[0].endswith("data/0")]  # fmt: skip
+    flipped(path, start)
+    with pytest.raises(CheckpointError, match="damaged: the checksum of"):
+        STORE.load_checkpoint(path, weights_only=False)
+
+
+def test_an_object_whose_class_is_gone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({**OLD, "object": Gone()}, path)
+    monkeypatch.delattr(sys.modules[__name__], "Gone")
+    with pytest.raises(CheckpointError, match="holds an object that cannot be unpickled: .*Gone.*Use the code"):
+        STORE.load_checkpoint(path, weights_only=False)
+
+
+class Gone:
+    pass
+
+
+def test_what_cannot_be_pickled_leaves_the_old_file_whole(path: Path) -> None:
+    for thing in (lambda: 1, threading.Lock()):
+        with pytest.raises(CheckpointError, match="was not written, because an object in it cannot be pickled"):
+            STORE.save_checkpoint({**NEW, "thing": thing}, path)
+    assert same(STORE.load_checkpoint(path), OLD)
+    assert [entry.name for entry in path.parent.iterdir()] == ["run.ckpt"]
 
 
 def test_remove(path: Path) -> None:

@@ -63,7 +63,9 @@ _FILES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from drivetrain.errors import did_you_mean
+
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {did_you_mean(name, __all__)}")
     value = globals()[name] = getattr(importlib.import_module(_FILES[name]), name)
     return value
 

@@ -6,8 +6,10 @@ import math
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, arguments_checked, is_count, is_number, wrong_value
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
 
 if TYPE_CHECKING:
@@ -44,11 +46,18 @@ class EarlyStopping(Callback):
 
     Attributes:
         best_score: the best value so far. wait_count: checks since it improved. stopped_epoch: when it stopped; 0 if
-        it did not. stopping_reason, stopping_reason_message: why.
+        it did not. stopping_reason, stopping_reason_message: why the last fit was stopped.
+
+    A request to stop that comes before ``min_epochs`` or ``min_steps`` is remembered, and honoured when they are
+    reached; in the sanity check and in ``fast_dev_run`` there is none (trap T29).
+
+    Raises:
+        ConfigurationError: an argument is wrong; or, when it looks and is ``strict``, ``monitor`` was not logged.
     """
 
     monitors = True
 
+    @arguments_checked
     def __init__(
         self,
         monitor: str,
@@ -65,6 +74,16 @@ class EarlyStopping(Callback):
     ) -> None:
         if mode not in ("min", "max"):
             raise ConfigurationError(f'EarlyStopping(mode={mode!r}): mode is "min" or "max". Write one of the two.')
+        if not isinstance(monitor, str):
+            raise wrong_value("EarlyStopping", "monitor", monitor, "the name of a logged value", 'monitor="val_loss"')
+        if not is_count(patience):
+            raise wrong_value("EarlyStopping", "patience", patience, "an int of at least 0", "patience=3")
+        for name, value in (
+            ("min_delta", min_delta), ("stopping_threshold", stopping_threshold),
+            ("divergence_threshold", divergence_threshold),
+        ):  # fmt: skip
+            if not (is_number(value) or (value is None and name != "min_delta")):
+                raise wrong_value("EarlyStopping", name, value, "a number", f"{name}=0.01")
         self.monitor = monitor
         self.min_delta = abs(min_delta)
         self.patience = patience
@@ -76,7 +95,7 @@ class EarlyStopping(Callback):
         self.divergence_threshold = divergence_threshold
         self.check_on_train_epoch_end = check_on_train_epoch_end
         self.log_rank_zero_only = log_rank_zero_only
-        self.best_score = math.inf if mode == "min" else -math.inf
+        self.best_score = torch.tensor(math.inf if mode == "min" else -math.inf)
         self.wait_count = 0
         self.stopped_epoch = 0
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
@@ -97,8 +116,13 @@ class EarlyStopping(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.wait_count = state_dict["wait_count"]
         self.stopped_epoch = state_dict["stopped_epoch"]
-        self.best_score = float(state_dict["best_score"])
+        self.best_score = torch.as_tensor(state_dict["best_score"])
         self.patience = state_dict["patience"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":  # the reason is this fit's; what was counted goes on
+            self.stopping_reason, self.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
+            self.stopped_epoch = 0
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._checks_at_epoch_end(trainer):
@@ -126,7 +150,7 @@ class EarlyStopping(Callback):
                 raise ConfigurationError(message)
             rank_zero_warn(message)
             return
-        reason, message = self._judge(float(metrics[self.monitor].detach()))
+        reason, message = self._judge(float(metrics[self.monitor]))
         if reason is not EarlyStoppingReason.NOT_STOPPED:
             self.stopping_reason, self.stopping_reason_message = reason, message
             self.stopped_epoch = trainer.current_epoch
@@ -153,13 +177,14 @@ class EarlyStopping(Callback):
                 f"{name} = {value:.6g} has passed divergence_threshold={self.divergence_threshold}: stopping.",
             )
         margin = self.min_delta if self.mode == "min" else -self.min_delta
-        if self._better(value + margin, self.best_score):
-            before, self.best_score, self.wait_count = self.best_score, value, 0
-            return EarlyStoppingReason.NOT_STOPPED, f"{name} improved from {before:.6g} to {value:.6g}."
+        best = float(self.best_score)
+        if self._better(value + margin, best):
+            self.best_score, self.wait_count = torch.tensor(value, dtype=torch.float64), 0
+            return EarlyStoppingReason.NOT_STOPPED, f"{name} improved from {best:.6g} to {value:.6g}."
         self.wait_count += 1
         if self.wait_count >= self.patience:
             return (
                 EarlyStoppingReason.PATIENCE_EXHAUSTED,
-                f"{name} has not improved on {self.best_score:.6g} for {self.wait_count} checks: stopping.",
+                f"{name} has not improved on {best:.6g} for {self.wait_count} checks: stopping.",
             )
         return EarlyStoppingReason.NOT_STOPPED, ""

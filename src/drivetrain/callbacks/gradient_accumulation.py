@@ -19,8 +19,11 @@ class GradientAccumulationScheduler(Callback):
     Args:
         scheduling: from which epoch, counted from 0, how many batches make a window. Before the first one, 1.
 
+    The Trainer's own value is 1 again when the fit is over, however it ended.
+
     Raises:
-        ConfigurationError: an epoch or a number of batches that there cannot be.
+        ConfigurationError: an epoch or a number of batches that there cannot be; or, when a fit begins, the Trainer
+            accumulates already or the module optimizes by hand.
     """
 
     def __init__(self, scheduling: Mapping[int, int]) -> None:
@@ -36,6 +39,7 @@ class GradientAccumulationScheduler(Callback):
                     "Write for example scheduling={0: 4, 5: 1}."
                 )
         self.scheduling = {0: 1, **dict(sorted(scheduling.items()))}
+        self._in_charge = False
 
     def going_to_accumulate_grad_batches(self) -> bool:
         """Whether any epoch accumulates at all."""
@@ -59,13 +63,20 @@ class GradientAccumulationScheduler(Callback):
                 "do nothing. Leave it out and call optimizer.step() in every n-th training_step only."
             )
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.on_train_epoch_start(trainer, pl_module)  # an epoch that is resumed in its middle has no start
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._in_charge = True
         trainer.accumulate_grad_batches = self.get_accumulate_grad_batches(trainer.current_epoch)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            trainer.accumulate_grad_batches = 1
+        self._give_back(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if trainer.state.fn == "fit":
+        self._give_back(trainer)
+
+    def _give_back(self, trainer: Trainer) -> None:
+        if self._in_charge:  # otherwise the value is the user's, for example one that was refused
+            self._in_charge = False
             trainer.accumulate_grad_batches = 1

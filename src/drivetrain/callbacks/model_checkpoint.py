@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import shutil
 import time
+import uuid
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,12 +18,14 @@ import torch
 from torch import Tensor
 
 from drivetrain.callback import Checkpoint
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, NotSupportedError, arguments_checked, is_count, wrong_value
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
 
 if TYPE_CHECKING:
     from drivetrain.module import LightningModule
     from drivetrain.trainer import Trainer
+
+_GROUP = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # a metric in a file name: {val_loss:.2f}
 
 
 class ModelCheckpoint(Checkpoint):
@@ -32,7 +38,7 @@ class ModelCheckpoint(Checkpoint):
         monitor: the logged name that ranks checkpoints; ``None``: the newest is the best.
         verbose: log each save.
         save_last: also keep ``last.ckpt``, the newest state: True writes a file, "link" a symbolic link to the
-            newest checkpoint.
+            newest checkpoint, or a copy where links are not allowed.
         save_top_k: how many to keep; -1: all; 0: none. More than one needs ``monitor``.
         save_weights_only: leave out what only resuming needs.
         mode: "min" or "max": which direction of ``monitor`` is better.
@@ -51,7 +57,15 @@ class ModelCheckpoint(Checkpoint):
         best_k_models: path -> score of what is kept. kth_best_model_path, kth_value: the worst of them.
         last_model_path: the file or link that ``save_last`` wrote last.
 
-    A score of NaN ranks last. In ``fast_dev_run`` and in the sanity check nothing is saved.
+    A score of NaN ranks last; of equal scores the older ranks first. In ``fast_dev_run`` and in the sanity check
+    nothing is saved, and the file that a run was resumed from is never deleted (trap T28).
+
+    Class attributes that may be set otherwise: ``CHECKPOINT_NAME_LAST``, a name as ``filename`` is one,
+    ``CHECKPOINT_JOIN_CHAR``, ``CHECKPOINT_EQUALS_CHAR``, ``FILE_EXTENSION`` and ``STARTING_VERSION``.
+
+    Raises:
+        ConfigurationError: an argument is wrong or contradicts another; when a checkpoint is due, ``monitor`` was not
+            logged, or a format in ``filename`` does not suit its value.
     """
 
     CHECKPOINT_JOIN_CHAR = "-"
@@ -60,6 +74,7 @@ class ModelCheckpoint(Checkpoint):
     FILE_EXTENSION = ".ckpt"
     STARTING_VERSION = 1
 
+    @arguments_checked
     def __init__(
         self,
         dirpath: str | Path | None = None,
@@ -78,16 +93,8 @@ class ModelCheckpoint(Checkpoint):
         save_on_exception: bool = False,
         enable_version_counter: bool = True,
     ) -> None:
-        triggers = {
-            "every_n_train_steps": every_n_train_steps,
-            "train_time_interval": train_time_interval,
-            "every_n_epochs": every_n_epochs,
-        }
-        chosen = [f"{name}={value!r}" for name, value in triggers.items() if value]
-        if len(chosen) > 1:
-            raise ConfigurationError(
-                f"ModelCheckpoint({', '.join(chosen)}): only one of these can decide when to save. Keep one."
-            )
+        _check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)
+        _check_types(dirpath, filename, monitor, save_top_k)
         if mode not in ("min", "max"):
             raise ConfigurationError(f'ModelCheckpoint(mode={mode!r}): mode is "min" or "max". Write one of the two.')
         if save_top_k < -1:
@@ -103,8 +110,6 @@ class ModelCheckpoint(Checkpoint):
             raise ConfigurationError(
                 f'ModelCheckpoint(save_last={save_last!r}): save_last is True, False or "link". Write True.'
             )
-        if any(isinstance(n, int) and n < 0 for n in (every_n_train_steps, every_n_epochs)):
-            raise ConfigurationError(f"ModelCheckpoint({', '.join(chosen)}): the number must not be negative.")
         self.dirpath = None if dirpath is None else os.path.abspath(os.path.expanduser(dirpath))
         self.filename = filename
         self.monitor = monitor
@@ -116,10 +121,10 @@ class ModelCheckpoint(Checkpoint):
         self.auto_insert_metric_name = auto_insert_metric_name
         self.every_n_train_steps = every_n_train_steps or 0
         self.train_time_interval = train_time_interval
-        unsaid = all(value is None for value in triggers.values())
+        unsaid = (every_n_train_steps, train_time_interval, every_n_epochs) == (None, None, None)
         self.every_n_epochs = 1 if unsaid else every_n_epochs or 0
         self.save_on_train_epoch_end = save_on_train_epoch_end
-        self.save_on_exception = save_on_exception
+        self.save_on_exception = self.saves_on_exception = save_on_exception
         self.enable_version_counter = enable_version_counter
         self.best_model_path = ""
         self.best_model_score: Tensor | None = None
@@ -131,6 +136,7 @@ class ModelCheckpoint(Checkpoint):
         self._newest_path = ""
         self._saved_at_step = self._written_at_step = self._seen_step = -1
         self._saved_at_time = time.monotonic()
+        self._validated = False
         if not (self.every_n_train_steps or self.train_time_interval) and type(self) is ModelCheckpoint:
             self.idle_hooks = frozenset({"on_train_batch_end"})
 
@@ -174,17 +180,20 @@ class ModelCheckpoint(Checkpoint):
     def resume_candidates(self, trainer: Trainer) -> list[str]:
         """What ``save_last`` wrote, in this run or in an earlier one that used the same folder."""
         folder = Path(self.dirpath or self._default_dirpath(trainer))
-        found = {str(path) for path in folder.glob(f"{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}")}
-        return [path for path in {*found, self.last_model_path} if path and os.path.exists(path)]
+        name = _GROUP.sub("*", self.CHECKPOINT_NAME_LAST)
+        found = {str(path) for path in folder.glob(f"{name}*{self.FILE_EXTENSION}")}
+        return sorted(path for path in {*found, self.last_model_path} if path and os.path.exists(path))
 
     # ---- when to save --------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.dirpath is None:
-            self.dirpath = self._default_dirpath(trainer)
+        self.dirpath = trainer.strategy.broadcast(self.dirpath or self._default_dirpath(trainer))
+        self._saved_at_step = self._written_at_step = -1
+        self._validated = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
-        self._saved_at_step = -1
-        self._seen_step = trainer.global_step
+        self._seen_step = trainer.global_step  # not in setup: a resumed run knows its step only now
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -202,12 +211,14 @@ class ModelCheckpoint(Checkpoint):
             self._save_in_epoch(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated = self._validated or not trainer.sanity_checking
         if not self._saves_at_epoch_end(trainer):
             self._save_in_epoch(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         saved = self._written_at_step == trainer.global_step
-        if self.save_on_exception and trainer.global_step and not saved and self._may_save(trainer):
+        begun = trainer.training or trainer.validating  # in set-up the steps may be those of an earlier fit
+        if self.save_on_exception and begun and trainer.global_step and not saved and self._may_save(trainer):
             assert self.dirpath is not None  # setup ran: there have been steps
             path = os.path.join(
                 self.dirpath, f"exception-epoch={trainer.current_epoch}-step={trainer.global_step}{self.FILE_EXTENSION}"
@@ -236,10 +247,20 @@ class ModelCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         metrics = self._metrics(trainer)
-        if self.save_top_k != 0 and (score := self._score(trainer, metrics)) is not None:
-            self._save_ranked(trainer, score, metrics)
-        if self.save_last:
-            self._save_last(trainer)
+        last_before = self.last_model_path
+        if self.save_last:  # settled first: what is saved now says where it is, so that a resumed run goes on with it
+            self.last_model_path = self._path_for(trainer, metrics, [last_before], self.CHECKPOINT_NAME_LAST)
+        try:
+            if self.save_top_k != 0 and (score := self._score(trainer, metrics)) is not None:
+                self._save_ranked(trainer, score, metrics)
+            if self.save_last:
+                self._save_last(trainer)
+        except BaseException:
+            if not os.path.exists(self.last_model_path):
+                self.last_model_path = last_before
+            raise
+        if last_before not in ("", self.last_model_path):
+            self._remove(trainer, last_before)
         self._saved_at_step = trainer.global_step
         self._saved_at_time = time.monotonic()
 
@@ -264,7 +285,7 @@ class ModelCheckpoint(Checkpoint):
                 f"Logged so far: {', '.join(sorted(set(metrics) - {'epoch', 'step'})) or 'nothing'}. "
                 "Log it, or watch one of those."
             )
-            if trainer.enable_validation and not any(trainer.progress.eval_steps.get("validate", ())):
+            if trainer.enable_validation and not self._validated:
                 rank_zero_warn(message)  # the first validation may still log it
                 return None
             raise ConfigurationError(message)
@@ -276,20 +297,17 @@ class ModelCheckpoint(Checkpoint):
     def _save_ranked(self, trainer: Trainer, score: Tensor, metrics: dict[str, Any]) -> None:
         self.current_score = score
         newest_wins = self.monitor is None
-        full = self.save_top_k != -1 and len(self.best_k_models) >= self.save_top_k
-        worst = self.kth_best_model_path
-        if full and not newest_wins and not self._better(score, self.best_k_models[worst]):
+        order, keeps = self._ranking(self.best_k_models), self.save_top_k
+        dropped = [] if keeps == -1 else order[keeps - 1 :]
+        if dropped and not newest_wins and not self._better(score, self.best_k_models[dropped[0]]):
             return
-        path = self._path_for(metrics, replaces=worst if full else "")
+        path = self._path_for(
+            trainer, metrics, [name for name in dropped if not self._resumed_from(trainer, name)], self.filename
+        )
         before = dict(vars(self))  # what the tables say is written with the file, so they change before it exists
-        self.best_k_models = {**self.best_k_models, path: score}
-        dropped = ""
-        if full and worst != path:
-            del self.best_k_models[worst]
-            dropped = worst
-        order = sorted(self.best_k_models, key=lambda name: float(self.best_k_models[name]))
-        if self.mode == "max" or newest_wins:
-            order.reverse()
+        others = {name: value for name, value in self.best_k_models.items() if name not in (*dropped, path)}
+        self.best_k_models = {**others, path: score}
+        order = self._ranking(self.best_k_models)
         self.best_model_path, self.kth_best_model_path = order[0], order[-1]
         self.best_model_score = None if newest_wins else self.best_k_models[order[0]]
         self.kth_value = None if newest_wins else self.best_k_models[order[-1]]
@@ -298,8 +316,23 @@ class ModelCheckpoint(Checkpoint):
         except BaseException:
             vars(self).update(before)
             raise
-        if dropped:
-            trainer.strategy.remove_checkpoint(dropped)  # only now: a crash in between leaves one file too many
+        for name in dropped:
+            if name != path:
+                self._remove(trainer, name)  # only now: a crash in between leaves one file too many
+
+    def _ranking(self, scores: dict[str, Tensor]) -> list[str]:
+        """Paths, best first. Without ``monitor`` the newest is the best; of equal scores the older is better."""
+        if self.monitor is None:
+            return list(reversed(scores))
+        return sorted(scores, key=lambda path: float(scores[path]), reverse=self.mode == "max")
+
+    def _remove(self, trainer: Trainer, path: str) -> None:
+        if not self._resumed_from(trainer, path):
+            trainer.strategy.remove_checkpoint(path)
+
+    def _resumed_from(self, trainer: Trainer, path: str) -> bool:
+        given = trainer.ckpt_path
+        return bool(path) and given is not None and os.path.realpath(path) == os.path.realpath(given)
 
     def _better(self, score: Tensor, than: Tensor) -> bool:
         return bool(score < than) if self.mode == "min" else bool(score > than)
@@ -315,16 +348,12 @@ class ModelCheckpoint(Checkpoint):
             rank_zero_info(f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}.")
 
     def _save_last(self, trainer: Trainer) -> None:
-        assert self.dirpath is not None  # setup has filled it in
-        path = os.path.join(self.dirpath, self.CHECKPOINT_NAME_LAST + self.FILE_EXTENSION)
-        if self.save_last == "link" and self._newest_path and os.path.exists(self._newest_path):
-            self.last_model_path = path
-            if trainer.is_global_zero:
-                _link(self._newest_path, path)
-            return
-        self.last_model_path = path
         newest = self._newest_path
-        self._write(trainer, path)
+        if self.save_last == "link" and newest and os.path.exists(newest):
+            if trainer.is_global_zero:
+                _link(newest, self.last_model_path)
+            return
+        self._write(trainer, self.last_model_path)
         self._newest_path = newest  # a link must point to a ranked checkpoint, never to itself
 
     # ---- names ---------------------------------------------------------------------------------------------------
@@ -339,20 +368,36 @@ class ModelCheckpoint(Checkpoint):
         root = logger.save_dir or trainer.default_root_dir
         return os.path.join(root, str(logger.name), version, "checkpoints")
 
-    def _path_for(self, metrics: dict[str, Any], replaces: str) -> str:
-        assert self.dirpath is not None  # setup has filled it in
-        stem = os.path.join(self.dirpath, self.format_checkpoint_name(metrics))
-        path, version = stem + self.FILE_EXTENSION, self.STARTING_VERSION
-        while self.enable_version_counter and os.path.exists(path) and path != replaces:
-            path = f"{stem}{self.CHECKPOINT_JOIN_CHAR}v{version}{self.FILE_EXTENSION}"
+    def _path_for(
+        self, trainer: Trainer, metrics: dict[str, Any], replaceable: Sequence[str], filename: str | None
+    ) -> str:
+        """A path that is free, or that of a file which may be replaced."""
+        path, version = self.format_checkpoint_name(metrics, filename), self.STARTING_VERSION
+        while self.enable_version_counter and path not in replaceable and self.file_exists(path, trainer):
+            path = self.format_checkpoint_name(metrics, filename, ver=version)
             version += 1
         return path
 
-    def format_checkpoint_name(self, metrics: dict[str, Any], filename: str | None = None) -> str:
-        """``filename`` (by default the one of the constructor) with ``metrics`` filled in; no folder, no extension.
+    def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
+        """Whether there is such a file; all ranks get the answer of global rank 0."""
+        exists: bool = trainer.strategy.broadcast(os.path.exists(filepath))
+        return exists
+
+    def format_checkpoint_name(
+        self, metrics: dict[str, Any], filename: str | None = None, ver: int | None = None
+    ) -> str:
+        """The path that a checkpoint gets: ``dirpath``, where it is known, the name and the extension.
 
         A metric that is not there counts as 0. A ``/`` in a metric's name becomes part of the file name, not a folder,
         when ``auto_insert_metric_name`` writes it.
+
+        Args:
+            metrics: values by name; "epoch" and "step" among them.
+            filename: the name with metrics in braces; ``None``: the constructor's.
+            ver: a version to append.
+
+        Raises:
+            ConfigurationError: a format after a ``:`` does not suit its value.
         """
         template = filename or self.filename or "{epoch}" + self.CHECKPOINT_JOIN_CHAR + "{step}"
 
@@ -360,15 +405,91 @@ class ModelCheckpoint(Checkpoint):
             name, spec = match.group(1), match.group(2) or ""
             value = metrics.get(name, 0)
             value = value.item() if isinstance(value, Tensor) else value
-            text = format(value, spec)
+            try:
+                text = format(value, spec)
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"ModelCheckpoint(filename={template!r}) cannot write {name}={value!r} as {spec!r}: {error}. "
+                    f"Write {{{name}:.2f}}."
+                ) from error
             label = name.replace("/", "_") + self.CHECKPOINT_EQUALS_CHAR if self.auto_insert_metric_name else ""
             return label + text
 
-        return re.sub(r"\{([^{}:]+)(?::([^{}]*))?\}", fill, template)
+        name = _GROUP.sub(fill, template)
+        if ver is not None:
+            name = f"{name}{self.CHECKPOINT_JOIN_CHAR}v{ver}"
+        return os.path.join(self.dirpath or "", name + self.FILE_EXTENSION)
+
+    def to_yaml(self, filepath: str | Path | None = None) -> None:
+        """Write ``best_k_models``, path and score, as YAML.
+
+        Args:
+            filepath: where to; ``None``: ``best_k_models.yaml`` in ``dirpath``.
+
+        Raises:
+            ConfigurationError: neither is known yet.
+        """
+        if filepath is None:
+            if self.dirpath is None:
+                raise ConfigurationError(
+                    "ModelCheckpoint.to_yaml() does not know its folder before the first run. Pass a path."
+                )
+            filepath = os.path.join(self.dirpath, "best_k_models.yaml")
+        lines = [f"{json.dumps(path)}: {_yaml(float(score))}\n" for path, score in self.best_k_models.items()]
+        Path(filepath).write_text("".join(lines) or "{}\n", encoding="utf-8")
+
+
+def _check_triggers(
+    every_n_train_steps: int | None, train_time_interval: timedelta | None, every_n_epochs: int | None
+) -> None:
+    counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
+    for name, count in counts.items():
+        if count is not None and not is_count(count):
+            raise wrong_value("ModelCheckpoint", name, count, "an int of at least 0", f"{name}=1")
+    interval = train_time_interval
+    if interval is not None and not (isinstance(interval, timedelta) and interval > timedelta(0)):
+        raise wrong_value(
+            "ModelCheckpoint", "train_time_interval", interval, "a timedelta above zero",
+            "train_time_interval=timedelta(minutes=30)",
+        )  # fmt: skip
+    triggers = {**counts, "train_time_interval": interval}
+    chosen = [f"{name}={value!r}" for name, value in triggers.items() if value]
+    if len(chosen) > 1:
+        raise ConfigurationError(
+            f"ModelCheckpoint({', '.join(chosen)}): only one of these can decide when to save. Keep one."
+        )
+
+
+def _check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> None:
+    """The arguments that would fail late, or in a way that does not name them."""
+    for name, value, kinds, kind, example in (
+        ("dirpath", dirpath, (str, os.PathLike), "a path", '"checkpoints"'),
+        ("filename", filename, str, "a text", '"{epoch}-{step}"'),
+        ("monitor", monitor, str, "the name of a logged value", '"val_loss"'),
+    ):
+        if value is not None and not isinstance(value, kinds):
+            raise wrong_value("ModelCheckpoint", name, value, f"{kind} or None", f"{name}={example}")
+    if not isinstance(save_top_k, int) or isinstance(save_top_k, bool):
+        raise wrong_value("ModelCheckpoint", "save_top_k", save_top_k, "an int", "save_top_k=1")
+    if dirpath is not None and "://" in str(dirpath):
+        raise NotSupportedError(
+            f"ModelCheckpoint(dirpath={str(dirpath)!r}) is an address, and this version writes to a local file system. "
+            'Write dirpath="checkpoints", and copy the folder when the run has ended.'
+        )
 
 
 def _link(target: str, link: str) -> None:
     """Point ``link`` at ``target``, atomically and relative, so that the folder can be moved."""
-    temporary = f"{link}.{os.getpid()}.part"
-    os.symlink(os.path.relpath(target, os.path.dirname(link)), temporary)
+    temporary = f"{link}.{uuid.uuid4().hex}.part"
+    try:
+        os.symlink(os.path.relpath(target, os.path.dirname(link)), temporary)
+    except OSError:  # Windows asks for a privilege, and some file systems have no links
+        shutil.copyfile(target, temporary)
     os.replace(temporary, link)
+
+
+def _yaml(number: float) -> str:
+    if math.isfinite(number):
+        text = repr(number)
+        return text if "." in text else text.replace("e", ".0e")  # YAML readers take 1e-05 for a word
+    return ".inf" if number > 0 else "-.inf"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class OnExceptionCheckpoint(Checkpoint):
     """Writes one checkpoint if a fit ends by an exception, Ctrl-C included, after its first optimizer step.
 
-    ``ckpt_path="last"`` finds it in the next run.
+    It replaces the one of an earlier run, and only when it is complete. ``ckpt_path="last"`` finds it in the next run.
 
     Args:
         dirpath: the folder.
@@ -29,6 +29,7 @@ class OnExceptionCheckpoint(Checkpoint):
     """
 
     FILE_EXTENSION = ".ckpt"
+    saves_on_exception = True
 
     def __init__(self, dirpath: str | Path, filename: str = "on_exception") -> None:
         if not filename or not isinstance(filename, str):
@@ -47,6 +48,7 @@ class OnExceptionCheckpoint(Checkpoint):
         return [self.ckpt_path] if os.path.exists(self.ckpt_path) else []
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if trainer.progress.fn == "fit" and trainer.global_step and not trainer.fast_dev_run:
+        begun = trainer.training or trainer.validating  # in set-up the steps may be those of an earlier fit
+        if trainer.progress.fn == "fit" and begun and trainer.global_step and not trainer.fast_dev_run:
             trainer.save_checkpoint(self.ckpt_path)
             rank_zero_info(f"Saved {self.ckpt_path}.")

@@ -21,7 +21,8 @@ class BasePredictionWriter(Callback):
     Args:
         write_interval: when to write: after each "batch", at the end of the "epoch", or "batch_and_epoch".
 
-    Pass ``return_predictions=False`` to ``trainer.predict`` where "batch" is enough: then none are kept.
+    Pass ``return_predictions=False`` to ``trainer.predict`` where nobody needs them back: with "batch" none are kept
+    then, and with "epoch" they are kept until they are written.
 
     Raises:
         ConfigurationError: there is no such interval; or, when a prediction begins, its method is missing.
@@ -37,8 +38,11 @@ class BasePredictionWriter(Callback):
             )
         self.write_interval = write_interval
         self._on_batch, self._on_epoch = "batch" in write_interval, "epoch" in write_interval
-        idle = set() if self._on_batch else {"on_predict_batch_end"}
-        self.idle_hooks = frozenset(idle if self._on_epoch else {*idle, "on_predict_epoch_end"})
+        wanted = {"on_predict_batch_end": self._on_batch, "on_predict_epoch_end": self._on_epoch}
+        self._caller_keeps = True
+        self.idle_hooks = frozenset(
+            hook for hook, needed in wanted.items() if not needed and not overrides(self, hook, BasePredictionWriter)
+        )
 
     def write_on_batch_end(
         self,
@@ -83,14 +87,22 @@ class BasePredictionWriter(Callback):
                     f"{type(self).__name__}(write_interval={self.write_interval!r}) calls {method}, which it does not "
                     "define. Define it, or choose another interval."
                 )
+        if self._on_epoch:
+            self._caller_keeps = trainer.predictions.keeps
+            trainer.predictions.keeps = True
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
+        if not self._on_batch:
+            return  # a subclass has this hook too
         indices = trainer.predict_loop.current_batch_indices
         self.write_on_batch_end(trainer, pl_module, outputs, indices, batch, batch_idx, dataloader_idx)
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._on_epoch:
+            return
         loop = trainer.predict_loop
         self.write_on_epoch_end(trainer, pl_module, loop.predictions, loop.epoch_batch_indices)
+        trainer.predictions.keeps = trainer.predictions.keeps and self._caller_keeps

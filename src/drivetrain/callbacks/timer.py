@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
+from drivetrain.introspect import overrides
 from drivetrain.rank_zero import rank_zero_info
 from drivetrain.settings import seconds_of
 
@@ -53,8 +54,12 @@ class Timer(Callback):
         self._starts: dict[str, float] = {}
         self._ends: dict[str, float] = {}
         self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # of the runs that this one resumes
-        if self.duration_s is None or interval == "epoch":
-            self.idle_hooks = frozenset({"on_train_batch_end"})
+        wanted = {"on_train_batch_end": interval == "step", "on_train_epoch_end": interval == "epoch"}
+        self.idle_hooks = frozenset(
+            hook
+            for hook, needed in wanted.items()
+            if not (needed and self.ends_training) and not overrides(self, hook, Timer)
+        )
 
     def start_time(self, stage: str = "train") -> float | None:
         """When ``stage`` began, in seconds of a monotonic clock; ``None`` before."""
@@ -91,9 +96,11 @@ class Timer(Callback):
             self._ends.clear()
             self._earlier_s = dict.fromkeys(_STAGES, 0.0)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._check(trainer)  # a resumed run may have nothing left
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin("train")
-        self._check(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end("train")
@@ -115,6 +122,10 @@ class Timer(Callback):
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end("predict")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        for stage in self._starts.keys() - self._ends.keys():
+            self._end(stage)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._check(trainer)

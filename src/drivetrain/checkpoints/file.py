@@ -19,6 +19,8 @@ from drivetrain.errors import CheckpointError
 
 # What zipfile and torch raise on a container whose own fields are damaged.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, KeyError)
+# What pickle raises on an object that it cannot write, or whose class it does not find.
+_UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
 
 
 class TorchCheckpointIO(CheckpointIO):
@@ -27,6 +29,10 @@ class TorchCheckpointIO(CheckpointIO):
     Written to a temporary name beside the target, fsynced, renamed over it, and the directory fsynced: a reader sees
     the old file or the new one, never a part. On load the CRC-32 that the zip container keeps for each record is
     checked, because torch accepts flipped bits in silence.
+
+    Only plain data is read. What a checkpoint of another trainer holds besides is left out with a warning (trap T27).
+    torch's older format, which has no checksums, is read too. With ``weights_only=False`` anything is: that unpickles
+    objects, and a file can bring code that runs then. Do it with your own files only.
     """
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -44,6 +50,11 @@ class TorchCheckpointIO(CheckpointIO):
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(temporary, target)
+        except _UNPICKLABLE as error:
+            raise CheckpointError(
+                f"The checkpoint {target} was not written, because an object in it cannot be pickled: {error}. "
+                "Leave that object out of the state."
+            ) from error
         except (OSError, RuntimeError) as error:  # torch's writer hides the first behind the second
             raise CheckpointError(
                 f"The checkpoint {target} could not be written: {error}. What was there before is untouched. "
@@ -54,22 +65,30 @@ class TorchCheckpointIO(CheckpointIO):
                 temporary.unlink()
         _fsync_directory(target.parent)
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
         source = Path(path)
         if not source.is_file():
             raise CheckpointError(f"There is no checkpoint at {source}. Check the path.")
+        from drivetrain.checkpoints.foreign import is_legacy, read_foreign  # only where something is read
+
+        if not is_legacy(source):
+            _verify(source)
         try:
-            with zipfile.ZipFile(source) as container:
-                damaged = container.testzip()
-        except _UNREADABLE as error:
-            raise CheckpointError(f"{source} is no checkpoint, or was cut short ({error}). Use another one.") from error
-        if damaged is not None:
-            raise CheckpointError(f"{source} is damaged: the checksum of {damaged!r} is wrong. Use another one.")
-        try:
-            loaded: dict[str, Any] = torch.load(source, map_location=map_location, weights_only=True)
-        except pickle.UnpicklingError as error:
+            loaded: dict[str, Any] = torch.load(
+                source, map_location=map_location, weights_only=weights_only is not False
+            )
+        except _UNPICKLABLE as error:
+            if weights_only is False:
+                raise CheckpointError(
+                    f"{source} holds an object that cannot be unpickled: {error}. Use the code that it was saved with."
+                ) from error
+            if (foreign := read_foreign(source, map_location)) is not None:
+                return foreign
             raise CheckpointError(
-                f"{source} holds objects that are no plain data, and unpickling them could run code: {error}"
+                f"{source} holds objects that are no plain data, and unpickling them could run code: {_reason(error)}. "
+                "If you trust whoever wrote it, pass weights_only=False."
             ) from error
         except _UNREADABLE as error:
             raise CheckpointError(f"{source} is no checkpoint ({error}). Use another one.") from error
@@ -77,6 +96,28 @@ class TorchCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
+
+
+def _reason(error: BaseException) -> str:
+    """The one sentence in torch's page of advice that names the object."""
+    lines = [line.strip() for line in str(error).splitlines()] or [""]
+    named = next((line for line in lines if line.startswith("WeightsUnpickler error:") or "GLOBAL" in line), lines[0])
+    return named.removeprefix("WeightsUnpickler error:").strip().split(". ")[0].removesuffix(".")
+
+
+def _verify(source: Path) -> None:
+    """Check the CRC-32 of each record.
+
+    Raises:
+        CheckpointError: one is wrong, or the file is no container.
+    """
+    try:
+        with zipfile.ZipFile(source) as container:
+            damaged = container.testzip()
+    except _UNREADABLE as error:
+        raise CheckpointError(f"{source} is no checkpoint, or was cut short ({error}). Use another one.") from error
+    if damaged is not None:
+        raise CheckpointError(f"{source} is damaged: the checksum of {damaged!r} is wrong. Use another one.")
 
 
 def _fsync_directory(directory: Path) -> None:

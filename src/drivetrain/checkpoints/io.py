@@ -20,11 +20,18 @@ class CheckpointIO(ABC):
         """
 
     @abstractmethod
-    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
         """The checkpoint at ``path``.
 
+        Args:
+            path: where it lies.
+            map_location: where its tensors are read to, as for ``torch.load``.
+            weights_only: ``None`` or True: plain data only. False: everything, which runs what code the file brings.
+
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            CheckpointError: there is none, it is damaged, or it holds what may not be read.
         """
 
     @abstractmethod

@@ -52,6 +52,7 @@ class CombinedLoader:
             raise ConfigurationError(f"CombinedLoader has no mode {mode!r}. {did_you_mean(str(mode), _LENGTHS)}")
         self._mode = mode
         self._limits: list[int | float] | None = None
+        self._ended: list[bool] = []  # which loaders had ended once already when the next pass is taken up
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
         self._flattened = _checked(_flatten(iterables))
@@ -150,6 +151,14 @@ class CombinedLoader:
         self._passes.add(batches)  # weakly: a pass that nobody holds any more stops its workers, as a DataLoader's does
         return batches
 
+    def take_up(self, ended: Sequence[bool]) -> None:
+        """Let the next pass go on in the middle of one, with loaders that stand where they stood.
+
+        Args:
+            ended: for each loader, whether it had ended once already ("max_size_cycle" ends when all have).
+        """
+        self._ended = list(ended)
+
     def reset(self) -> None:
         """End the passes that are under way and stop their workers, also persistent ones."""
         for batches in list(self._passes):
@@ -208,24 +217,25 @@ class CombinedLoader:
 
     def _side_by_side(self) -> Generator[tuple[Any, int, int], None, None]:
         tree = self._iterables
-        for batch_idx, batches in enumerate(_ROUNDS[self._mode](self._starts())):
+        ended, self._ended = self._ended or [False] * len(self._flattened), []
+        for batch_idx, batches in enumerate(_ROUNDS[self._mode](self._starts(), ended)):
             yield _fill(tree, batches), batch_idx, 0
 
 
-def _min_size(starts: Starts) -> Iterable[Sequence[Any]]:
+def _min_size(starts: Starts, ended: Sequence[bool]) -> Iterable[Sequence[Any]]:
     return zip(*(start() for start in starts), strict=False)
 
 
-def _max_size(starts: Starts) -> Iterable[Sequence[Any]]:
+def _max_size(starts: Starts, ended: Sequence[bool]) -> Iterable[Sequence[Any]]:
     return zip_longest(*(start() for start in starts))
 
 
-def _max_size_cycle(starts: Starts) -> Iterator[Sequence[Any]]:
+def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
     """A round's first draws are from the loaders that have not ended yet: when the last of them ends, nothing was
     drawn for a round that will not be, and no loader was started for it.
     """
     iterators = [start() for start in starts]
-    unended = list(range(len(starts)))
+    unended = [index for index, once in enumerate(ended) if not once]
     try:
         while True:
             batches = [_END] * len(starts)
@@ -254,7 +264,7 @@ def _max_size_cycle(starts: Starts) -> Iterator[Sequence[Any]]:
         iterators.clear()  # a traceback may keep this frame alive, and it would keep the workers
 
 
-_ROUNDS: dict[str, Callable[[Starts], Iterable[Sequence[Any]]]] = {
+_ROUNDS: dict[str, Callable[[Starts, Sequence[bool]], Iterable[Sequence[Any]]]] = {
     "min_size": _min_size,
     "max_size_cycle": _max_size_cycle,
     "max_size": _max_size,

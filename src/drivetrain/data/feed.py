@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from drivetrain.data.combined import CombinedLoader
+from drivetrain.data.passes import CombinedPasses, Passes
 from drivetrain.errors import ConfigurationError
 from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.seed import worker_seed_init
+from drivetrain.seed import rng_state, worker_seed_init
 
 
 def sized_length(loader: Any) -> int | None:
@@ -76,47 +78,88 @@ def fetches_ahead(loader: Any) -> bool:
 
 
 def feed(
-    batches: Iterable[Any], num_batches: float, move: Callable[[Any], Any] | None, ahead: bool
+    batches: Iterable[Any],
+    num_batches: float,
+    move: Callable[[Any], Any] | None,
+    ahead: bool,
+    resumed: Resumed | None = None,
 ) -> Iterator[tuple[Any, bool]]:
     """Yield ``(batch, is_last)``.
 
     Args:
-        batches: a loader; its iterator is made here, once.
+        batches: a loader, or the passes over one; its iterator is made here, once.
         num_batches: where to stop, ``inf`` for its end.
         move: brings a batch to the device as soon as it is fetched; ``None`` where an overridden transfer hook will
             do it at its documented place. If it hands the first batch back as it is, the loader's batches lie on the
             device already, and it is not called again in this pass.
         ahead: see :func:`fetches_ahead`.
+        resumed: the pass goes on in its middle, where its iterator stands already.
     """
+    done = 0 if resumed is None else resumed.done
     items = iter(batches)
     if isinstance(batches, CombinedLoader):
         items = (item[0] for item in items)
-    source = islice(items, None if num_batches == float("inf") else int(num_batches))
-    if not ahead:
-        position = 0
-        for position, batch in enumerate(source, 1):
-            if move is not None:
-                moved = move(batch)
-                if moved is batch:
-                    move = None  # this loader's batches lie where they are wanted
-                batch = moved
-            yield batch, position == num_batches
-        if position < num_batches < float("inf"):
-            rank_zero_warn(
-                f"The loader {type(batches).__name__} has a length that promised {num_batches:.0f} batches, and gave "
-                f"{position}. What belongs to the last batch of an epoch was left out. Correct its __len__."
-            )
+    source = islice(items, None if num_batches == float("inf") else int(num_batches) - done)
+    if ahead:
+        yield from _ahead(batches, source, move, resumed)
         return
-    for batch in source:
-        current = batch if move is None else move(batch)
-        break
-    else:
-        return
-    for batch in source:
-        following = batch if move is None else move(batch)
-        yield current, False
+    position = done
+    for position, batch in enumerate(source, done + 1):
+        if move is not None:
+            moved = move(batch)
+            if moved is batch:
+                move = None  # this loader's batches lie where they are wanted
+            batch = moved
+        yield batch, position == num_batches
+    if position < num_batches < float("inf"):
+        loader = batches.loader if isinstance(batches, (Passes, CombinedPasses)) else batches
+        rank_zero_warn(
+            f"The loader {type(loader).__name__} has a length that promised {num_batches:.0f} batches, and gave "
+            f"{position}. What belongs to the last batch of an epoch was left out. Correct its __len__."
+        )
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """How a pass goes on in its middle.
+
+    Attributes:
+        done: batches of it that are done.
+        caught_up: called once everything has been fetched that had been fetched when the pass was left.
+    """
+
+    done: int
+    caught_up: Callable[[], None]
+
+
+def _ahead(
+    batches: Any, source: Iterator[Any], move: Callable[[Any], Any] | None, resumed: Resumed | None
+) -> Iterator[tuple[Any, bool]]:
+    """Fetch each batch before the one ahead of it is worked on; of passes, keep where they were before that fetch."""
+    passes = batches if isinstance(batches, (Passes, CombinedPasses)) else None
+    current: Any = None
+    position = -1
+    while True:
+        if passes is not None:
+            mark = passes.mark()
+            if passes.fetches_here:
+                mark["rng"] = rng_state()
+            passes.flight = mark  # it stays if the pass is given up: the batch in flight was not worked on
+        for batch in source:
+            following = batch if move is None else move(batch)
+            break
+        else:
+            break
+        position += 1
+        if position == 0 and resumed is not None:
+            resumed.caught_up()
+        if position > 0:
+            yield current, False
         current = following
-    yield current, True
+    if passes is not None:
+        passes.flight = None
+    if position >= 0:
+        yield current, True
 
 
 class BatchIterator:

@@ -18,7 +18,9 @@ _FILES = {"CSVLogger": "csv", "DummyLogger": "dummy", "Logger": "logger", "Tenso
 
 def __getattr__(name: str) -> Any:
     if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from drivetrain.errors import did_you_mean
+
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {did_you_mean(name, __all__)}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
     return value
 

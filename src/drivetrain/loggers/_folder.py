@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.errors import ConfigurationError, NotSupportedError, wrong_value
 from drivetrain.loggers.logger import Logger
 
 _VERSION = re.compile(r"version_(\d+)")
@@ -27,12 +27,14 @@ class FolderLogger(Logger):
         prefix: put before every name, joined by a hyphen.
 
     Raises:
-        ConfigurationError: ``save_dir`` is a remote address, or ``version`` is of another type.
+        ConfigurationError: ``save_dir`` is a remote address, or one of the two is of another type.
     """
 
     def __init__(
         self, save_dir: str | os.PathLike[str], name: str | None, version: int | str | None, prefix: str
     ) -> None:
+        if not isinstance(save_dir, (str, os.PathLike)):
+            raise wrong_value(type(self).__name__, "save_dir", save_dir, "a path", 'save_dir="runs"')
         folder = os.fspath(save_dir)
         if "://" in folder:
             raise NotSupportedError(

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, arguments_checked, is_count, shown
 from drivetrain.loggers._folder import FolderLogger, write_atomically
 from drivetrain.rank_zero import rank_zero_only
 
@@ -35,6 +35,7 @@ class CSVLogger(FolderLogger):
             another type.
     """
 
+    @arguments_checked
     def __init__(
         self,
         save_dir: str | os.PathLike[str],
@@ -44,9 +45,9 @@ class CSVLogger(FolderLogger):
         flush_logs_every_n_steps: int = 100,
     ) -> None:
         super().__init__(save_dir, name, version, prefix)
-        if flush_logs_every_n_steps < 1:
+        if not is_count(flush_logs_every_n_steps, 1):
             raise ConfigurationError(
-                f"CSVLogger got flush_logs_every_n_steps={flush_logs_every_n_steps}. Pass 1 or more."
+                f"CSVLogger got flush_logs_every_n_steps={shown(flush_logs_every_n_steps)}. Pass an int of 1 or more."
             )
         self._flush_every = flush_logs_every_n_steps
         self._flushed_at: int | None = None  # the step at which the current span of unwritten steps began

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, did_you_mean, shown
 from drivetrain.export import detached, example_pass
 from drivetrain.loggers._folder import FolderLogger
 from drivetrain.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
@@ -17,6 +18,10 @@ from drivetrain.rank_zero import rank_from_environ, rank_zero_only, rank_zero_wa
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.tensorboard import SummaryWriter
+
+
+_WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filename_suffix")
+"""What SummaryWriter takes besides the folder; written down here, because importing it is slow."""
 
 
 class TensorBoardLogger(FolderLogger):
@@ -57,6 +62,13 @@ class TensorBoardLogger(FolderLogger):
                 "TensorBoardLogger needs the package tensorboard, which is not installed. "
                 "Run `pip install tensorboard`, or use CSVLogger."
             )
+        for key, value in kwargs.items():
+            if key not in _WRITER_ARGUMENTS:
+                own = inspect.signature(TensorBoardLogger).parameters.keys() - {"kwargs"}
+                raise UnknownArgumentError(
+                    f"TensorBoardLogger has no argument {key}={shown(value)}, and neither has SummaryWriter. "
+                    f"{did_you_mean(key, {*own, *_WRITER_ARGUMENTS})}"
+                )
         super().__init__(save_dir, name, version, prefix)
         self._sub_dir = None if sub_dir is None else os.path.expanduser(os.path.expandvars(os.fspath(sub_dir)))
         self._log_graph = log_graph
@@ -173,7 +185,6 @@ class _ByName(nn.Module):
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__()
         self.model, self._names = model, names
-        self.training = False  # the tracer wants to restore one mode for all, and it is that of the model
 
     def forward(self, *inputs: Any) -> Any:
         return self.model(**dict(zip(self._names, inputs, strict=True)))

@@ -125,6 +125,8 @@ def _evaluate_loaders(
     book.refresh()
     rows = [] if sanity else run.publish(book.epoch_values(stage), run.progress.logger_step, read_all)
     book.reset(stage)
+    if run.progress.validation:
+        run.progress.validation = "done"  # a checkpoint that is saved from here on need not run it again
     hooks.call(f"on_{word}_end")
     return rows
 
@@ -252,7 +254,7 @@ def sanity_check(run: Run) -> None:
     limits, progress, book = run.limits, run.progress, run.book
     if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):
         return
-    if progress.global_step > 0 or limits.max_epochs == 0 or limits.max_steps == 0:
+    if run.restart is not None or progress.global_step > 0 or limits.max_epochs == 0 or limits.max_steps == 0:
         return  # resuming, or nothing to train
     progress.stage = RunningStage.SANITY_CHECKING
     with isolate_rng():

@@ -17,21 +17,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from drivetrain.data.feed import BatchIterator, feed, fetches_ahead, set_epoch
-from drivetrain.errors import ConfigurationError
+from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead, set_epoch
+from drivetrain.data.passes import is_replayed
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.hooks import Call
 from drivetrain.introspect import takes_iterator
 from drivetrain.loops.evaluate import evaluate, sanity_check, validates_in, validation_due
 from drivetrain.loops.progress import RunningStage
+from drivetrain.loops.restart import take_up_between_passes, take_up_random_state, take_up_state, watch_exceptions
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import Step, make_step
 from drivetrain.losses import outputs_for_hooks
 from drivetrain.optimizers import LRSchedulerConfig
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.seed import rng_state, set_rng_state
 
 
 class _Bound(NamedTuple):
@@ -48,6 +51,8 @@ class _Bound(NamedTuple):
     log_every: int
     validates: bool
     validate_every: float
+    looks_after: bool
+    keep_start: Callable[[], None] | None
 
 
 def _bind(run: Run) -> _Bound:
@@ -69,6 +74,8 @@ def _bind(run: Run) -> _Bound:
         log_every=limits.log_every_n_steps,
         validates=validates,
         validate_every=val_check_every(limits, run.progress.num_training_batches) if validates else ENDLESS,
+        looks_after=validates or bool(schedules.step_plateau),
+        keep_start=watch_exceptions(run) if run.saves_on_exception else None,
     )
 
 
@@ -79,22 +86,21 @@ def fit(run: Run) -> None:
     progress.stage = RunningStage.TRAINING
     book.group, book.epoch_done = "train", False
     _prepare(run)
-    if run.training_done():
+    if run.training_done() and not progress.epoch_ending:
         _say_why_nothing_is_trained(run)
         return
     hooks.call("on_train_start")
     run.validated_at = time.monotonic()
-    move, transfer = run.transfer
+    transfer = run.transfer[1]
     training_scope = hooks.scope("training_step")
+    if progress.epoch_ending:
+        _take_up_epoch_end(run)
 
     while not run.training_done():
-        loader = _begin_epoch(run)
+        source, bound = _begin_epoch(run)
         num_batches = progress.num_training_batches
-        source = feed(loader, num_batches, None if transfer else move, fetches_ahead(loader))
-        run.batches = _iterator_for_step(run, source)
-        bound = _bind(run)
         book.scope = training_scope
-        held, divisor = 0, 1  # batches in the current window, and how many it will have
+        accumulate, held, divisor = bound.accumulate, progress.held, progress.divisor
         for batch, is_last in source:
             if run.stale:
                 bound = _bind(run)
@@ -119,32 +125,48 @@ def fit(run: Run) -> None:
             output = bound.step(batch, batch_idx, held, window_ends, divisor)
             if run.batches is not None:  # the step may have taken further batches
                 batch_idx, is_last = progress.batch_idx, progress.is_last_batch
-            stepped = progress.global_step != steps_before
-            schedules = bound.schedules
+            progress.stepped = stepped = progress.global_step != steps_before
             if bound.step_schedulers and stepped:
-                schedules.advance(bound.step_schedulers, progress.global_step)
-            if is_last and schedules.epoch:
-                schedules.advance(schedules.epoch, progress.current_epoch + 1)
+                bound.schedules.advance(bound.step_schedulers, progress.global_step)
+            if is_last and bound.schedules.epoch:
+                bound.schedules.advance(bound.schedules.epoch, progress.current_epoch + 1)
             progress.batches_done = batch_idx + 1
             if window_ends:
+                held = 0
                 progress.stepped_batches += 1
+            if accumulate != 1:
+                progress.held, progress.divisor = held, divisor
+            if flushes:
+                progress.flush_due = True
             for hook in bound.batch_end:
                 hook(outputs_for_hooks(output), batch, batch_idx)
 
-            if flushes:
-                run.publish(book.step_values("train"), progress.logger_step)
-            if bound.validates and validation_due(run, bound.validate_every, is_last):
-                _validate(run, accumulating=not window_ends)
+            if flushes or bound.looks_after:
+                _after_batch(run, bound)
                 book.scope = training_scope
-            if window_ends:
-                held = 0
-                if stepped and schedules.step_plateau:
-                    schedules.advance(schedules.step_plateau, progress.global_step)
             if progress.global_step >= bound.max_steps or (progress.should_stop and not is_last and run.may_stop()):
                 break
+            if held == 0 and bound.keep_start is not None:
+                bound.keep_start()
         _end_epoch(run, bound.schedules)
     _warn_of_the_unlogged(run)
     hooks.call("on_train_end")
+
+
+def _after_batch(run: Run, bound: _Bound) -> None:
+    """What follows a batch that is done: flush the log, validate, step the schedulers that watch a value."""
+    progress = run.progress
+    if progress.flush_due:
+        run.publish(run.book.step_values("train"), progress.logger_step)
+        progress.flush_due = False
+    if progress.validation == "done":
+        progress.validation = ""
+    elif bound.validates and (
+        progress.validation == "running" or validation_due(run, bound.validate_every, progress.is_last_batch)
+    ):
+        _validate(run)
+    if progress.held == 0 and progress.stepped and bound.schedules.step_plateau:
+        bound.schedules.advance(bound.schedules.step_plateau, progress.global_step)
 
 
 def _iterator_for_step(run: Run, source: Iterator[tuple[Any, bool]]) -> BatchIterator | None:
@@ -195,18 +217,92 @@ def _prepare(run: Run) -> None:
         val_check_every(limits, progress.num_training_batches)
 
 
-def _begin_epoch(run: Run) -> Any:
-    """Bring everything to the start of an epoch; return its loader."""
+def _begin_epoch(run: Run) -> tuple[Iterable[tuple[Any, bool]], _Bound]:
+    """Bring everything to the start of an epoch, or to where one is taken up; return its batches and its step."""
     progress, book, loaders = run.progress, run.book, run.loaders
-    progress.batch_idx, progress.batches_done, progress.is_last_batch, progress.epoch_cut = -1, 0, False, False
+    resumes = run.restart is not None and progress.batches_done > 0
     book.leave_batch()
     book.group, book.epoch_done = "train", False
-    loaders.reload("fit", run.limits.reload_every)
+    if not resumes:
+        progress.batch_idx, progress.batches_done, progress.is_last_batch, progress.epoch_cut = -1, 0, False, False
+        progress.held, progress.divisor = 0, 1
+        loaders.reload("fit", run.limits.reload_every)
     loader = loaders.training()
     progress.num_training_batches = loaders.count_training()  # the limit may have been changed
     set_epoch(loader, progress.current_epoch)
+    if resumes:
+        return _take_up_epoch(run, loader)
+    passes = loaders.passes()
+    passes.start_epoch()
     run.hooks.call("on_train_epoch_start")
-    return loader
+    take_up_between_passes(run)
+    take_up_random_state(run)
+    run.restart = None
+    source = _feed(run, loader)
+    return source, _bind_with(run, source)
+
+
+def _feed(run: Run, loader: Any, resumed: Resumed | None = None) -> Iterator[tuple[Any, bool]]:
+    move, transfer = run.transfer
+    num_batches = run.progress.num_training_batches
+    return feed(run.loaders.passes(), num_batches, None if transfer else move, fetches_ahead(loader), resumed)
+
+
+def _bind_with(run: Run, source: Iterator[tuple[Any, bool]]) -> _Bound:
+    run.batches = _iterator_for_step(run, source)
+    bound = _bind(run)
+    if bound.keep_start is not None:
+        bound.keep_start()
+    return bound
+
+
+def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterable[tuple[Any, bool]], _Bound]:
+    """Go on in the middle of an epoch: finish the batch that was done last, then its rest."""
+    progress, state, passes = run.progress, run.restart, run.loaders.passes()
+    assert state is not None  # the caller has looked
+    take_up_state(run)
+    data, done = state.get("data"), progress.batches_done
+    if data is None:
+        raise CheckpointError(
+            f"The checkpoint was saved after {done} batches of epoch {progress.current_epoch}, and does not say which "
+            "those were. Resume from one that was saved at the end of an epoch, or load only its weights."
+        )
+    if is_replayed(loader):
+        rank_zero_info(
+            f"The loader {type(loader).__name__} does not know where it is: its first {done} batches are fetched again "
+            "and left out."
+        )
+    after: dict[str, Any] = {}  # the random state when the next batch is asked for
+    source = _feed(run, loader, Resumed(done, caught_up=lambda: set_rng_state(after)))
+    bound = _bind_with(run, source)
+    if run.book.scope is None:
+        run.book.scope = run.hooks.scope("training_step")
+    take_up_random_state(run)
+    if progress.flush_due:
+        run.book.step_values("train")  # the earlier run has logged them
+        progress.flush_due = False
+    _after_batch(run, bound)
+    left = progress.global_step >= bound.max_steps or (progress.should_stop and run.may_stop())
+    if left or progress.is_last_batch:
+        take_up_between_passes(run)
+        run.restart = None
+        return (), bound
+    after.update(rng_state())
+    passes.resume(data)
+    set_rng_state(data.get("rng", after))  # a batch that is fetched ahead was drawn before the checkpoint
+    run.restart = None
+    return source, bound
+
+
+def _take_up_epoch_end(run: Run) -> None:
+    """The checkpoint was saved when the epoch's batches were over: what was left of it is done now."""
+    take_up_state(run)
+    take_up_between_passes(run)
+    take_up_random_state(run)
+    run.restart = None
+    configs = run.engine.strategy.lr_scheduler_configs if run.module.automatic_optimization else []
+    run.book.epoch_done = run.book.copies = True
+    _close_epoch(run, Schedules(configs, run.hooks, run.book), publishes=False)
 
 
 def _end_epoch(run: Run, schedules: Schedules) -> None:
@@ -217,30 +313,49 @@ def _end_epoch(run: Run, schedules: Schedules) -> None:
             f"{progress.current_epoch}. Pass something that can be iterated anew in each epoch, not a generator."
         )
     book.leave_batch()
-    progress.epoch_cut = not progress.is_last_batch
+    stopped = progress.global_step >= run.limits.max_steps or progress.should_stop
+    progress.epoch_cut = stopped and not progress.is_last_batch
+    progress.cut_batches = progress.batches_done
     book.epoch_done = progress.epoch_ending = book.copies = True
     run.hooks.call("on_train_epoch_end")
+    _close_epoch(run, schedules)
+
+
+def _close_epoch(run: Run, schedules: Schedules, publishes: bool = True) -> None:
+    """What comes after the hooks of an epoch's end, those that save included.
+
+    ``publishes`` is False for an epoch that an earlier run has closed too: its row is in the log already.
+    """
+    progress, book = run.progress, run.book
     book.refresh()
-    schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
-    run.publish(book.epoch_values("train"), progress.logger_step)
-    rest = book.step_values("train")
-    book.read([row for row in rest if row.entry.to_bar])  # so that an epoch without a flush shows its numbers too
-    if progress.stepped_batches < run.limits.log_every_n_steps:
-        run.unlogged.update(row.name for row in rest if row.entry.to_logger and run.log is not None)
+    if not progress.epoch_cut:  # its rest may still come, in a run that goes on from here
+        schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
+    if publishes:
+        run.publish(book.epoch_values("train"), progress.logger_step)
+        rest = book.step_values("train")
+        book.read([row for row in rest if row.entry.to_bar])  # so that an epoch without a flush shows its numbers too
+        if progress.stepped_batches < run.limits.log_every_n_steps:
+            run.unlogged.update(row.name for row in rest if row.entry.to_logger and run.log is not None)
     book.reset("train")
     progress.current_epoch += 1
     progress.earlier_batches += progress.batches_done
     progress.batches_done, progress.epoch_ending = 0, False
 
 
-def _validate(run: Run, accumulating: bool) -> None:
-    if not accumulating:
+def _validate(run: Run) -> None:
+    progress = run.progress
+    run.before_validation = {
+        "rng": rng_state(),
+        "eval_steps": {stage: list(counts) for stage, counts in progress.eval_steps.items()},
+    }
+    progress.validation = "running"
+    if progress.held == 0:
         run.hooks.call_method("on_validation_model_zero_grad")
     run.book.refresh()  # so that what the training batch logged is there while validation runs
     run.loaders.reload("validate", run.limits.reload_every)
     loaders = run.loaders.evaluation("validate")
     run.loaders.count_evaluation("validate")
     evaluate(run, "validate", loaders)
-    run.progress.stage = RunningStage.TRAINING
+    progress.stage, progress.validation = RunningStage.TRAINING, ""
     run.book.group, run.book.epoch_done = "train", False
     run.validated_at = time.monotonic()

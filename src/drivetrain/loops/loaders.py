@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.feed import count_batches, fetches_ahead, seed_workers
+from drivetrain.data.passes import CombinedPasses, Passes, passes_over
 from drivetrain.data.resample import without_shuffle
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, described
 from drivetrain.hooks import DataHooks
 from drivetrain.introspect import overrides
 from drivetrain.tree import leaves, map_leaves
@@ -26,6 +28,24 @@ _LIMITS = {
     "test": "limit_test_batches",
     "predict": "limit_predict_batches",
 }
+
+
+def check_iterable(loader: Any, start: str) -> None:
+    """Whether ``loader`` gives batches. ``start`` begins the message if not.
+
+    Raises:
+        ConfigurationError: it cannot be iterated, or is a text.
+    """
+    if hasattr(loader, "__iter__") and not isinstance(loader, (str, bytes, type)):
+        return
+    cure = "Give a DataLoader or another iterable."
+    if isinstance(loader, type):
+        cure = f"Write {loader.__name__}(...)."
+    elif inspect.isroutine(loader):
+        cure = "Call it, and give what it returns."
+    elif hasattr(loader, "__getitem__") and not isinstance(loader, (str, bytes)):
+        cure = "Wrap the dataset: DataLoader(dataset, batch_size=32)."
+    raise ConfigurationError(f"{start} {described(loader)}, which cannot be iterated. {cure}")
 
 
 @dataclass
@@ -68,6 +88,7 @@ class Loaders:
         self._overfits = overfits
         self._evaluation: dict[str, list[EvalLoader]] = {}
         self._training: Any = None
+        self._passes: Passes | CombinedPasses | None = None
         self._made_in: dict[str, int] = {}
 
     def available(self, stage: str) -> bool:
@@ -100,6 +121,22 @@ class Loaders:
                 )
             self._training = made
         return self._training
+
+    def passes(self) -> Passes | CombinedPasses:
+        """The passes over the training loader."""
+        if self._passes is None:
+            self._passes = passes_over(self.training())
+        return self._passes
+
+    @property
+    def made_passes(self) -> Passes | CombinedPasses | None:
+        """The same if training has begun, else ``None``."""
+        return self._passes
+
+    def close(self) -> None:
+        """Stop workers that persist from epoch to epoch."""
+        if self._passes is not None:
+            self._passes.close()
 
     @property
     def made_training(self) -> Any:
@@ -141,7 +178,8 @@ class Loaders:
         if not every or age < every or self._passed.get(stage) is not None:
             return
         if stage == "fit":
-            self._training = None
+            self.close()
+            self._training = self._passes = None
         else:
             self._evaluation.pop(stage, None)
 
@@ -158,11 +196,7 @@ class Loaders:
         self._made_in[stage] = self._epoch()
 
         def prepare(loader: Any) -> Any:
-            if not hasattr(loader, "__iter__"):
-                raise ConfigurationError(
-                    f"{LOADER_HOOKS[stage]} gave a {type(loader).__name__}, which cannot be iterated. "
-                    "Give a DataLoader or another iterable."
-                )
+            check_iterable(loader, f"{LOADER_HOOKS[stage]} gave")
             seed_workers(loader)
             return without_shuffle(loader) if self._overfits and stage in ("fit", "validate") else loader
 

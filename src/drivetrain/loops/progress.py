@@ -49,7 +49,13 @@ class Progress:
         stepped_batches: windows done, whether or not their step happened. The loggers' x axis is the index of the last,
             ``logger_step`` (trap T11).
         num_training_batches: per epoch; ``inf`` where the loader has no length.
-        epoch_cut: the last epoch was ended before its last batch.
+        held, divisor: batches of the window that is being accumulated, and how many it will have; kept only while
+            windows have more than one.
+        stepped: the last batch's optimizer step happened.
+        flush_due: the last batch's logged values are still to be read.
+        validation: "running" or "done", from its start until the batch that it follows is left; else "".
+        epoch_cut: the epoch was, or will be, left before its last batch, by a limit or by a request to stop.
+        cut_batches: batches of that epoch.
         epoch_ending: the epoch's batches are over and its end hooks are running.
         is_last_batch: the current batch is the last of its epoch.
         resumed_batches: ``total_batches`` when a checkpoint was taken back; -1 where none was.
@@ -68,6 +74,12 @@ class Progress:
     global_step: int = 0
     stepped_batches: int = 0
     num_training_batches: float = 0
+    held: int = 0
+    divisor: int = 1
+    stepped: bool = False
+    flush_due: bool = False
+    validation: str = ""
+    cut_batches: int = 0
     epoch_cut: bool = False
     epoch_ending: bool = False
     is_last_batch: bool = False
@@ -96,7 +108,8 @@ class Progress:
         """Forget what an earlier run was in the middle of; what it counted stays."""
         self.fn, self.stage, self.status = fn, None, TrainerStatus.RUNNING
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
-        self.is_last_batch = self.should_stop = self.epoch_ending = False
+        self.is_last_batch = self.should_stop = self.epoch_ending = self.flush_due = self.stepped = False
+        self.held, self.divisor, self.validation = 0, 1, ""
         self.resumed_batches = -1
         self.eval_steps = {}
 
@@ -114,7 +127,17 @@ class Progress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` returned."""
         for name in (*_SAVED, "eval_steps"):
-            setattr(self, name, state[name])
+            if name in state:
+                setattr(self, name, state[name])
+        if self.epoch_cut:  # by a limit that may be another now: its rest is still to come
+            if not self.epoch_ending:
+                self.current_epoch -= 1
+                self.earlier_batches -= self.cut_batches
+            self.batches_done = self.cut_batches
+            self.epoch_ending = self.epoch_cut = self.flush_due = self.stepped = False
+            self.validation = "done"
+        self.batch_idx = self.batches_done - 1
+        self.resumed_batches = self.total_batches
 
 
 _SAVED = (
@@ -123,6 +146,13 @@ _SAVED = (
     "earlier_batches",
     "global_step",
     "stepped_batches",
+    "is_last_batch",
+    "held",
+    "divisor",
+    "stepped",
+    "flush_due",
+    "validation",
     "epoch_cut",
+    "cut_batches",
     "epoch_ending",
 )

@@ -14,6 +14,7 @@ from drivetrain.hooks import Call, HookTable
 from drivetrain.logbook import Logbook, Row
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import Progress
+from drivetrain.losses import Window
 from drivetrain.module import LightningModule
 from drivetrain.optimizers import LightningOptimizer
 from drivetrain.rank_zero import rank_zero_info
@@ -113,6 +114,12 @@ class Run:
         handles: the optimizers as user code sees them.
         manual_backward: what the module's method of this name does; set while it optimizes by hand.
         batches: the pass over the training loader, for a step that takes ``dataloader_iter``; ``None`` for all others.
+        window: what the current window holds.
+        restart: where the run goes on, if it resumes; the loop takes it up and forgets it.
+        saves_on_exception: a callback saves then.
+        window_start: where it could go on after an exception: kept only if somebody saves then.
+        stepping: an optimizer is changing parameters at this moment; watched only if somebody saves after exceptions.
+        before_validation: the random state and the counters of evaluation batches when the last validation began.
         unbinders: undo what binding the step attached to the optimizers.
         stale: somebody changed a limit, a callback, a logger or an optimizer: the loop binds anew at the next batch.
         validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
@@ -133,6 +140,12 @@ class Run:
     handles: list[LightningOptimizer] = field(default_factory=list)
     manual_backward: Callable[..., Any] | None = None
     batches: BatchIterator | None = None
+    window: Window = field(default_factory=Window)
+    restart: dict[str, Any] | None = None
+    saves_on_exception: bool = False
+    window_start: dict[str, Any] | None = None
+    stepping: bool = False
+    before_validation: dict[str, Any] = field(default_factory=dict)
     unbinders: list[Callable[[], None]] = field(default_factory=list)
     stale: bool = False
     validated_at: float = field(default_factory=time.monotonic)

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from drivetrain.errors import ConfigurationError
 from drivetrain.introspect import overrides, positional_arity
 from drivetrain.loops.run import Run
-from drivetrain.losses import Window, loss_of, rescale
+from drivetrain.losses import Window, cannot_be_differentiated, loss_of, rescale
 from drivetrain.optimizers import LightningOptimizer, TakeStep
 from drivetrain.precision.precision import Precision
 
@@ -59,7 +59,7 @@ def make_step(run: Run) -> Step:
             f"configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
             "Put all parameters into one optimizer, or set self.automatic_optimization = False and step them yourself."
         )
-    window = Window()
+    window = run.window  # the run's: a window goes on when its step is bound anew in its middle
     optimizer = optimizers[0] if optimizers else None
     forward_backward = _make_forward_backward(run, optimizer, window)
     before_step = _make_before_step(run, optimizer, window)
@@ -195,7 +195,13 @@ def _manual(run: Run) -> Step:
 
     for handle in run.handles:
         _attach(run, handle, before_step, lambda: True)
-    run.manual_backward = _make_backward(run)
+    backward, window = _make_backward(run), run.window
+
+    def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        window.graded += 1  # until the next step: a checkpoint in between must hold the gradients
+        backward(loss, *args, **kwargs)
+
+    run.manual_backward = manual_backward
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         if context is None:
@@ -243,8 +249,19 @@ def _attach(
         return loss
 
     take_step: TakeStep = scaled if precision.scales_loss else plain
+    if not run.module.automatic_optimization:
+        take_step = _closing_window(run, take_step)
     handle.take_step = take_step
     run.unbinders.append(lambda: setattr(handle, "take_step", None))
+
+
+def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
+    def step(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+        result = take_step(optimizer, closure, kwargs)
+        run.window.graded = 0
+        return result
+
+    return step
 
 
 # ---- what they share -------------------------------------------------------------------------------------------------
@@ -304,7 +321,12 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
             if position != window.position:  # a closure may be run twice
                 window.position = position
                 window.graded += 1
-            backward(loss)
+            try:
+                backward(loss)
+            except RuntimeError as error:
+                if (why := cannot_be_differentiated(loss)) is not None:
+                    raise ConfigurationError(why) from error
+                raise
         return output
 
     return forward_backward

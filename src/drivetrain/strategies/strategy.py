@@ -138,8 +138,10 @@ class Strategy(ABC):
         if self.is_global_zero:
             self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
 
-    def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
-        """Read into host memory."""
+    def load_checkpoint(self, path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read into host memory; with ``weights_only=False``, unpickle what is no plain data, which can run code."""
+        if weights_only is False:
+            return self.checkpoint_io.load_checkpoint(path, weights_only=False)
         return self.checkpoint_io.load_checkpoint(path)
 
     def remove_checkpoint(self, path: str | Path) -> None:

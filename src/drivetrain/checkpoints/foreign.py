@@ -1,0 +1,492 @@
+"""Files that torch refuses as no plain data, read all the same, and nothing in them imported or called.
+
+A pickle is a small program, and this is an interpreter for it that knows only harmless instructions. Of the names that
+a file mentions it resolves those that torch's own weights-only reader resolves, and a few that stand for plain data;
+every other name becomes a :class:`Placeholder`, which takes whatever is done to it and does nothing. Why so much work:
+
+- ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses what is done to
+  them: items set on a class derived from ``dict`` or ``list``, which is how other trainers kept hyperparameters, and
+  any name in the modules ``os`` and ``sys``.
+- ``pickle.Unpickler`` with an own ``find_class`` would let a file set attributes of torch's classes and functions.
+
+torch still opens the container and makes the tensors: it takes the interpreter as its ``pickle_module``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import pickle
+import pickletools
+import re
+import sys
+import types
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import _weights_only_unpickler as torch_allows  # private, and the only place of torch's allow-list
+
+from drivetrain.errors import CheckpointError
+from drivetrain.rank_zero import rank_zero_warn
+
+_LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"  # torch's, before it wrote zip files
+_ZIP_START = b"PK\x03\x04"
+_MOST_NAMES = 12  # in the warning; a file may hold thousands of objects
+
+
+class Placeholder:
+    """Stands for an object, a class or a function of a file whose name nobody vouches for.
+
+    Attributes:
+        path: the name, with its module, as the file has it.
+    """
+
+    path: ClassVar[str] = ""
+
+    def __repr__(self) -> str:
+        return f"<not loaded: {self.path}>"
+
+
+def is_legacy(path: Path) -> bool:
+    """Whether ``path`` is in torch's format from before 1.6, which is no zip file and has no checksums."""
+    return _starts_with(path, _LEGACY_START)
+
+
+def _starts_with(path: Path, start: bytes) -> bool:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(len(start)) == start
+    except OSError:  # whoever reads the rest of it will say so
+        return False
+
+
+def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
+    """Where in dictionaries, lists and namespaces a placeholder is, and for what: ``("a/0", "pathlib.PosixPath")``."""
+    todo, seen = [("", tree)], set()
+    while todo:
+        path, value = todo.pop()
+        if (kind := _placeholder_class(value)) is not None:
+            yield path, kind.path
+            continue
+        if isinstance(value, argparse.Namespace):
+            value = vars(value)
+        if not isinstance(value, (Mapping, list, tuple)) or id(value) in seen:
+            continue
+        seen.add(id(value))  # a file may hold a list that holds itself
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        below = [(f"{path}/{key}" if path else str(key), item) for key, item in items]
+        todo.extend(reversed(below))
+
+
+def read_foreign(path: str | Path, map_location: Any = "cpu") -> dict[str, Any] | None:
+    """The checkpoint at ``path``, with a :class:`Placeholder` for whatever is no plain data (trap T27).
+
+    For files of other trainers, Lightning's above all, and for old ones. One warning says what was not loaded.
+
+    Args:
+        path: a file that torch wrote, in its present or in its older format.
+        map_location: where tensors are read to, as for ``torch.load``.
+
+    Returns:
+        ``None`` if it is no checkpoint of a trainer: no dictionary with a ``state_dict`` or a version of Lightning's.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    source = Path(path)
+    unpickler = type("Unpickler", (_Unpickler,), {"known": {}})
+    module = types.SimpleNamespace(
+        __name__="drivetrain.checkpoints.foreign",
+        Unpickler=unpickler,
+        load=lambda file, **options: unpickler(file, **options).load(),
+    )
+    try:
+        loaded = torch.load(_container(source), map_location=map_location, pickle_module=module, weights_only=False)
+    except Exception as error:  # whatever torch raises on a file that does not keep to its format
+        raise CheckpointError(f"{source} is no checkpoint, or was cut short ({error}). Use another one.") from error
+    if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
+        return None
+    _warn_of_placeholders(source, loaded)
+    return loaded
+
+
+def _container(source: Path) -> Any:
+    """What to give to ``torch.load`` so that it does nothing but read a container of the two that are read here."""
+    if is_legacy(source):
+        return io.BytesIO(source.read_bytes())  # from memory, or torch would try to unpack it as a tar file first
+    if not _starts_with(source, _ZIP_START):
+        raise ValueError("it is in no format of torch")
+    if "constants.pkl" in torch._C.PyTorchFileReader(str(source)).get_all_records():
+        raise ValueError("it is a TorchScript archive, which torch.load would run")
+    return source
+
+
+def _warn_of_placeholders(source: Path, checkpoint: dict[Any, Any]) -> None:
+    # The class that hyperparameters had is of no interest: here they are a dictionary.
+    found = list(placeholders({key: value for key, value in checkpoint.items() if key != "hparams_type"}))
+    if not found:
+        return
+    named = [f"{where} ({name})" for where, name in found[:_MOST_NAMES]]
+    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    keys = [where.split("/")[1] for where, _ in found if where.startswith("hyper_parameters/")]
+    rank_zero_warn(
+        f"{source} holds objects that are no plain data, and loading them could run code, so they are left out: "
+        f"{', '.join(named)}{more}. Pass hyperparameters when you load it, as in "
+        f"load_from_checkpoint(path, {keys[0] if keys else 'name'}=...); or, if you trust whoever wrote it, "
+        "weights_only=False.",
+        stacklevel=5,
+    )
+
+
+# ---- the interpreter -------------------------------------------------------------------------------------------------
+
+
+class _Unpickler:
+    """What torch takes for ``pickle.Unpickler``; it derives a class from it and gives that a ``persistent_load``."""
+
+    known: ClassVar[dict[str, Any]]
+    """What the names in this file became, shared by the pickles of one file."""
+
+    persistent_load: Callable[[Any], Any]
+
+    def __init__(self, file: Any, **options: Any) -> None:
+        self._file = file
+        self._stack: list[Any] = []
+        self._below: list[list[Any]] = []  # the stacks that marks have put aside
+        self._memo: dict[int, Any] = {}
+        self._own = _stand_ins()
+        users = torch_allows._get_user_allowed_globals()  # type: ignore[no-untyped-call]
+        self._allowed = {**torch_allows._get_allowed_globals(), **users}
+        self._callable = {id(value) for value in self._allowed.values()}
+        self._buildable = [value for value in users.values() if isinstance(value, type)]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a name in the file means; never what lies in the module of that name."""
+        path = f"{_RENAMED.get(module, module)}.{name}"
+        if path not in self.known:
+            if path in self._own:
+                self.known[path] = self._own[path]
+            elif path in self._allowed:
+                self.known[path] = self._allowed[path]
+            else:
+                self.known[path] = type("Placeholder", (Placeholder,), {"path": path})
+        return self.known[path]
+
+    def load(self) -> Any:
+        """Interpret one pickle; the file is left behind its last byte."""
+        argument: Any
+        for opcode, argument, _ in pickletools.genops(self._file):
+            name = opcode.name
+            if name in _PUSHES:
+                self._stack.append(argument)
+            elif name in _MAKES:
+                self._stack.append(_MAKES[name]())
+            elif name in _REMEMBERS:
+                self._memo[len(self._memo) if name == "MEMOIZE" else argument] = self._stack[-1]
+            elif name in _RECALLS:
+                self._stack.append(self._memo[argument])
+            elif name not in ("PROTO", "FRAME", "STOP"):
+                step = getattr(self, f"_{name.lower()}", None)
+                if step is None:
+                    raise pickle.UnpicklingError(f"the instruction {name} is not needed for plain data")
+                step(argument) if name == "GLOBAL" else step()
+        return self._stack.pop()
+
+    # ---- the stack ---------------------------------------------------------------------------------------------------
+
+    def _mark(self) -> None:
+        self._below.append(self._stack)
+        self._stack = []
+
+    def _since_mark(self) -> list[Any]:
+        items, self._stack = self._stack, self._below.pop()
+        return items
+
+    def _pop(self) -> None:
+        if self._stack:
+            self._stack.pop()
+        else:
+            self._since_mark()
+
+    def _pop_mark(self) -> None:
+        self._since_mark()
+
+    def _dup(self) -> None:
+        self._stack.append(self._stack[-1])
+
+    # ---- containers: only those of exactly these types, because a derived one could do something ---------------------
+
+    def _tuple(self) -> None:
+        items = tuple(self._since_mark())
+        self._stack.append(items)
+
+    def _tuple1(self) -> None:
+        self._stack[-1:] = [tuple(self._stack[-1:])]
+
+    def _tuple2(self) -> None:
+        self._stack[-2:] = [tuple(self._stack[-2:])]
+
+    def _tuple3(self) -> None:
+        self._stack[-3:] = [tuple(self._stack[-3:])]
+
+    def _list(self) -> None:
+        items = self._since_mark()
+        self._stack.append(items)
+
+    def _dict(self) -> None:
+        items = self._since_mark()
+        self._stack.append(dict(zip(items[::2], items[1::2], strict=True)))
+
+    def _frozenset(self) -> None:
+        items = frozenset(self._since_mark())
+        self._stack.append(items)
+
+    def _append(self) -> None:
+        item = self._stack.pop()
+        if self._accepts(list):
+            self._stack[-1].append(item)
+
+    def _appends(self) -> None:
+        items = self._since_mark()
+        if self._accepts(list):
+            self._stack[-1].extend(items)
+
+    def _additems(self) -> None:
+        items = self._since_mark()
+        if self._accepts(set):
+            self._stack[-1].update(items)
+
+    def _setitem(self) -> None:
+        value, key = self._stack.pop(), self._stack.pop()
+        if self._accepts(dict, OrderedDict, Counter):
+            self._stack[-1][key] = value
+
+    def _setitems(self) -> None:
+        items = self._since_mark()
+        if self._accepts(dict, OrderedDict, Counter):
+            for key, value in zip(items[::2], items[1::2], strict=True):
+                self._stack[-1][key] = value
+
+    def _accepts(self, *kinds: type) -> bool:
+        """Whether items can be put into what lies on top of the stack; a placeholder swallows them."""
+        target = self._stack[-1]
+        if _placeholder_class(target) is None and type(target) not in kinds:
+            raise pickle.UnpicklingError(f"a {type(target).__name__} is no container to put items into")
+        return type(target) in kinds
+
+    # ---- objects -----------------------------------------------------------------------------------------------------
+
+    def _global(self, argument: str) -> None:
+        module, _, name = argument.partition(" ")
+        self._stack.append(self.find_class(module, name))
+
+    def _stack_global(self) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        if not (isinstance(name, str) and isinstance(module, str)):
+            raise pickle.UnpicklingError("a name is a text")
+        self._stack.append(self.find_class(module, name))
+
+    def _reduce(self) -> None:
+        args, function = self._stack.pop(), self._stack.pop()
+        self._stack.append(self._called(function, args))
+
+    def _called(self, function: Any, args: Any) -> Any:
+        if (kind := _placeholder_class(function)) is not None:
+            return kind()
+        if not isinstance(args, tuple):
+            raise pickle.UnpicklingError("arguments are a tuple")
+        if any(function is own for own in self._own.values()):
+            return function(*args)
+        if id(function) not in self._callable or _is_old_sparse(function):
+            raise pickle.UnpicklingError(f"{type(function).__name__} is nothing to be called")
+        for arg in args:
+            if (kind := _placeholder_class(arg)) is not None:
+                return kind()  # a tensor of an unknown class, for example: it could only be made of what is not there
+        return function(*args)
+
+    def _newobj(self) -> None:
+        args, kind = self._stack.pop(), self._stack.pop()
+        # Without __init__, as pickle does it; but a Parameter without one would share nothing with its tensor.
+        if (
+            isinstance(kind, type)
+            and id(kind) in self._callable - {id(torch.nn.Parameter)}
+            and not _is_old_sparse(kind)
+        ):
+            self._stack.append(kind.__new__(kind, *args))
+        else:
+            self._stack.append(self._called(kind, args))
+
+    def _newobj_ex(self) -> None:
+        keywords = self._stack.pop()
+        if _placeholder_class(self._stack[-2]) is None and keywords:
+            raise pickle.UnpicklingError("plain data is made without keyword arguments")
+        self._newobj()
+
+    def _build(self) -> None:
+        state, target = self._stack.pop(), self._stack[-1]
+        kind = type(target)
+        if isinstance(target, _NumpyPart):
+            if (built := target.built(state)) is not target:
+                self._stack[-1] = built
+                for key, value in self._memo.items():
+                    if value is target:
+                        self._memo[key] = built
+        elif _placeholder_class(target) is not None or kind is dict:
+            pass  # the attributes of something that is left out, or that is a plain dictionary here
+        elif kind is OrderedDict or kind is argparse.Namespace:
+            vars(target).update(state)
+        elif kind is torch.Tensor:
+            target.set_(*state)
+        elif kind is torch.nn.Parameter or (kind in self._buildable and hasattr(target, "__setstate__")):
+            target.__setstate__(state)
+        elif kind in self._buildable:
+            vars(target).update(state)
+        else:
+            raise pickle.UnpicklingError(f"a {kind.__name__} has no state to be given")
+
+    def _binpersid(self) -> None:
+        pid = self._stack.pop()
+        if not (isinstance(pid, tuple) and pid and pid[0] in ("storage", b"storage")):
+            raise pickle.UnpicklingError("only the storage of a tensor may lie outside of the pickle")
+        self._stack.append(self.persistent_load(pid))
+
+
+_PUSHES = frozenset(
+    [
+        "INT",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG",
+        "LONG1",
+        "LONG4",
+        "FLOAT",
+        "BINFLOAT",
+        "STRING",
+        "BINSTRING",
+        "SHORT_BINSTRING",
+        "UNICODE",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE8",
+        "BINBYTES",
+        "SHORT_BINBYTES",
+        "BINBYTES8",
+        "BYTEARRAY8",
+    ]
+)
+_MAKES: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple, "EMPTY_SET": set,
+}  # fmt: skip
+_REMEMBERS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
+_RECALLS = frozenset({"GET", "BINGET", "LONG_BINGET"})
+_RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # Python 2's names, which old pickle protocols keep
+
+
+def _placeholder_class(value: Any) -> type[Placeholder] | None:
+    """The class of a placeholder, which a file may name or hold an object of; ``None`` for everything else."""
+    kind = value if isinstance(value, type) else type(value)
+    return kind if issubclass(kind, Placeholder) else None
+
+
+def _is_old_sparse(kind: Any) -> bool:
+    """torch's first classes of sparse tensors: their indices are checked nowhere but in torch's own unpickler."""
+    return isinstance(kind, type) and kind.__module__.startswith("torch.") and "sparse" in kind.__module__
+
+
+# ---- plain data that is pickled by name ------------------------------------------------------------------------------
+
+
+def _stand_ins() -> dict[str, Any]:
+    """What is made instead of the objects of these names."""
+    return {
+        "argparse.Namespace": argparse.Namespace,
+        "_codecs.encode": _encode,
+        "numpy.dtype": _dtype,
+        "numpy.ndarray": _NdArray,
+        "numpy.core.multiarray.scalar": _scalar,
+        "numpy._core.multiarray.scalar": _scalar,
+        "numpy.core.multiarray._reconstruct": _array,
+        "numpy._core.multiarray._reconstruct": _array,
+        **{f"{module}.AttributeDict": dict for module in _WITH_ATTRIBUTE_DICT},
+    }
+
+
+_WITH_ATTRIBUTE_DICT = (
+    "pytorch_lightning.utilities.parsing",
+    "lightning.pytorch.utilities.parsing",
+    "lightning.fabric.utilities.data",
+    "lightning_fabric.utilities.data",
+)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Bytes, in a pickle protocol that has none; for any other encoding Python would import the module of its name."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes are encoded as latin1, not as {encoding!r}")
+    return text.encode("latin1")
+
+
+class _NumpyPart(Placeholder):
+    """A piece of numpy's that is not complete before it has been given its state."""
+
+    def built(self, state: Any) -> Any:
+        """The real thing, or ``self`` where there is none."""
+        return self
+
+
+class _Dtype(_NumpyPart):
+    path = "numpy.dtype"
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+        self.order = "="
+
+    def built(self, state: Any) -> Any:
+        # Nothing else of the state: it also holds sizes and flags, which numpy would believe.
+        if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):
+            self.order = state[1]
+        return self
+
+    def real(self) -> Any:
+        """numpy's own, or ``None`` where torch has not imported numpy: a file cannot make us import anything."""
+        numpy = sys.modules.get("numpy")
+        return None if numpy is None else numpy.dtype(self.order + self.code)
+
+
+class _NdArray(_NumpyPart):
+    path = "numpy.ndarray"
+
+    def built(self, state: Any) -> Any:
+        _, shape, dtype, is_fortran, content = state
+        real = dtype.real() if isinstance(dtype, _Dtype) else None
+        if real is None or not isinstance(content, bytes):
+            return self
+        flat = sys.modules["numpy"].frombuffer(content, real)
+        return flat.reshape(shape, order="F" if is_fortran else "C").copy()
+
+
+class _Scalar(_NumpyPart):
+    path = "numpy.generic"
+
+
+def _dtype(code: Any, *_: Any) -> _NumpyPart:
+    """A type of numbers or of texts of a fixed length; of all others only that there was one is kept."""
+    if isinstance(code, str) and re.fullmatch(r"[biufc]\d{1,2}|[SU]\d{1,6}", code):
+        return _Dtype(code)
+    return _Scalar()
+
+
+def _scalar(dtype: Any, content: Any = None) -> Any:
+    real = dtype.real() if isinstance(dtype, _Dtype) else None
+    if real is None or not isinstance(content, bytes) or len(content) != real.itemsize:
+        return _Scalar()
+    return sys.modules["numpy"].frombuffer(content, real)[0]
+
+
+def _array(*_: Any) -> _NdArray:
+    return _NdArray()

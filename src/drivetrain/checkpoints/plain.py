@@ -1,0 +1,457 @@
+"""Values as data that ``torch.load(weights_only=True)`` reads, and back (trap T27).
+
+What is no such data by itself (a path, an enum, an array of numpy) becomes a dictionary of two entries,
+``{"__drivetrain__": kind, "value": data}``. Reading one back imports nothing and calls nothing that the file names.
+
+That an encoded value can be read again holds by construction and is not tried: it consists of the types in ``_AS_IS``,
+of the containers that torch's restricted reader knows, and of tensors; only tensors of other classes or with attributes
+of their own are tried, one of each sort.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from argparse import Namespace
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, time, timezone
+from enum import Enum, Flag
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.checkpoints import values
+from drivetrain.checkpoints.foreign import Placeholder
+from drivetrain.checkpoints.references import find, find_open, name_of
+from drivetrain.checkpoints.values import Described as Described
+from drivetrain.errors import CheckpointError, shown
+from drivetrain.rank_zero import rank_zero_warn
+
+MARKER = "__drivetrain__"
+
+_LONGEST_TEXT = 200  # characters of a description
+_MOST_BITS = 2000  # the restricted reader knows integers of up to 255 bytes
+_AS_IS = frozenset({type(None), bool, float, str, complex, bytearray, torch.device, torch.Size})
+_KEYS = frozenset({type(None), bool, float, str})
+_NAMED_BY_TORCH = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
+_IN_PROGRESS = object()
+
+
+def encode(
+    value: Any, where: str, describe: bool = False, noted: list[str] | None = None, references: bool = True
+) -> Any:
+    """``value`` as data that loads without running code; :func:`decode` gives it back as it was.
+
+    Lists, tuples, sets, deques and dictionaries keep their structure and their kind; subclasses of ``dict`` and
+    ``list`` become the plain kind. Tensors are passed on, never copied, and so is the memory of numpy's arrays.
+
+    Args:
+        value: anything.
+        where: its place in the checkpoint, for messages; "" where the keys of ``value`` say it.
+        describe: put a description in the place of what cannot be stored, and warn once, naming all of them.
+        noted: where to note their places instead of warning.
+        references: whether classes and functions may be stored by name.
+
+    Raises:
+        CheckpointError: something cannot be stored, or contains itself; the message names its place.
+    """
+    encoder = _Encoder(where, references, describe)
+    encoded = encoder.run(value)
+    if noted is not None:
+        noted += encoder.noted
+    elif encoder.noted:
+        rank_zero_warn(
+            f"The checkpoint keeps only a description of {', '.join(encoder.noted)}. "
+            "Store numbers, texts, tensors, and lists and dictionaries of those instead."
+        )
+    return encoded
+
+
+def decode(value: Any, where: str, noted: list[str] | None = None, references: bool = True) -> Any:
+    """What :func:`encode` was given. Containers are made anew, tensors passed on.
+
+    A class, a function or an enum is looked for in modules that are imported already. Where it is not found, and
+    where only a description was stored, a :class:`Described` comes back, with one warning that names all of them.
+
+    Args:
+        value: what was read.
+        where: its place in the checkpoint, for messages.
+        noted: where to note the places of descriptions instead of warning.
+        references: whether names of classes and functions are followed.
+
+    Raises:
+        CheckpointError: it was not made by :func:`encode`, or by that of a newer version.
+    """
+    decoder = _Decoder(where, references)
+    decoded = decoder.run(value)
+    if noted is not None:
+        noted += decoder.noted
+    else:
+        warn_of_descriptions(decoder.noted)
+    return decoded
+
+
+def warn_of_descriptions(noted: Iterable[str]) -> None:
+    """Say once of which values only descriptions came back."""
+    if places := ", ".join(noted):
+        rank_zero_warn(
+            f"Of some values in the checkpoint only a description comes back: {places}. Import the modules that define "
+            "the classes and functions before you load it; what was stored as a description, set yourself."
+        )
+
+
+def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placeholder]]:
+    """Every description in what :func:`decode` gave back, and what stands for an object that was not read at all."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, (Described, Placeholder)) or (isinstance(item, type) and issubclass(item, Placeholder)):
+            yield item
+        elif id(item) not in seen:
+            seen.add(id(item))
+            if isinstance(item, Mapping):
+                waiting += [*item.keys(), *item.values()]
+            elif isinstance(item, (list, tuple, set, frozenset, deque)):
+                waiting += item
+            elif isinstance(item, (Namespace, SimpleNamespace)):
+                waiting += vars(item).values()
+            elif isinstance(item, slice):
+                waiting += [item.start, item.stop, item.step]
+
+
+# ---- a walk through a value ------------------------------------------------------------------------------------------
+
+
+class _Walk:
+    """Knows where it is, visits what is shared once, so that it stays shared, and notices what contains itself."""
+
+    def __init__(self, where: str, references: bool) -> None:
+        self.references = references
+        self.noted: list[str] = []
+        self._where = where
+        self._steps: list[str] = []
+        self._seen: dict[int, tuple[Any, Any]] = {}  # by identity; it holds the objects, so that none is used anew
+
+    def run(self, value: Any) -> Any:
+        try:
+            return self.walk(value)
+        except RecursionError:
+            raise CheckpointError(
+                f"{self._where or 'A value'} is nested too deeply for a checkpoint. Store a flat list instead."
+            ) from None
+
+    def walk(self, value: Any) -> Any:
+        if self.passes(value):
+            return value
+        _, result = self._seen.get(id(value), (None, None))
+        if result is _IN_PROGRESS:
+            raise CheckpointError(f"{self.place()} contains itself. Store a value without such a circle.")
+        if result is None:
+            self._seen[id(value)] = value, _IN_PROGRESS
+            result = self.visit(value)
+            self._seen[id(value)] = value, result
+        return result
+
+    def below(self, step: str, value: Any) -> Any:
+        self._steps.append(step)
+        result = self.walk(value)
+        self._steps.pop()
+        return result
+
+    def place(self) -> str:
+        """Where it is: ``callbacks['Mine']['history'][3]``."""
+        steps = self._steps
+        if not self._where and steps:  # a first step "['lr']" reads lr
+            return "".join([steps[0].removeprefix("['").removesuffix("']"), *steps[1:]])
+        return self._where + "".join(steps) or "The value"
+
+    def passes(self, value: Any) -> bool:
+        """Whether ``value`` stays as it is; asked of every leaf, so it is fast."""
+        raise NotImplementedError
+
+    def visit(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def entries(self, mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+        passes, below = self.passes, self.below
+        return {
+            key: item
+            if passes(item)
+            else below(f"[{_text_of(key)}]", item)  # the place is written down only where needed
+            for key, item in mapping.items()
+        }
+
+    def items(self, sequence: Iterable[Any]) -> list[Any]:
+        passes, below = self.passes, self.below
+        return [item if passes(item) else below(f"[{i}]", item) for i, item in enumerate(sequence)]
+
+
+# ---- there -----------------------------------------------------------------------------------------------------------
+
+
+def _marked(kind: str, value: Any) -> dict[str, Any]:
+    return {MARKER: kind, "value": value}
+
+
+def _plain_key(key: Any) -> bool:
+    kind = type(key)
+    if kind in _KEYS:
+        return True
+    if kind is int:
+        return bool(key.bit_length() < _MOST_BITS)
+    return kind is tuple and all(map(_plain_key, key))
+
+
+def _text_of(value: Any) -> str:
+    try:
+        text = " ".join(repr(value).split())
+    except Exception as error:  # whatever somebody's __repr__ raises
+        return f"(its repr raised {type(error).__name__})"
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
+
+
+def _type_of(value: Any) -> str:
+    kind = type(value)
+    name: str = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{name} of dtype {value.dtype}" if name == "numpy.ndarray" else name
+
+
+def _loads_again(value: Any) -> bool:
+    """Whether ``torch.load(weights_only=True)`` reads it."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception:  # whatever pickling somebody's object raises
+        return False
+    return True
+
+
+class _Encoder(_Walk):
+    def __init__(self, where: str, references: bool, describe: bool) -> None:
+        super().__init__(where, references)
+        self._describe = describe
+        self._tried: dict[Any, bool] = {}
+
+    def passes(self, value: Any) -> bool:
+        kind = type(value)
+        if kind is Tensor or kind is nn.Parameter:
+            return not value.__dict__
+        if kind is int:
+            return bool(value.bit_length() < _MOST_BITS)
+        return kind in _AS_IS or (kind is bytes and len(value) > 0)  # the restricted reader knows no empty bytes
+
+    def visit(self, value: Any) -> Any:
+        kind = type(value)
+        if (found := values.ENCODERS.get(kind)) is not None:
+            return _marked(found[0], found[1](value))
+        if isinstance(value, Enum):
+            return self._enum(value)
+        if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+            name = name_of(value) if self.references else None
+            return self._refused(value) if name is None or find_open(name) is None else _marked("reference", name)
+        if isinstance(value, Mapping):
+            return self._mapping(value)
+        if isinstance(value, (list, tuple, set, frozenset, deque)):
+            return self._collection(value)
+        if kind is Namespace or kind is SimpleNamespace:
+            attributes = {key: self.below(f".{key}", item) for key, item in vars(value).items()}
+            return _marked("namespace", [kind is Namespace, list(attributes.items())])
+        if kind is slice:
+            return _marked("slice", self.items((value.start, value.stop, value.step)))
+        if kind is Described:
+            return _marked("described", (value.type, value.text))
+        if isinstance(value, Tensor) and self._is_tensor_that_loads(value):
+            return value
+        return self._rest(value)
+
+    def _rest(self, value: Any) -> Any:
+        if isinstance(value, (datetime, time)) and type(value) in (datetime, time):
+            if type(value.tzinfo) in (type(None), timezone):  # another time zone is an object with rules of its own
+                return _marked(type(value).__name__, (value.isoformat(), value.fold))
+        elif isinstance(value, _NAMED_BY_TORCH):
+            if value not in self._tried:
+                self._tried[value] = _loads_again(value)
+            return value if self._tried[value] else _marked("torch", str(value).removeprefix("torch."))
+        elif (encoded := values.encode_numpy(value)) is not None:
+            return _marked(encoded[0], self.items(encoded[1]))
+        return self._refused(value)
+
+    def _refused(self, value: Any) -> Any:
+        if self._describe:
+            self.noted.append(f"{self.place()} ({_type_of(value)})")
+            return _marked("described", (_type_of(value), _text_of(value)))
+        raise CheckpointError(
+            f"{self.place()} is of type {_type_of(value)}: {_text_of(value)}. A checkpoint holds plain data only, "
+            "because loading anything else could run code. Store numbers, texts, tensors, and lists and dictionaries "
+            "of those instead, or pass allow_pickle=True to trainer.save_checkpoint."
+        )
+
+    def _enum(self, member: Enum) -> Any:
+        kind = type(member)
+        name, label = name_of(kind), member._name_  # a class may have given its members a name of its own
+        if name is not None and label is not None and kind.__members__.get(label) is member:
+            return _marked("enum", (name, label))
+        if name is not None and isinstance(member, Flag):  # several at once: they have no name, or not one of their own
+            return _marked("enum", (name, int(member.value)))
+        return self._refused(member)
+
+    def _mapping(self, mapping: Mapping[Any, Any]) -> Any:
+        kind: Any = type(mapping) if type(mapping) in (OrderedDict, Counter, defaultdict) else dict
+        entries = self.entries(mapping)
+        if kind is not defaultdict and MARKER not in entries and all(map(_plain_key, entries)):
+            rebuilt = entries if kind is dict else kind(entries)
+            if kind is OrderedDict and vars(mapping):  # a state_dict keeps the versions of its modules there
+                vars(rebuilt).update(self.below(".__dict__", vars(mapping)))
+            return rebuilt
+        pairs = [[self.below(f"[{_text_of(key)}]", key), item] for key, item in entries.items()]
+        factory = None
+        if kind is defaultdict:
+            factory = self.below(".default_factory", mapping.default_factory)  # type: ignore[attr-defined]
+        return _marked("mapping", [kind.__name__, pairs, factory])
+
+    def _collection(self, collection: Any) -> Any:
+        kind = type(collection)
+        items = self.items(collection)
+        if kind is tuple:
+            return tuple(items)
+        if isinstance(collection, list):
+            return items
+        if kind is set and all(map(_plain_key, items)):
+            return set(items)
+        if kind is set or kind is frozenset:
+            return _marked(kind.__name__, items)
+        if kind is deque:
+            return _marked("deque", [items, collection.maxlen])
+        if isinstance(collection, tuple) and hasattr(kind, "_fields") and (name := name_of(kind)) is not None:
+            return _marked("namedtuple", [name, items])
+        return self._refused(collection)
+
+    def _is_tensor_that_loads(self, tensor: Tensor) -> bool:
+        # Trying one means writing it into memory: once for tensors of one class with attributes of the same types.
+        attributes = tuple(sorted((key, repr(type(item))) for key, item in vars(tensor).items()))
+        sort = (type(tensor), attributes)
+        if sort not in self._tried:
+            self._tried[sort] = _loads_again(tensor)
+        return self._tried[sort]
+
+
+# ---- and back --------------------------------------------------------------------------------------------------------
+
+
+def _enum(payload: Any) -> Any:
+    name, label = payload
+    kind = find(name)
+    if issubclass(type(kind), type) and issubclass(kind, Enum):
+        if isinstance(label, str) and label in kind.__members__:
+            return kind.__members__[label]
+        if isinstance(label, int) and issubclass(kind, Flag):
+            with contextlib.suppress(ValueError):  # it has other members now
+                return kind(label)
+    return Described(f"enum {name}", str(label))
+
+
+def _namedtuple(payload: Any) -> Any:
+    name, items = payload
+    kind = find(name)
+    if issubclass(type(kind), type) and issubclass(kind, tuple) and len(getattr(kind, "_fields", ())) == len(items):
+        return tuple.__new__(kind, items)  # not the class's own __new__
+    return Described(f"namedtuple {name}", _text_of(tuple(items)))
+
+
+def _mapping(payload: Any) -> Any:
+    name, pairs, factory = payload
+    entries = dict(pairs)
+    if name == "defaultdict":
+        return entries if isinstance(factory, Described) else defaultdict(factory, entries)
+    return {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}[name](entries)
+
+
+def _reference(name: str) -> Any:
+    found = find_open(name)
+    return Described("reference", name) if found is None else found
+
+
+def _namespace(payload: Any) -> Any:
+    is_argparse, pairs = payload
+    rebuilt = Namespace() if is_argparse else SimpleNamespace()
+    vars(rebuilt).update({str(key): item for key, item in pairs})
+    return rebuilt
+
+
+def _of_torch(name: str) -> Any:
+    found = vars(torch)[name]
+    if not isinstance(found, _NAMED_BY_TORCH):
+        raise TypeError(f"torch.{name} is a {type(found).__name__}")
+    return found
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    **values.DECODERS,
+    "deque": lambda payload: deque(payload[0], payload[1]),
+    "described": lambda payload: Described(str(payload[0]), str(payload[1])),
+    "enum": _enum,
+    "frozenset": frozenset,
+    "mapping": _mapping,
+    "namedtuple": _namedtuple,
+    "namespace": _namespace,
+    "reference": _reference,
+    "set": set,
+    "slice": lambda payload: slice(*payload),
+    "torch": _of_torch,
+}
+_WALKED = frozenset({dict, OrderedDict, Counter, list, tuple})
+
+
+class _Decoder(_Walk):
+    _inside = 0  # how many marked values it is in: their own lists are no places that anybody knows
+
+    def passes(self, value: Any) -> bool:
+        return type(value) not in _WALKED
+
+    def below(self, step: str, value: Any) -> Any:
+        return super().below("" if self._inside else step, value)
+
+    def visit(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is list:
+            return self.items(value)
+        if kind is tuple:
+            return tuple(self.items(value))
+        if MARKER in value:
+            return self._unmarked(value)
+        rebuilt = self.entries(value)
+        if kind is dict:
+            return rebuilt
+        rebuilt = kind(rebuilt)
+        vars(rebuilt).update(self.below(".__dict__", vars(value)) if vars(value) else {})
+        return rebuilt
+
+    def _unmarked(self, value: dict[Any, Any]) -> Any:
+        kind = value[MARKER]
+        if not isinstance(kind, str) or kind not in _DECODERS or set(value) != {MARKER, "value"}:
+            raise CheckpointError(
+                f"{self.place()} in the checkpoint is stored in a way that this version does not know: {shown(kind)}. "
+                "Use the version of drivetrain that wrote it, or a newer one."
+            )
+        self._inside += 1
+        payload = self.walk(value["value"])
+        self._inside -= 1
+        try:
+            if kind == "reference" and not self.references:
+                decoded: Any = Described("reference", str(payload))
+            else:
+                decoded = _DECODERS[kind](payload)
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{self.place()} in the checkpoint is damaged: its {kind} cannot be made from {shown(payload)}: "
+                f"{error}. Use another checkpoint."
+            ) from error
+        if isinstance(decoded, Described):
+            self.noted.append(f"{self.place()} ({decoded.type}: {decoded.text})")
+        return decoded

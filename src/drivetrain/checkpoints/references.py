@@ -1,0 +1,66 @@
+"""Classes and functions by name: found among what is imported already, never imported and never called."""
+
+from __future__ import annotations
+
+import sys
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+# Code of the field calls what a checkpoint names with arguments from the same checkpoint, optimizer_cls(**kwargs),
+# and with subprocess.Popen in that place a file would run a program after all. So of these packages, which everybody
+# has and in which such classes and functions lie, only the modules below are open.
+_CLOSED = frozenset({*sys.stdlib_module_names, "drivetrain", "numpy", "torch"})
+_OPEN_MODULES = (
+    "cmath", "collections", "datetime", "decimal", "fractions", "math", "pathlib", "uuid",
+    "torch._C._nn", "torch.distributions", "torch.nn", "torch.optim",
+    "torch.utils.data.dataloader", "torch.utils.data.dataset", "torch.utils.data.sampler",
+)  # fmt: skip
+_OPEN_NAMES = frozenset(
+    {"torch:Size", "torch:Tensor", "torch:device", "torch:dtype"}
+    | {f"builtins:{kind.__name__}" for kind in (bool, bytearray, bytes, complex, float, int, object, range, str)}
+    | {f"builtins:{kind.__name__}" for kind in (dict, frozenset, list, set, tuple)}
+)
+
+
+def find(name: str) -> Any:
+    """The class or function called ``name``, as "module:Outer.Inner"; ``None`` if none of the imported modules has it.
+
+    Only dictionaries are read, so that no property, no ``__getattr__`` of a module or of a metaclass and thereby no
+    import of a lazy module happens. It must lie where it was defined: what a module merely imported is not its own.
+    """
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module)
+    if not isinstance(found, ModuleType):
+        return None
+    for part in qualname.split("."):
+        if not (found is sys.modules[module] or _is_class(found)):
+            return None
+        found = vars(found).get(part)
+    if not _is_class(found) and (type(found) not in (FunctionType, BuiltinFunctionType) or "." in qualname):
+        return None
+    return found if (found.__module__, found.__qualname__) == (module, qualname) else None
+
+
+def find_open(name: str) -> Any:
+    """The same, for what somebody's code may go on to call: ``None`` also where such modules are closed to files."""
+    found = find(name)
+    return found if found is not None and _is_open(name, found) else None
+
+
+def name_of(obj: Any) -> str | None:
+    """The name under which :func:`find` gives exactly ``obj``, a class or a function; ``None`` if there is none."""
+    name = f"{getattr(obj, '__module__', None)}:{getattr(obj, '__qualname__', None)}"
+    return name if find(name) is obj else None
+
+
+def _is_class(obj: Any) -> bool:
+    return issubclass(type(obj), type)  # isinstance would ask the object itself
+
+
+def _is_open(name: str, found: Any) -> bool:
+    module = name.partition(":")[0]
+    if module.partition(".")[0] not in _CLOSED or name in _OPEN_NAMES:
+        return True
+    if module == "numpy":  # its types of numbers, and not memmap, which can write files
+        return _is_class(found) and issubclass(found, sys.modules["numpy"].generic)
+    return any(module == opened or module.startswith(f"{opened}.") for opened in _OPEN_MODULES)

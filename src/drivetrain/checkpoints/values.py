@@ -1,0 +1,155 @@
+"""Single values that torch's restricted reader refuses, as data that it reads: paths, times, numbers, numpy's arrays.
+
+``ENCODERS`` has those that can be told by their exact type: the kind under which they are stored, and what of them.
+``DECODERS`` makes them again; on data that does not fit they raise what Python raises.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from math import prod
+from pathlib import Path, PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
+from typing import Any
+from uuid import UUID
+
+import torch
+
+
+@dataclass(frozen=True, repr=False)
+class Described:
+    """What a checkpoint still says about a value that it does not hold, or that cannot be found again here.
+
+    Attributes:
+        type: the name of its class, or of what it refers to.
+        text: its ``repr``, cut where it is long.
+    """
+
+    type: str
+    text: str
+
+    def __repr__(self) -> str:
+        return f"<only described: {self.type}: {self.text}>"
+
+
+_PATHS: dict[str, type[Any]] = {
+    "Path": Path,
+    "PurePosixPath": PurePosixPath,
+    "PureWindowsPath": PureWindowsPath,
+}
+
+
+def _offset(value: timezone) -> tuple[int, int, int]:
+    return _elapsed(value.utcoffset(None))
+
+
+def _elapsed(value: timedelta) -> tuple[int, int, int]:
+    return value.days, value.seconds, value.microseconds
+
+
+ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    # A Path comes back as one of the machine that reads it.
+    **{kind: ("path", lambda value: ("Path", str(value))) for kind in (PosixPath, WindowsPath)},
+    **{kind: ("path", lambda value: (type(value).__name__, str(value))) for kind in (PurePosixPath, PureWindowsPath)},
+    bytes: ("bytes", list),
+    date: ("date", date.isoformat),
+    Decimal: ("decimal", str),
+    Fraction: ("fraction", lambda value: f"{value.numerator:x}/{value.denominator:x}"),
+    int: ("int", hex),
+    range: ("range", lambda value: tuple(hex(part) for part in (value.start, value.stop, value.step))),
+    timedelta: ("timedelta", _elapsed),
+    timezone: ("timezone", _offset),
+    UUID: ("uuid", lambda value: value.hex),
+}
+
+
+def _typed(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"a {kind.__name__} is expected, not a {type(value).__name__}")
+    return value
+
+
+def _fraction(text: str) -> Fraction:
+    numerator, denominator = (int(part, 16) for part in text.split("/"))
+    return Fraction(numerator, denominator)
+
+
+# ---- numpy: only where somebody has imported it ----------------------------------------------------------------------
+
+_NUMBERS = "biufc"
+_TEXTS = "SU"
+_TIMES = "mM"
+
+
+def encode_numpy(value: Any) -> tuple[str, list[Any]] | None:
+    """Kind and data of an array or a number of numpy; ``None`` for anything else, and for arrays of objects."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.generic, numpy.ndarray)) or not _is_storable(value.dtype):
+        return None
+    if isinstance(value, numpy.generic):
+        return "numpy number", [value.dtype.str, int(value.view("i8")) if value.dtype.kind in _TIMES else value.item()]
+    if type(value) is not numpy.ndarray:  # a masked array or a matrix is more than its numbers
+        return None
+    flat = numpy.ascontiguousarray(value).reshape(-1)
+    if not flat.flags.writeable:
+        flat = flat.copy()  # torch shares memory only with arrays that may be written
+    data = torch.from_numpy(flat.view(numpy.uint8)) if flat.nbytes else torch.empty(0, dtype=torch.uint8)
+    return "numpy array", [value.dtype.str, list(value.shape), data]
+
+
+def _is_storable(dtype: Any) -> bool:
+    # "g" and "G" are the long doubles, which differ from machine to machine
+    return dtype.kind in _NUMBERS + _TEXTS + _TIMES and dtype.char not in "gG"
+
+
+def _numpy_type(text: str) -> Any:
+    dtype = sys.modules["numpy"].dtype(_typed(str, text))
+    if not _is_storable(dtype):  # above all no objects, whose addresses would come from the file
+        raise TypeError(f"dtype {text} is not stored in checkpoints")
+    return dtype
+
+
+def _numpy_number(payload: Any) -> Any:
+    text, value = payload
+    if "numpy" not in sys.modules:
+        return Described(f"numpy number {text}", "numpy is not imported")
+    dtype = _numpy_type(text)
+    if dtype.kind in _TIMES:
+        return sys.modules["numpy"].array(value, "i8").view(dtype)[()]
+    return dtype.type(value)
+
+
+def _numpy_array(payload: Any) -> Any:
+    text, shape, data = payload
+    if "numpy" not in sys.modules:
+        return Described(f"numpy array {text}", "numpy is not imported")
+    if _typed(torch.Tensor, data).is_meta:
+        return Described(f"numpy array {text}", "it was read to the meta device, which holds no numbers")
+    dtype, dimensions = _numpy_type(text), tuple(_typed(int, size) for size in shape)
+    if data.numel() != prod(dimensions) * dtype.itemsize or min(dimensions, default=0) < 0:
+        raise ValueError(f"{data.numel()} bytes are no {dimensions} of {text}")
+    if not data.numel():
+        return sys.modules["numpy"].zeros(dimensions, dtype)
+    return data.cpu().numpy().view(dtype).reshape(dimensions)
+
+
+DECODERS: dict[str, Callable[[Any], Any]] = {
+    "bytes": lambda payload: bytes(_typed(list, payload)),
+    "date": date.fromisoformat,
+    "datetime": lambda payload: datetime.fromisoformat(payload[0]).replace(fold=payload[1]),
+    "decimal": lambda text: Decimal(_typed(str, text)),
+    "fraction": _fraction,
+    "int": lambda text: int(_typed(str, text), 16),
+    "numpy array": _numpy_array,
+    "numpy number": _numpy_number,
+    "path": lambda payload: _PATHS[payload[0]](_typed(str, payload[1])),
+    "range": lambda payload: range(*(int(part, 16) for part in payload)),
+    "time": lambda payload: time.fromisoformat(payload[0]).replace(fold=payload[1]),
+    "timedelta": lambda payload: timedelta(*payload),
+    "timezone": lambda payload: timezone(timedelta(*payload)),
+    "uuid": lambda text: UUID(hex=_typed(str, text)),
+}

@@ -1,0 +1,415 @@
+"""Passes over the training loader, each of which can be taken up again in its middle, exactly.
+
+[Note: how a pass is taken up]
+A loader with ``state_dict`` and ``load_state_dict`` knows where it is. A torch DataLoader over a map-style dataset is
+started from the random state in which the interrupted pass was started, so that its sampler draws the same order; the
+batches that are done are skipped in the sampler, without fetching them. Anything else is iterated again from its
+start, and the batches that are done are thrown away: that is exact if what it gives depends on its own draws alone.
+
+[Note: workers]
+Each batch brings along the state of its worker's random generators, if that has changed. Torch deals batches to
+workers in turn, so a pass of W workers is taken up at the start of a round of W batches: every worker begins with the
+state that it had there, and the few batches of the round that were done already are fetched again and thrown away.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from drivetrain.data.combined import CombinedLoader
+from drivetrain.data.resample import replaced
+from drivetrain.errors import CheckpointError
+from drivetrain.seed import rng_state, set_rng_state
+
+Mark = dict[str, Any]
+"""Where a pass is, as plain data."""
+
+
+class Passes:
+    """One loader, iterated once per epoch (more often inside a combined one).
+
+    Args:
+        loader: anything that can be iterated anew. It stays as it is; of a DataLoader a copy is iterated that shares
+            its dataset, its samplers and its generator.
+
+    Attributes:
+        loader: the user's own.
+        fetches_here: whether fetching a batch may draw from this process's random generators.
+        flight: where the pass was before a batch that is fetched ahead; ``None`` while there is none.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.flight: Mark | None = None
+        self._workers = _num_workers(loader)
+        self.fetches_here = self._workers == 0
+        self._stateful = _is_stateful(loader)
+        self._generators = _generators(loader)
+        self._persists = bool(getattr(loader, "persistent_workers", False))
+        self._draws: _Draws | None = None
+        self._source = loader
+        self._seeds: _Seeds | None = None
+        if not self._stateful and _draws_samples(loader):
+            place = "sampler" if loader.batch_sampler is None else "batch_sampler"
+            self._draws = _Draws(getattr(loader, place), self._generators)
+            changes: dict[str, Any] = {place: self._draws}
+            if self._workers:
+                self._seeds = _Seeds(loader.worker_init_fn)
+                changes |= {"collate_fn": _Carrying(loader.collate_fn), "worker_init_fn": self._seeds}
+            self._source = replaced(loader, **changes)
+        self._given = 0  # batches of the current pass
+        self._begun = 0  # passes of the current epoch
+        self._ended = False
+        self._before: dict[str, Any] = {}  # random state when the pass was started
+        self._states: dict[int, tuple[Any, Any]] = {}  # by worker: after its batch before the last, and after the last
+        self._prepared: Iterator[Any] | None = None
+        self._carries_over = False  # the next workers go on as those did that a checkpoint tells of
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def start_epoch(self) -> None:
+        """The next pass is the first of an epoch."""
+        self._begun, self.flight = 0, None
+
+    def close(self) -> None:
+        """Let go of workers that persist."""
+        if self._source is not self.loader:
+            self._source._iterator = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._prepared is not None:
+            source, self._prepared = self._prepared, None
+        else:
+            self._given, self._ended = 0, False
+            self._begun += 1
+            self._before = _random_state(self._generators)
+            # Workers that persist go on with their random state; others are seeded anew.
+            self._states = {w: (last, last) for w, (_, last) in self._states.items()} if self._persists else {}
+            if self._draws is not None and self._carries_over:
+                self._draws.started = self._before
+            source = iter(self._source)
+            if self._draws is not None and self._seeds is not None and self._carries_over:
+                self._carries_over, self._draws.started, self._seeds.states = False, None, {}
+        return self._give(source)
+
+    def _give(self, source: Iterator[Any]) -> Iterator[Any]:
+        if self._seeds is None:
+            for batch in source:
+                self._given += 1
+                yield batch
+        else:
+            for batch, carried in source:
+                self._keep(carried)
+                self._given += 1
+                yield batch
+        self._ended = True
+
+    def _keep(self, carried: _Carried) -> None:
+        worker = self._given % self._workers
+        _, last = self._states.get(worker, (None, None))
+        self._states[worker] = (last, last if carried.state is None else carried.state)
+
+    def mark(self) -> Mark:
+        """Where the pass is now."""
+        mark: Mark = {
+            "given": self._given,
+            "begun": self._begun,
+            "ended": self._ended,
+            "before": self._before,
+            "generators": [generator.get_state() for generator in self._generators],
+        }
+        if self._stateful:
+            mark["loader"] = self.loader.state_dict()
+        if self._draws is not None:
+            mark["drawing"] = self._draws.drawing
+        if self._seeds is not None:
+            inside = self._given % self._workers  # workers that have done their batch of this round
+            mark["workers"] = {
+                worker: before if worker < inside else last for worker, (before, last) in self._states.items()
+            }
+            if self._persists:
+                mark["workers_after"] = {worker: last for worker, (_, last) in self._states.items()}
+        return mark
+
+    def carry_over(self, mark: Mark) -> None:
+        """Take from ``mark`` what outlives a pass: the user's own generators, and workers that persist."""
+        for generator, state in zip(self._generators, mark["generators"], strict=False):
+            generator.set_state(state)
+        if self._seeds is not None and self._draws is not None and (states := mark.get("workers_after")):
+            self._states = {worker: (state, state) for worker, state in states.items()}
+            self._seeds.states, self._carries_over = states, True
+
+    def resume(self, mark: Mark) -> None:
+        """Bring the next iteration to where ``mark`` was taken. Random generators are left anyhow: set them after.
+
+        Raises:
+            CheckpointError: the loader gives fewer batches than were taken of it, or cannot take a state back.
+        """
+        if "given" not in mark or self._stateful != ("loader" in mark):
+            raise CheckpointError(
+                f"The checkpoint was saved with another kind of training loader, and a {type(self.loader).__name__} "
+                "cannot go on where that one was. Resume with the loader it was saved with."
+            )
+        self._given, self._begun, self._ended = mark["given"], mark["begun"], mark["ended"]
+        self._before = mark["before"]
+        if self._ended:
+            self._prepared = iter(())
+            self.carry_over(mark)
+            return
+        _set_random_state(self._generators, self._before)
+        if self._stateful:
+            self.loader.load_state_dict(mark["loader"])
+            self._prepared = iter(self.loader)
+            return
+        done = skipped = self._given
+        if self._draws is None:
+            skipped = 0
+        elif self._workers:
+            skipped = done // self._workers * self._workers
+        if self._draws is not None:
+            self._draws.skip(skipped, mark["drawing"])
+            if self._persists and not skipped:
+                self._draws.started = mark["drawing"]
+        if self._seeds is not None:
+            states = mark.get("workers", {})
+            self._states = {worker: (state, state) for worker, state in states.items()}
+            self._seeds.states = states
+        self._prepared = iter(self._source)
+        if self._draws is not None:
+            self._draws.skip(0, mark["drawing"])
+            self._draws.started = None
+        if self._seeds is not None:
+            self._seeds.states = {}  # the workers have their copy, and later ones start as torch seeds them
+        self._given = skipped
+        for item in islice(self._prepared, done - skipped):
+            if self._seeds is not None:
+                self._keep(item[1])
+            self._given += 1
+        if self._given < done:
+            raise CheckpointError(
+                f"The checkpoint was saved after {done} batches of an epoch, and the loader "
+                f"{type(self.loader).__name__} gave only {self._given}. Resume with the data it was saved with."
+            )
+
+
+class CombinedPasses:
+    """The same for a CombinedLoader: every loader in it is taken up where it was. Gives the batches alone."""
+
+    def __init__(self, loader: CombinedLoader) -> None:
+        self.loader = loader
+        self.flight: Mark | None = None
+        self._parts = [Passes(part) for part in loader.flattened]
+        self._combined = copy.copy(loader)
+        self._combined.flattened = self._parts
+        self.fetches_here = any(part.fetches_here for part in self._parts)
+
+    def __len__(self) -> int:
+        return len(self._combined)
+
+    def start_epoch(self) -> None:
+        """The next pass is the first of an epoch."""
+        self.flight = None
+        for part in self._parts:
+            part.start_epoch()
+
+    def close(self) -> None:
+        """Let go of workers that persist."""
+        for part in self._parts:
+            part.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch, _, _ in self._combined)
+
+    def mark(self) -> Mark:
+        """Where every loader is now."""
+        return {"parts": [part.mark() for part in self._parts]}
+
+    def carry_over(self, mark: Mark) -> None:
+        """Take from ``mark`` what outlives a pass."""
+        for part, its_mark in zip(self._parts, mark.get("parts", ()), strict=False):
+            part.carry_over(its_mark)
+
+    def resume(self, mark: Mark) -> None:
+        """Bring the next iteration to where ``mark`` was taken."""
+        parts = mark.get("parts", ())
+        if len(parts) != len(self._parts):
+            raise CheckpointError(
+                f"The checkpoint was saved with {len(parts)} training loaders, and there are {len(self._parts)}. "
+                "Resume with the loaders it was saved with."
+            )
+        for part, its_mark in zip(self._parts, parts, strict=True):
+            part.resume(its_mark)
+        self._combined.take_up([its_mark["begun"] > 1 for its_mark in parts])
+
+
+def passes_over(loader: Any) -> Passes | CombinedPasses:
+    """The passes over a training loader."""
+    return CombinedPasses(loader) if isinstance(loader, CombinedLoader) else Passes(loader)
+
+
+def is_replayed(loader: Any) -> bool:
+    """Whether a pass over ``loader`` can only be taken up by iterating what is done again."""
+    if isinstance(loader, CombinedLoader):
+        return any(map(is_replayed, loader.flattened))
+    return not (_is_stateful(loader) or _draws_samples(loader))
+
+
+def _num_workers(loader: Any) -> int:
+    workers = getattr(loader, "num_workers", 0)
+    return workers if isinstance(workers, int) else 0
+
+
+def _is_stateful(loader: Any) -> bool:
+    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+
+
+def _draws_samples(loader: Any) -> bool:
+    """Whether it is a DataLoader that fetches what its sampler draws, in torch's own way."""
+    return (
+        isinstance(loader, DataLoader)
+        and not isinstance(loader.dataset, IterableDataset)
+        and type(loader).__iter__ is DataLoader.__iter__
+    )
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The generators of the user's own that a pass draws from."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found: list[torch.Generator] = []
+    for owner in owners:
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator) and not any(generator is other for other in found):
+            found.append(generator)
+    return found
+
+
+def _random_state(generators: list[torch.Generator]) -> dict[str, Any]:
+    return {**rng_state(), "generators": [generator.get_state() for generator in generators]}
+
+
+def _set_random_state(generators: list[torch.Generator], state: dict[str, Any]) -> None:
+    for generator, its_state in zip(generators, state["generators"], strict=True):
+        generator.set_state(its_state)
+    set_rng_state(state)
+
+
+class _Draws:
+    """A sampler that can leave out its first draws; in all else it is the one in it.
+
+    Attributes:
+        drawing: the random state when the pass's first draw was asked for. It is not the state when the pass was
+            started: a DataLoader draws its workers' seed in between, but not where they persist.
+        started: the state when the pass was started, where the workers' seed is drawn that was not drawn before: that
+            draw is taken back.
+    """
+
+    def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
+        self._sampler = sampler
+        self._generators = generators
+        self.drawing: dict[str, Any] = {}
+        self._skip = 0
+        self.started: dict[str, Any] | None = None
+
+    def skip(self, count: int, drawing: dict[str, Any]) -> None:
+        """Let iterations begin behind ``count`` draws, the first of them made in the state ``drawing``."""
+        self._skip, self.drawing = count, drawing
+
+    def __iter__(self) -> Iterator[Any]:  # a DataLoader with workers asks twice, and takes the second answer
+        draws = iter(self._sampler)  # started now, as the loader starts it: it may draw random numbers
+        if not self._skip:
+            return self._first(draws)
+        started = _random_state(self._generators)
+        _set_random_state(self._generators, self.drawing)
+        for _ in islice(draws, self._skip):
+            pass
+        behind = [generator.get_state() for generator in self._generators]
+        _set_random_state(self._generators, started)
+        return self._rest(draws, behind)
+
+    def _rest(self, draws: Iterator[Any], behind: list[Any]) -> Iterator[Any]:
+        for generator, state in zip(self._generators, behind, strict=True):
+            generator.set_state(state)
+        yield from draws
+
+    def _first(self, draws: Iterator[Any]) -> Iterator[Any]:
+        if self.started is not None:
+            _set_random_state(self._generators, self.started)
+        self.drawing = _random_state(self._generators)
+        yield from draws
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_sampler":
+            raise AttributeError(name)  # not there yet while this object is being copied
+        return getattr(self._sampler, name)
+
+
+class _Carried:
+    """A worker's random state behind one of its batches; ``None`` where it is as it was before."""
+
+    __slots__ = ("state",)  # no tuple: memory pinning would walk through its hundreds of numbers
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Carrying:
+    """A ``collate_fn`` whose batches bring along the random state of the worker that made them."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+        self._last: Any = None
+
+    def __call__(self, samples: Any) -> tuple[Any, _Carried]:
+        batch = self._collate(samples)
+        state = _host_state()
+        carried = _Carried(None if state == self._last else state)
+        self._last = state
+        return batch, carried
+
+
+class _Seeds:
+    """A ``worker_init_fn`` that, after the user's own, gives a worker the random state it had."""
+
+    def __init__(self, user: Callable[[int], None] | None) -> None:
+        self._user = user
+        self.states: Mapping[int, Any] = {}
+
+    def __call__(self, worker_id: int) -> None:
+        if self._user is not None:
+            self._user(worker_id)
+        if (state := self.states.get(worker_id)) is not None:
+            _set_host_state(state)
+
+
+def _host_state() -> tuple[Any, ...]:
+    """Python's, torch's and, if it is loaded, numpy's generators, in a form that is cheap to compare and to send."""
+    state = torch.get_rng_state()
+    words = ctypes.string_at(state.data_ptr(), state.numel())
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return random.getstate(), words, None
+    name, keys, *rest = numpy.random.get_state()
+    return random.getstate(), words, (name, keys.tobytes(), *rest)
+
+
+def _set_host_state(state: Sequence[Any]) -> None:
+    python, words, numbers = state
+    random.setstate(python)
+    torch.set_rng_state(torch.frombuffer(bytearray(words), dtype=torch.uint8).clone())
+    if numbers is not None and (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, *rest = numbers
+        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))

@@ -1,0 +1,171 @@
+"""Where a fit can be left and taken up again, bit-equal to never having stopped.
+
+There are these restart points: the end of a batch, wherever it lies in its window; a validation, which is run again
+from its start unless only its last hooks were left; the end of an epoch; the start of an epoch; and after an exception
+the start of the window in which it came. A checkpoint from the middle of a batch goes on at that batch's start, and
+says that it is not exact.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.errors import CheckpointError
+from drivetrain.hooks import LOG_RULES
+from drivetrain.loops.progress import RunningStage, TrainerStatus
+from drivetrain.loops.run import Run
+from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.seed import rng_state, set_rng_state
+
+State = dict[str, Any]
+
+
+def capture(run: Run) -> State:
+    """What a checkpoint must hold of the loop to go on from here.
+
+    Returns:
+        ``progress``, the counters; ``rng``, the random state; ``data``, the place in the training loader or ``None``;
+        ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
+        ``exact``: whether going on from here is as if nothing had happened; ``buffers``, only after an exception.
+
+    Raises:
+        CheckpointError: an optimizer was interrupted in the middle of its step.
+    """
+    progress = run.progress
+    if run.stepping:
+        raise CheckpointError(
+            "The run was interrupted while an optimizer was changing the parameters, so they are neither those before "
+            "the step nor those after it. The last checkpoint stands: resume from it."
+        )
+    in_batch = (
+        progress.stage is RunningStage.TRAINING
+        and progress.batch_idx >= progress.batches_done
+        and not progress.epoch_ending
+    )
+    if (in_batch or progress.status is TrainerStatus.INTERRUPTED) and (start := _window_start(run)) is not None:
+        return start
+    state: State = {
+        "progress": progress.state_dict(),
+        "rng": rng_state(),
+        "data": _place(run),
+        "logged": run.book.state_dict("train"),
+        "callback_metrics": dict(run.book.refresh()),
+        "metrics": _metrics(run.module),
+        "exact": not in_batch,
+    }
+    if in_batch and state["data"] is not None and "given" in state["data"]:
+        state["data"] = {**state["data"], "given": progress.batches_done}  # this batch is to come again
+    if progress.validation == "running":
+        state["rng"] = run.before_validation["rng"]
+        state["progress"]["eval_steps"] = run.before_validation["eval_steps"]
+    holds = progress.held > 0 if run.module.automatic_optimization else run.window.graded > 0
+    if holds:
+        state["window"] = run.window.state_dict()
+        state["gradients"] = {
+            name: parameter.grad for name, parameter in run.module.named_parameters() if parameter.grad is not None
+        }
+    return state
+
+
+def _window_start(run: Run) -> State | None:
+    """The start of the window, if it was kept and no parameter has changed since."""
+    start, progress = run.window_start, run.progress
+    if start is None or progress.epoch_ending or progress.validation:
+        return None
+    then = start["progress"]
+    unchanged = (then["current_epoch"], then["global_step"]) == (progress.current_epoch, progress.global_step)
+    return start if unchanged else None
+
+
+def _place(run: Run) -> State | None:
+    passes = run.loaders.made_passes
+    return None if passes is None else passes.flight or passes.mark()
+
+
+def _metrics(module: nn.Module) -> dict[str, State]:
+    """The running state of torchmetrics objects: a module's ``state_dict`` leaves it out."""
+    found: dict[str, State] = {}
+    for name, child in module.named_modules():
+        defaults = getattr(child, "_defaults", None)
+        if isinstance(defaults, dict) and hasattr(child, "compute") and hasattr(child, "reset"):
+            states = {key: getattr(child, key) for key in defaults}
+            found[name] = {"states": states, "updates": getattr(child, "_update_count", 0)}
+    return found
+
+
+def _set_metrics(module: nn.Module, metrics: dict[str, State]) -> None:
+    children = dict(module.named_modules())
+    for name, saved in metrics.items():
+        if (child := children.get(name)) is not None:
+            for key, value in saved["states"].items():
+                setattr(child, key, value.to(child.device) if isinstance(value, torch.Tensor) else value)
+            child._update_count = saved["updates"]
+
+
+# ---- exceptions ------------------------------------------------------------------------------------------------------
+
+
+def watch_exceptions(run: Run) -> Callable[[], None]:
+    """Get ready for saving after an exception; returns what to call whenever a window begins."""
+
+    def before(*_: Any) -> None:
+        run.stepping = True
+
+    def after(*_: Any) -> None:
+        run.stepping = False
+
+    for optimizer in run.engine.strategy.optimizers:
+        run.unbinders.append(optimizer.register_step_pre_hook(before).remove)
+        run.unbinders.append(optimizer.register_step_post_hook(after).remove)
+    buffers = dict(run.module.named_buffers())
+
+    def keep() -> None:
+        run.window_start = None  # it would be taken for the state of this moment
+        start = capture(run)
+        start["exact"] = True
+        for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
+            if part in start:
+                start[part] = copy.deepcopy(start[part])
+        start["buffers"] = {name: buffer.clone() for name, buffer in buffers.items()}
+        run.window_start = start
+
+    return keep
+
+
+# ---- taking up -------------------------------------------------------------------------------------------------------
+
+
+def take_up_state(run: Run) -> None:
+    """Bring back what the loop had in its hands; its random state comes last, right before the next batch."""
+    state = run.restart
+    assert state is not None  # the caller has looked
+    if not state.get("exact", True):
+        rank_zero_warn(
+            "The checkpoint was saved in the middle of a batch, which is run again from its start: random numbers that "
+            "it drew before are not drawn again alike. Save in on_train_batch_end or later to resume exactly."
+        )
+    run.book.load_state_dict("train", state.get("logged", []), LOG_RULES)
+    run.book.callback_metrics.update(state.get("callback_metrics", {}))
+    _set_metrics(run.module, state.get("metrics", {}))
+    if "window" in state:
+        run.window.load_state_dict(state["window"])
+        gradients = state["gradients"]
+        for name, parameter in run.module.named_parameters():
+            parameter.grad = gradients[name].to(parameter) if name in gradients else None
+
+
+def take_up_between_passes(run: Run) -> None:
+    """What the training loader brings over from one epoch to the next."""
+    if run.restart is not None and (data := run.restart.get("data")) is not None:
+        run.loaders.passes().carry_over(data)
+
+
+def take_up_random_state(run: Run) -> None:
+    """The generators as they were; from here on everything goes on as if nothing had happened."""
+    if run.restart is not None and (rng := run.restart.get("rng")) is not None:
+        set_rng_state(rng)
