@@ -217,10 +217,13 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
         return
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
     states: dict[str, Any] = checkpoint.get("callbacks", {})
+    known: set[str] = set()
     for callback in trainer.callbacks:
-        if callback.state_key in states:
-            callback.load_state_dict(states[callback.state_key])
-    known = {callback.state_key for callback in trainer.callbacks}
+        by_class = type(callback).__qualname__  # as files of Lightning 1.4 and before name them
+        key = callback.state_key if callback.state_key in states else by_class
+        known |= {callback.state_key, by_class}
+        if key in states:
+            callback.load_state_dict(states[key])
     if missing := sorted(set(states) - known):
         rank_zero_warn(
             f"The checkpoint holds the state of callbacks that this Trainer does not have: {', '.join(missing)}. "

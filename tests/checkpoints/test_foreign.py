@@ -421,8 +421,11 @@ def test_a_file_that_is_not_there(path: Path) -> None:
         read_foreign(path)
 
 
-@pytest.mark.parametrize("content", [{"model": Colour.RED}, [Colour.RED], Colour.RED, 3])
-def test_what_is_no_checkpoint_of_a_trainer(path: Path, content: Any) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [{"model": Colour.RED}, [Colour.RED], Colour.RED, 3, {**WEIGHTS, "drivetrain_version": "1", "colour": Colour.RED}],
+)
+def test_what_is_no_checkpoint_of_another_trainer(path: Path, content: Any) -> None:
     torch.save(content, path)
     assert read_foreign(path) is None
 

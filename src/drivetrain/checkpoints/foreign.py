@@ -91,7 +91,8 @@ def read_foreign(path: str | Path, map_location: Any = "cpu") -> dict[str, Any] 
         map_location: where tensors are read to, as for ``torch.load``.
 
     Returns:
-        ``None`` if it is no checkpoint of a trainer: no dictionary with a ``state_dict`` or a version of Lightning's.
+        ``None`` if it is no checkpoint of another trainer: no dictionary with a ``state_dict`` or a version of
+        Lightning's, or one of ours.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -108,6 +109,8 @@ def read_foreign(path: str | Path, map_location: Any = "cpu") -> dict[str, Any] 
     except Exception as error:  # whatever torch raises on a file that does not keep to its format
         raise CheckpointError(f"{source} is no checkpoint, or was cut short ({error}). Use another one.") from error
     if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
+        return None
+    if "drivetrain_version" in loaded:  # whoever kept objects in one of ours on purpose also wants them back
         return None
     _warn_of_placeholders(source, loaded)
     return loaded

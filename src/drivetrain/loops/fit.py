@@ -262,12 +262,12 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterable[tuple[Any, bool]], _
     assert state is not None  # the caller has looked
     take_up_state(run)
     data, done = state.get("data"), progress.batches_done
-    if data is None:
+    if data is None and not progress.is_last_batch:
         raise CheckpointError(
             f"The checkpoint was saved after {done} batches of epoch {progress.current_epoch}, and does not say which "
             "those were. Resume from one that was saved at the end of an epoch, or load only its weights."
         )
-    if is_replayed(loader):
+    if is_replayed(loader) and not progress.is_last_batch:
         rank_zero_info(
             f"The loader {type(loader).__name__} does not know where it is: its first {done} batches are fetched again "
             "and left out."
@@ -283,7 +283,7 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterable[tuple[Any, bool]], _
         progress.flush_due = False
     _after_batch(run, bound)
     left = progress.global_step >= bound.max_steps or (progress.should_stop and run.may_stop())
-    if left or progress.is_last_batch:
+    if left or data is None or progress.is_last_batch:
         take_up_between_passes(run)
         run.restart = None
         return (), bound
