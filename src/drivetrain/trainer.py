@@ -460,6 +460,7 @@ class Trainer(TrainerView):
         if self._run_parts is not None:
             self._run_parts.unbind()
             self._run_parts.loaders.close()
+            self._run_parts.restart = self._run_parts.window_start = None
 
 
 def _results_table(stage: str, results: list[dict[str, float]]) -> str:
