@@ -32,6 +32,10 @@ from drivetrain import LightningModule, Trainer, seed_everything
 from drivetrain.callbacks import ModelCheckpoint
 
 
+def say(what):
+    os.write(1, (json.dumps(what) + "\\n").encode())  # one write: a line is there whole, or not at all
+
+
 class Net(LightningModule):
     def __init__(self):
         super().__init__()
@@ -41,7 +45,7 @@ class Net(LightningModule):
         return (self.net(batch[0]) - batch[1]).pow(2).mean()
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        print(json.dumps({"step": self.global_step}), flush=True)
+        say({"step": self.global_step})
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=0.01)
@@ -58,7 +62,7 @@ def run(folder, steps):
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 8, shuffle=True)
     trainer.fit(Net(), loader, ckpt_path="last")
     weights = torch.cat([p.detach().flatten() for p in trainer.lightning_module.parameters()])
-    print(json.dumps({"steps": trainer.global_step, "weights": weights.tolist()}), flush=True)
+    say({"steps": trainer.global_step, "weights": weights.tolist()})
 
 
 for line in sys.stdin:
@@ -66,8 +70,8 @@ for line in sys.stdin:
     if (pid := os.fork()) == 0:
         run(folder, steps)
         os._exit(0)
-    print(json.dumps({"pid": pid}), flush=True)
-    print(json.dumps({"ended": os.waitpid(pid, 0)[1]}), flush=True)
+    say({"pid": pid})
+    say({"ended": os.waitpid(pid, 0)[1]})
 """
 
 
