@@ -191,16 +191,16 @@ class Entry:
         return self._total / self._weight if self._weight else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
-        """The running reduction as plain data; a metric object keeps its own."""
+        """The running reduction as plain data, but for "metric": a metric object keeps its own."""
         self._fold()
         options = {**self.options._asdict(), "reduce_fx": self.reduction}
         return {"options": options, "total": self._total, "weight": self._weight, "last": self.last_scalar(),
-                "fresh": self.fresh}  # fmt: skip
+                "fresh": self.fresh, "metric": self._metric}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` returned."""
         self._total, self._weight = state["total"], state["weight"]
-        self.last, self.fresh = state["last"], state["fresh"]
+        self.last, self.fresh, self._metric = state["last"], state["fresh"], state["metric"]
 
     def reset(self) -> None:
         """Forget the epoch."""

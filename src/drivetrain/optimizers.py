@@ -69,6 +69,8 @@ class LightningOptimizer:
         return toggled
 
     def __getattr__(self, name: str) -> Any:
+        if name in self._OWN:
+            raise AttributeError(name)  # not there yet while this object is being copied
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -28,7 +28,7 @@ from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
 from drivetrain.loops.run import Limits, Run
 from drivetrain.loops.step import make_step
 from drivetrain.module import LightningModule
-from drivetrain.optimizers import LightningOptimizer, normalise
+from drivetrain.optimizers import normalise
 from drivetrain.plan import Plan, resolve
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.settings import Settings, complete
@@ -419,7 +419,7 @@ class Trainer(TrainerView):
                 "computed and nothing is updated."
             )
         self.engine.setup_optimizers(optimizers, schedulers)
-        run.handles = [LightningOptimizer(optimizer, run.module) for optimizer in optimizers]
+        run.wrap_optimizers()
         make_step(run)  # what does not go together is said before anything is trained
 
     def _prepares_data(self, party: DataHooks) -> bool:
@@ -460,7 +460,10 @@ class Trainer(TrainerView):
         if self._run_parts is not None:
             self._run_parts.unbind()
             self._run_parts.loaders.close()
-            self._run_parts.restart = self._run_parts.window_start = None
+            run = self._run_parts
+            run.swap_optimizers()
+            run.restart = run.window_start = run.batches = None
+            run.module.untoggle_optimizer(None)  # an exception may have come in between
 
 
 def _results_table(stage: str, results: list[dict[str, float]]) -> str:

@@ -16,7 +16,7 @@ from drivetrain.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.progress import Progress, RunningStage, TrainerStatus
 from drivetrain.loops.run import ENDLESS, Run
-from drivetrain.optimizers import LightningOptimizer, LRSchedulerConfig, unwrapped
+from drivetrain.optimizers import LRSchedulerConfig, unwrapped
 from drivetrain.plan import Plan
 from drivetrain.registry import load
 from drivetrain.settings import Settings
@@ -104,16 +104,20 @@ class TrainerView(LimitsView):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the current fit."""
-        return self.strategy.optimizers
+        """The optimizers of the current fit; new ones step from the next batch on."""
+        waiting = None if self._run_parts is None else self._run_parts.next_optimizers
+        return self.strategy.optimizers if waiting is None else waiting
 
     @optimizers.setter
     def optimizers(self, value: Sequence[Optimizer]) -> None:
-        self.engine.setup_optimizers([unwrapped(optimizer) for optimizer in value], self.lr_scheduler_configs)
-        if (run := self._run_parts) is not None:
-            run.unbind()
-            run.handles = [LightningOptimizer(optimizer, run.module) for optimizer in self.strategy.optimizers]
-        self._touch()
+        optimizers, run = [unwrapped(optimizer) for optimizer in value], self._run_parts
+        if run is not None and self.training:
+            run.next_optimizers = optimizers  # the batch that is running is stepped by those it was begun with
+            self._touch()
+        else:
+            self.engine.setup_optimizers(optimizers, self.lr_scheduler_configs)
+            if run is not None:
+                run.wrap_optimizers()
 
     @property
     def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
@@ -274,7 +278,8 @@ class TrainerView(LimitsView):
         """The loggers' x axis: the index of the batch on which a step is being, or was just, taken."""
         progress = self.progress
         before_step = progress.batch_idx == -1 or progress.batch_idx >= progress.batches_done
-        if progress.stage is RunningStage.TRAINING and not progress.epoch_ending and before_step:
+        closed = progress.epoch_ending or progress.between_epochs
+        if progress.stage is RunningStage.TRAINING and not closed and before_step:
             return progress.stepped_batches
         return progress.logger_step
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import ENDLESS, Limits, Run
 from drivetrain.settings import Settings, check, seconds_of
 
@@ -73,6 +74,12 @@ class LimitsView:
 
     @accumulate_grad_batches.setter
     def accumulate_grad_batches(self, value: int) -> None:
+        run = self._run_parts
+        if value != 1 and run is not None and run.progress.stage is not None and not run.module.automatic_optimization:
+            raise ConfigurationError(
+                f"trainer.accumulate_grad_batches = {value!r} would do nothing under manual optimization. "
+                "Call optimizer.step() in every n-th training_step only."
+            )
         self._write("accumulate_grad_batches", value, "accumulate", value)
 
     @property

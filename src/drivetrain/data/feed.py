@@ -193,6 +193,17 @@ class BatchIterator:
         self._held = (batch, batch_idx, self._dataloader_idx)
         return self
 
+    def bound(self, step: Callable[..., Any]) -> Callable[[Any, int], Any]:
+        """``step`` as the loop calls it. One that asks for more batches than there are is left out."""
+
+        def call(batch: Any, batch_idx: int) -> Any:
+            try:
+                return step(self.hold(batch, batch_idx))
+            except StopIteration:
+                return None
+
+        return call
+
     def __iter__(self) -> BatchIterator:
         return self
 

@@ -18,7 +18,8 @@ import copy
 import ctypes
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -30,6 +31,7 @@ from drivetrain.data.resample import replaced
 from drivetrain.errors import CheckpointError
 from drivetrain.seed import rng_state, set_rng_state
 
+_INF = float("inf")
 Mark = dict[str, Any]
 """Where a pass is, as plain data."""
 
@@ -43,6 +45,7 @@ class Passes:
 
     Attributes:
         loader: the user's own.
+        limit: how many batches a pass gives at most.
         fetches_here: whether fetching a batch may draw from this process's random generators.
         flight: where the pass was before a batch that is fetched ahead; ``None`` while there is none.
     """
@@ -50,6 +53,7 @@ class Passes:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.flight: Mark | None = None
+        self.limit: float = _INF
         self._workers = _num_workers(loader)
         self.fetches_here = self._workers == 0
         self._stateful = _is_stateful(loader)
@@ -103,6 +107,8 @@ class Passes:
         return self._give(source)
 
     def _give(self, source: Iterator[Any]) -> Iterator[Any]:
+        if self.limit != _INF:
+            source = islice(source, max(int(self.limit) - self._given, 0))
         if self._seeds is None:
             for batch in source:
                 self._given += 1
@@ -211,16 +217,25 @@ class CombinedPasses:
         self._parts = [Passes(part) for part in loader.flattened]
         self._combined = copy.copy(loader)
         self._combined.flattened = self._parts
-        self.fetches_here = any(part.fetches_here for part in self._parts)
+        self._combined.limits = None
+        self.fetches_here = True  # to start a shorter loader again draws numbers, whoever fetches its batches
+        self._limit_parts()
 
     def __len__(self) -> int:
-        return len(self._combined)
+        return len(self.loader)
 
     def start_epoch(self) -> None:
         """The next pass is the first of an epoch."""
         self.flight = None
+        self._limit_parts()
         for part in self._parts:
             part.start_epoch()
+
+    def _limit_parts(self) -> None:
+        """Each part keeps its own limit: it knows how much of it a pass that was taken up has had."""
+        limits = self.loader.limits or [_INF] * len(self._parts)
+        for part, limit in zip(self._parts, limits, strict=True):
+            part.limit = limit
 
     def close(self) -> None:
         """Let go of workers that persist."""
@@ -255,6 +270,17 @@ class CombinedPasses:
 def passes_over(loader: Any) -> Passes | CombinedPasses:
     """The passes over a training loader."""
     return CombinedPasses(loader) if isinstance(loader, CombinedLoader) else Passes(loader)
+
+
+@contextmanager
+def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
+    """A block after which the users' own generators of ``loaders`` are as they were."""
+    kept = [(generator, generator.get_state()) for loader in loaders for generator in _generators(loader)]
+    try:
+        yield
+    finally:
+        for generator, state in kept:
+            generator.set_state(state)
 
 
 def is_replayed(loader: Any) -> bool:

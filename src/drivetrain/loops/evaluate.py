@@ -13,6 +13,7 @@ import torch
 
 from drivetrain.data.feed import BatchIterator, feed, set_epoch
 from drivetrain.data.indices import RecordedIndices
+from drivetrain.data.passes import generators_kept
 from drivetrain.errors import ConfigurationError
 from drivetrain.introspect import positional_arity, takes_iterator
 from drivetrain.logbook import Row
@@ -237,11 +238,11 @@ def _with_iterator(
         return progress.eval_batch_idx
 
     iterator = BatchIterator(batches, advance, run.transfer[1], dataloader_idx)
-    context = run.engine.forward_context() or nullcontext()
+    context, fetching = run.engine.forward_context() or nullcontext(), iterator.bound(fn)
 
     def step(batch: Any, batch_idx: int) -> Any:
         with context:
-            return fn(iterator.hold(batch, batch_idx))
+            return fetching(batch, batch_idx)
 
     return step
 
@@ -263,7 +264,8 @@ def sanity_check(run: Run) -> None:
             EvalLoader(source.loader, min(source.num_batches, limits.sanity_batches), source.ahead)
             for source in run.loaders.evaluation("validate")
         ]
-        evaluate(run, "validate", loaders, sanity=True)
+        with generators_kept([source.loader for source in loaders]):
+            evaluate(run, "validate", loaders, sanity=True)
         run.hooks.call_callbacks("on_sanity_check_end")
     book.callback_metrics.clear()
     book.bar_metrics = {}

@@ -27,7 +27,13 @@ from drivetrain.hooks import Call
 from drivetrain.introspect import takes_iterator
 from drivetrain.loops.evaluate import evaluate, sanity_check, validates_in, validation_due
 from drivetrain.loops.progress import RunningStage
-from drivetrain.loops.restart import take_up_between_passes, take_up_random_state, take_up_state, watch_exceptions
+from drivetrain.loops.restart import (
+    take_up_between_passes,
+    take_up_random_state,
+    take_up_state,
+    take_up_window,
+    watch_exceptions,
+)
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import Step, make_step
@@ -47,7 +53,6 @@ class _Bound(NamedTuple):
     module_batch_start: Callable[..., Any] | None
     batch_end: tuple[Call, ...]
     accumulate: int
-    max_steps: float
     log_every: int
     validates: bool
     validate_every: float
@@ -59,6 +64,7 @@ def _bind(run: Run) -> _Bound:
     """Bind the run as it is now: when an epoch begins, and when somebody has changed a part of it (spec 3.10)."""
     hooks, limits, module = run.hooks, run.limits, run.module
     run.stale = False
+    run.swap_optimizers()
     configs = run.engine.strategy.lr_scheduler_configs if module.automatic_optimization else []  # trap T16
     schedules = Schedules(configs, hooks, run.book)
     validates = validates_in(run, run.progress.current_epoch)
@@ -70,7 +76,6 @@ def _bind(run: Run) -> _Bound:
         module_batch_start=hooks.bind_method("on_train_batch_start"),
         batch_end=hooks.bind("on_train_batch_end"),
         accumulate=limits.accumulate,
-        max_steps=limits.max_steps,
         log_every=limits.log_every_n_steps,
         validates=validates,
         validate_every=val_check_every(limits, run.progress.num_training_batches) if validates else ENDLESS,
@@ -81,12 +86,13 @@ def _bind(run: Run) -> _Bound:
 
 def fit(run: Run) -> None:
     """Train until ``max_epochs``, ``max_steps`` or a request to stop."""
-    hooks, book, progress = run.hooks, run.book, run.progress
+    hooks, book, progress, limits = run.hooks, run.book, run.progress, run.limits
     sanity_check(run)
     progress.stage = RunningStage.TRAINING
     book.group, book.epoch_done = "train", False
     _prepare(run)
-    if run.training_done() and not progress.epoch_ending:
+    resumes = run.restart is not None and (progress.epoch_ending or progress.batches_done > 0)
+    if run.training_done() and not resumes:
         _say_why_nothing_is_trained(run)
         return
     hooks.call("on_train_start")
@@ -96,11 +102,12 @@ def fit(run: Run) -> None:
     if progress.epoch_ending:
         _take_up_epoch_end(run)
 
-    while not run.training_done():
+    while run.restart is not None or not run.training_done():
         source, bound = _begin_epoch(run)
         num_batches = progress.num_training_batches
         book.scope = training_scope
-        accumulate, held, divisor = bound.accumulate, progress.held, progress.divisor
+        held, divisor = progress.held, progress.divisor
+        accumulate = divisor if held else bound.accumulate
         for batch, is_last in source:
             if run.stale:
                 bound = _bind(run)
@@ -144,7 +151,7 @@ def fit(run: Run) -> None:
             if flushes or bound.looks_after:
                 _after_batch(run, bound)
                 book.scope = training_scope
-            if progress.global_step >= bound.max_steps or (progress.should_stop and not is_last and run.may_stop()):
+            if progress.global_step >= limits.max_steps or (progress.should_stop and not is_last and run.may_stop()):
                 break
             if held == 0 and bound.keep_start is not None:
                 bound.keep_start()
@@ -212,6 +219,8 @@ def _prepare(run: Run) -> None:
     progress, limits = run.progress, run.limits
     if limits.max_epochs == 0 or limits.max_steps == 0:
         return  # nothing but set-up and teardown (trap T49)
+    if run.restart is not None:
+        run.loaders.take_up(run.restart.get("loaders", {}))
     progress.num_training_batches = run.loaders.count_training()
     if run.validates():
         val_check_every(limits, progress.num_training_batches)
@@ -221,6 +230,7 @@ def _begin_epoch(run: Run) -> tuple[Iterable[tuple[Any, bool]], _Bound]:
     """Bring everything to the start of an epoch, or to where one is taken up; return its batches and its step."""
     progress, book, loaders = run.progress, run.book, run.loaders
     resumes = run.restart is not None and progress.batches_done > 0
+    progress.between_epochs = False
     book.leave_batch()
     book.group, book.epoch_done = "train", False
     if not resumes:
@@ -235,6 +245,7 @@ def _begin_epoch(run: Run) -> tuple[Iterable[tuple[Any, bool]], _Bound]:
     passes = loaders.passes()
     passes.start_epoch()
     run.hooks.call("on_train_epoch_start")
+    take_up_window(run)
     take_up_between_passes(run)
     take_up_random_state(run)
     run.restart = None
@@ -267,6 +278,11 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterable[tuple[Any, bool]], _
             f"The checkpoint was saved after {done} batches of epoch {progress.current_epoch}, and does not say which "
             "those were. Resume from one that was saved at the end of an epoch, or load only its weights."
         )
+    if done >= progress.num_training_batches and not progress.is_last_batch:
+        raise CheckpointError(
+            f"The checkpoint was saved after {done} batches of an epoch, which now has only "
+            f"{progress.num_training_batches:.0f}. Resume with limit_train_batches as it was."
+        )
     if is_replayed(loader) and not progress.is_last_batch:
         rank_zero_info(
             f"The loader {type(loader).__name__} does not know where it is: its first {done} batches are fetched again "
@@ -282,7 +298,7 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterable[tuple[Any, bool]], _
         run.book.step_values("train")  # the earlier run has logged them
         progress.flush_due = False
     _after_batch(run, bound)
-    left = progress.global_step >= bound.max_steps or (progress.should_stop and run.may_stop())
+    left = progress.global_step >= run.limits.max_steps or (progress.should_stop and run.may_stop())
     if left or data is None or progress.is_last_batch:
         take_up_between_passes(run)
         run.restart = None
@@ -339,7 +355,9 @@ def _close_epoch(run: Run, schedules: Schedules, publishes: bool = True) -> None
     book.reset("train")
     progress.current_epoch += 1
     progress.earlier_batches += progress.batches_done
-    progress.batches_done, progress.epoch_ending = 0, False
+    progress.batches_done, progress.epoch_ending, progress.between_epochs = 0, False, True
+    if run.limits.train_batches == 0:
+        progress.num_training_batches = 0  # somebody has switched training off: there is no further epoch
 
 
 def _validate(run: Run) -> None:
@@ -349,7 +367,7 @@ def _validate(run: Run) -> None:
         "eval_steps": {stage: list(counts) for stage, counts in progress.eval_steps.items()},
     }
     progress.validation = "running"
-    if progress.held == 0:
+    if not run.holds_gradients:
         run.hooks.call_method("on_validation_model_zero_grad")
     run.book.refresh()  # so that what the training batch logged is there while validation runs
     run.loaders.reload("validate", run.limits.reload_every)

@@ -90,6 +90,16 @@ class Loaders:
         self._training: Any = None
         self._passes: Passes | CombinedPasses | None = None
         self._made_in: dict[str, int] = {}
+        self._made_before: dict[str, int] = {}
+
+    @property
+    def made_in(self) -> dict[str, int]:
+        """By stage, the epoch in which its loaders were made."""
+        return dict(self._made_in)
+
+    def take_up(self, made_in: Mapping[str, int]) -> None:
+        """The next loaders count as old as those that a checkpoint tells of."""
+        self._made_before = dict(made_in)
 
     def available(self, stage: str) -> bool:
         """Whether anybody offers a loader for ``stage``."""
@@ -193,7 +203,7 @@ class Loaders:
     def _prepared(self, stage: str) -> Any:
         """What ``stage`` iterates, each loader in it checked and made ready."""
         made = self._make(stage)
-        self._made_in[stage] = self._epoch()
+        self._made_in[stage] = self._made_before.pop(stage, self._epoch())
 
         def prepare(loader: Any) -> Any:
             check_iterable(loader, f"{LOADER_HOOKS[stage]} gave")

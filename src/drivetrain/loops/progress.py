@@ -56,6 +56,7 @@ class Progress:
         validation: "running" or "done", from its start until the batch that it follows is left; else "".
         epoch_cut: the epoch was, or will be, left before its last batch, by a limit or by a request to stop.
         cut_batches: batches of that epoch.
+        between_epochs: an epoch has been closed, and the next has not begun.
         epoch_ending: the epoch's batches are over and its end hooks are running.
         is_last_batch: the current batch is the last of its epoch.
         resumed_batches: ``total_batches`` when a checkpoint was taken back; -1 where none was.
@@ -82,6 +83,7 @@ class Progress:
     cut_batches: int = 0
     epoch_cut: bool = False
     epoch_ending: bool = False
+    between_epochs: bool = False
     is_last_batch: bool = False
     resumed_batches: int = -1
     should_stop: bool = False
@@ -109,7 +111,9 @@ class Progress:
         self.fn, self.stage, self.status = fn, None, TrainerStatus.RUNNING
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.epoch_ending = self.flush_due = self.stepped = False
-        self.held, self.divisor, self.validation = 0, 1, ""
+        self.held, self.divisor, self.validation, self.between_epochs = 0, 1, "", False
+        if fn is not TrainerFn.FITTING:
+            self.epoch_cut = False  # the place in the training data is not kept beyond its fit
         self.resumed_batches = -1
         self.eval_steps = {}
 

@@ -45,7 +45,7 @@ def capture(run: Run) -> State:
     in_batch = (
         progress.stage is RunningStage.TRAINING
         and progress.batch_idx >= progress.batches_done
-        and not progress.epoch_ending
+        and not (progress.epoch_ending or progress.between_epochs)
     )
     if (in_batch or progress.status is TrainerStatus.INTERRUPTED) and (start := _window_start(run)) is not None:
         return start
@@ -53,9 +53,10 @@ def capture(run: Run) -> State:
         "progress": progress.state_dict(),
         "rng": rng_state(),
         "data": _place(run),
-        "logged": run.book.state_dict("train"),
+        "logged": _logged(run),
         "callback_metrics": dict(run.book.refresh()),
         "metrics": _metrics(run.module),
+        "loaders": run.loaders.made_in,
         "exact": not in_batch,
     }
     if in_batch and state["data"] is not None and "given" in state["data"]:
@@ -63,8 +64,7 @@ def capture(run: Run) -> State:
     if progress.validation == "running":
         state["rng"] = run.before_validation["rng"]
         state["progress"]["eval_steps"] = run.before_validation["eval_steps"]
-    holds = progress.held > 0 if run.module.automatic_optimization else run.window.graded > 0
-    if holds:
+    if run.holds_gradients:
         state["window"] = run.window.state_dict()
         state["gradients"] = {
             name: parameter.grad for name, parameter in run.module.named_parameters() if parameter.grad is not None
@@ -98,13 +98,19 @@ def _metrics(module: nn.Module) -> dict[str, State]:
     return found
 
 
+def _logged(run: Run) -> list[State]:
+    """The epoch's running reductions; a metric object by its place in the module."""
+    places = {id(child): name for name, child in run.module.named_modules()}
+    return [{**entry, "metric": places.get(id(entry["metric"]))} for entry in run.book.state_dict("train")]
+
+
 def _set_metrics(module: nn.Module, metrics: dict[str, State]) -> None:
     children = dict(module.named_modules())
     for name, saved in metrics.items():
         if (child := children.get(name)) is not None:
             for key, value in saved["states"].items():
                 setattr(child, key, value.to(child.device) if isinstance(value, torch.Tensor) else value)
-            child._update_count = saved["updates"]
+            child._update_count, child._computed = saved["updates"], None
 
 
 # ---- exceptions ------------------------------------------------------------------------------------------------------
@@ -145,18 +151,29 @@ def take_up_state(run: Run) -> None:
     state = run.restart
     assert state is not None  # the caller has looked
     if not state.get("exact", True):
+        again = "given" in (state.get("data") or {}) and "loader" not in state["data"]
         rank_zero_warn(
-            "The checkpoint was saved in the middle of a batch, which is run again from its start: random numbers that "
-            "it drew before are not drawn again alike. Save in on_train_batch_end or later to resume exactly."
+            "The checkpoint was saved in the middle of a batch, which "
+            + ("is run again with other random numbers" if again else "this kind of loader cannot give again")
+            + ". Save in on_train_batch_end or later to resume exactly."
         )
-    run.book.load_state_dict("train", state.get("logged", []), LOG_RULES)
+    children: dict[str | None, Any] = dict(run.module.named_modules())
+    logged = [{**entry, "metric": children.get(entry["metric"])} for entry in state.get("logged", [])]
+    run.book.load_state_dict("train", logged, LOG_RULES)
     run.book.callback_metrics.update(state.get("callback_metrics", {}))
     _set_metrics(run.module, state.get("metrics", {}))
-    if "window" in state:
-        run.window.load_state_dict(state["window"])
-        gradients = state["gradients"]
-        for name, parameter in run.module.named_parameters():
-            parameter.grad = gradients[name].to(parameter) if name in gradients else None
+    take_up_window(run)
+
+
+def take_up_window(run: Run) -> None:
+    """The gradients of a window that was not complete; by hand it may reach over an epoch's end."""
+    if run.restart is None or "window" not in run.restart:
+        return
+    run.window.load_state_dict(run.restart["window"])
+    gradients = run.restart["gradients"]
+    for name, parameter in run.module.named_parameters():
+        parameter.grad = gradients[name].to(parameter) if name in gradients else None
+    run.engine.precision.take_up_gradients(run.engine.device)
 
 
 def take_up_between_passes(run: Run) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.optim import Optimizer
+
 from drivetrain.data.feed import BatchIterator
 from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError
@@ -111,6 +113,7 @@ class Run:
     Attributes:
         log: gives flushed metrics to the loggers, at a step; ``None`` where there are none.
         unlogged: names of step values that no logger has seen so far.
+        next_optimizers: what somebody has set in their place, from the next batch on.
         handles: the optimizers as user code sees them.
         manual_backward: what the module's method of this name does; set while it optimizes by hand.
         batches: the pass over the training loader, for a step that takes ``dataloader_iter``; ``None`` for all others.
@@ -138,6 +141,7 @@ class Run:
     loaders: Loaders
     log: Callable[[Mapping[str, float], int], None] | None
     handles: list[LightningOptimizer] = field(default_factory=list)
+    next_optimizers: list[Optimizer] | None = None
     manual_backward: Callable[..., Any] | None = None
     batches: BatchIterator | None = None
     window: Window = field(default_factory=Window)
@@ -166,6 +170,23 @@ class Run:
         if log is not None and (metrics := {row.name: row.value for row in read if row.entry.to_logger}):
             log(metrics, step)
         return read
+
+    def wrap_optimizers(self) -> None:
+        """Give the module the strategy's optimizers as it may see them."""
+        self.unbind()
+        self.handles = [LightningOptimizer(optimizer, self.module) for optimizer in self.engine.strategy.optimizers]
+
+    def swap_optimizers(self) -> None:
+        """Go over to the optimizers that somebody has set meanwhile."""
+        if self.next_optimizers is not None:
+            self.engine.setup_optimizers(self.next_optimizers, self.engine.strategy.lr_scheduler_configs)
+            self.next_optimizers = None
+            self.wrap_optimizers()
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether gradients wait for their optimizer step."""
+        return self.progress.held > 0 if self.module.automatic_optimization else self.window.graded > 0
 
     def unbind(self) -> None:
         """Undo what the last binding attached; after it, optimizers are as the user made them."""

@@ -99,7 +99,7 @@ def _bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[
     training_step = run.module.training_step
     context = run.engine.forward_context()
     if (batches := run.batches) is not None:
-        return lambda batch, batch_idx: training_step(batches.hold(batch, batch_idx)), context
+        return batches.bound(training_step), context
     if positional_arity(training_step) > 1:
         return training_step, context
     return lambda batch, batch_idx: training_step(batch), context
@@ -158,6 +158,7 @@ def _closure(
     progress, book = run.progress, run.book
     optimizer_step: Callable[..., Any] = run.hooks.bind_method("optimizer_step") or run.module.optimizer_step
     training_scope = run.hooks.scope("training_step")
+    must_have_loss = requires_closure(handle.optimizer)
 
     def finish(optimizer: Optimizer) -> None:
         if window.graded and before_step is not None:
@@ -175,7 +176,13 @@ def _closure(
                 output = forward_backward(batch, batch_idx, position, divisor)
             finally:
                 book.scope = outer
-            return loss_of(output)[0]
+            loss = loss_of(output)[0]
+            if loss is None and must_have_loss:
+                raise ConfigurationError(
+                    f"training_step returned no loss, and {type(handle.optimizer).__name__} cannot do without. "
+                    "Return a loss for every batch."
+                )
+            return loss
 
         if not last:
             return forward_backward(batch, batch_idx, position, divisor)
@@ -341,7 +348,8 @@ def _make_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> 
     if clip is None and clip_val is not None:
         clip = run.module.configure_gradient_clipping
     unscale = precision.unscale if precision.scales_loss else None
-    may_rescale = run.limits.accumulate > 1 and not run.engine.strategy.handles_gradient_accumulation
+    several = run.limits.accumulate > 1 or run.progress.held > 0  # a window may have begun under another limit
+    may_rescale = several and not run.engine.strategy.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):
         return None
 

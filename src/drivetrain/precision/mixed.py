@@ -134,6 +134,11 @@ class MixedPrecision(Precision):
         self._count_skips(optimizer, really)
         return really
 
+    def take_up_gradients(self, device: torch.device) -> None:
+        if self.scales_loss:
+            self._scaler_for(device.type).scale(torch.ones((), device=device))  # it sets itself up with its first loss
+            self._scaled, self._device = True, device
+
     @property
     def scaler(self) -> GradScaler | None:
         """The scaler of "16-mixed", once the device type is known; ``None`` for "bf16-mixed"."""

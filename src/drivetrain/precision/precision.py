@@ -88,6 +88,9 @@ class Precision:
         """The gradient scaler, where there is one."""
         return None
 
+    def take_up_gradients(self, device: torch.device) -> None:
+        """A checkpoint has brought gradients of a window that is not complete, as this precision had made them."""
+
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart."""
         return {}

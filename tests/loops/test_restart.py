@@ -1,0 +1,393 @@
+"""Corners of leaving and taking up, each of which was wrong once."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from drivetrain import Callback, LightningModule, WeightedLoss
+from drivetrain.data import CombinedLoader
+from drivetrain.data.passes import passes_over
+from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.precision import MixedPrecision
+
+
+class Slope(LightningModule):
+    """The gradient of each batch is 1; the steps that are taken are written down."""
+
+    def __init__(self, weighted: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.weighted = weighted
+        self.batches: list[int] = []
+        self.gradients: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.batches.append(batch_idx)
+        loss = self.weight.sum()
+        return WeightedLoss(loss, 2) if self.weighted else loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        assert self.weight.grad is not None
+        self.gradients.append(float(self.weight.grad))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class ByHand(Slope):
+    """Steps after every second batch, wherever that lies."""
+
+    automatic_optimization = False
+    seen = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.weight.sum() / 2)
+        self.seen += 1
+        if self.seen % 2 == 0:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seen"] = self.seen
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seen = checkpoint["seen"]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+
+def at(moment: str, do: Any, when: Any = lambda trainer: True) -> Callback:
+    class Acting(Callback):
+        position = "last"
+
+    def hook(self: Any, trainer: Any, *_: Any) -> None:
+        if when(trainer):
+            do(trainer)
+
+    setattr(Acting, moment, hook)
+    return Acting()
+
+
+def save_at(moment: str, path: Path, when: Any = lambda trainer: True) -> Callback:
+    return at(moment, lambda trainer: trainer.save_checkpoint(path), when)
+
+
+@pytest.fixture
+def five(ready: Any) -> Any:
+    return ready([torch.ones(1)] * 5)
+
+
+@pytest.mark.parametrize("when", ["on_train_end", "on_fit_end"])
+@pytest.mark.parametrize("max_steps", [3, 5])
+def test_t26_saved_when_training_has_ended(
+    make_trainer: Any, five: Any, tmp_path: Path, when: str, max_steps: int
+) -> None:
+    path = tmp_path / "a"
+    make_trainer(max_epochs=-1, max_steps=max_steps, callbacks=save_at(when, path)).fit(Slope(), five)
+    module = Slope()
+    make_trainer(max_epochs=-1, max_steps=7).fit(module, five, ckpt_path=path)
+    assert module.batches == [(max_steps + i) % 5 for i in range(7 - max_steps)]
+
+
+def test_t26_the_checkpoint_of_the_very_last_step_still_has_the_epochs_end_before_it(
+    make_trainer: Any, five: Any, tmp_path: Path
+) -> None:
+    saving = save_at("on_train_batch_end", tmp_path / "a")
+    make_trainer(max_epochs=-1, max_steps=5, callbacks=saving).fit(Slope(), five)
+    ended: list[int] = []
+    noting = at("on_train_epoch_end", lambda trainer: ended.append(trainer.current_epoch))
+    trainer = make_trainer(max_epochs=-1, max_steps=5, callbacks=noting)
+    trainer.fit(Slope(), five, ckpt_path=tmp_path / "a")
+    assert (ended, trainer.current_epoch) == ([0], 1)
+
+
+def test_t52_a_metric_object_goes_on_where_it_was(make_trainer: Any, five: Any, tmp_path: Path) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Summing(Slope):
+        def __init__(self) -> None:
+            super().__init__()
+            self.metric = torchmetrics.SumMetric()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.metric.update(1.0)
+            self.log("sum", self.metric, on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    def run(callbacks: Any = None, path: Any = None) -> list[float]:
+        sums: list[float] = []
+        noting = at("on_train_epoch_start", lambda t: sums.append(float(t.callback_metrics.get("sum", 0))))
+        trainer = make_trainer(max_epochs=3, callbacks=[noting, *(callbacks or [])])
+        trainer.fit(Summing(), five, ckpt_path=path)
+        return [*sums, float(trainer.callback_metrics["sum"])]
+
+    last = lambda trainer: trainer.current_epoch == 1 and trainer.progress.batches_done == 5  # noqa: E731
+    middle = lambda trainer: trainer.current_epoch == 1 and trainer.progress.batches_done == 2  # noqa: E731
+    savers = [
+        save_at("on_train_epoch_end", tmp_path / "end", lambda trainer: trainer.current_epoch == 1),
+        save_at("on_train_batch_end", tmp_path / "last", last),
+        save_at("on_train_batch_end", tmp_path / "middle", middle),
+    ]
+    assert run(savers) == [0.0, 5.0, 5.0, 5.0]
+    for name in ("end", "last", "middle"):
+        assert run(path=tmp_path / name)[-2:] == [5.0, 5.0], name
+
+
+@pytest.mark.parametrize("mode", ["max_size_cycle", "max_size"])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("limits", [None, [2, 6]])
+def test_t38_combined_passes_are_taken_up_anywhere(mode: str, workers: int, limits: Any) -> None:
+    def loader() -> CombinedLoader:
+        parts = [DataLoader(list(range(n)), 1, shuffle=True, num_workers=workers) for n in (3, 7)]  # type: ignore[arg-type]
+        combined = CombinedLoader(parts, mode)
+        combined.limits = limits
+        return combined
+
+    def plain(batch: Any) -> list[Any]:
+        return [None if part is None else int(part) for part in batch]
+
+    torch.manual_seed(3)
+    whole = passes_over(loader())
+    batches, marks = [], []
+    for batch in whole:
+        batches.append(plain(batch))
+        marks.append((whole.mark(), torch.get_rng_state()))
+    assert len(batches) == (7 if limits is None else 6)
+    for done, (mark, state) in enumerate(marks, 1):
+        torch.manual_seed(99)
+        again = passes_over(loader())
+        again.resume(mark)
+        torch.set_rng_state(state)
+        assert [plain(batch) for batch in again] == batches[done:], done
+
+
+def test_limits_of_a_combined_loader_may_change_between_passes() -> None:
+    combined = CombinedLoader([DataLoader([1, 2, 3]), DataLoader([4, 5, 6])], "min_size")  # type: ignore[arg-type]
+    passes = passes_over(combined)
+    assert len(list(passes)) == 3
+    combined.limits = 2
+    passes.start_epoch()
+    assert len(list(passes)) == len(passes) == 2
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_t12_a_window_keeps_its_length_when_accumulation_is_switched_off(
+    make_trainer: Any, ready: Any, weighted: bool
+) -> None:
+    off = at("on_train_batch_end", lambda t: setattr(t, "accumulate_grad_batches", 1), lambda t: t.global_step == 0)
+    module = Slope(weighted)
+    make_trainer(accumulate_grad_batches=2, callbacks=off).fit(module, ready([torch.ones(1)] * 4))
+    assert module.gradients == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_t12_a_window_keeps_its_length_when_it_is_resumed_without_accumulation(
+    make_trainer: Any, ready: Any, tmp_path: Path
+) -> None:
+    batches = ready([torch.ones(1)] * 6)
+    saving = save_at("on_train_batch_end", tmp_path / "a", lambda t: t.progress.batches_done == 1)
+    make_trainer(accumulate_grad_batches=3, callbacks=saving).fit(Slope(), batches)
+    module = Slope()
+    trainer = make_trainer()
+    trainer.fit(module, batches, ckpt_path=tmp_path / "a")
+    assert module.gradients == pytest.approx([1.0] * 4)
+    assert trainer.progress.held == 0
+
+
+def test_t18_validation_keeps_gradients_that_are_added_up_by_hand(make_trainer: Any, ready: Any) -> None:
+    module, batches = ByHand(), ready([torch.ones(1)] * 4)
+    make_trainer(val_check_interval=1).fit(module, batches, batches)
+    assert module.gradients == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("moment", ["on_train_epoch_start", "on_train_epoch_end", "on_train_batch_end"])
+def test_t26_gradients_by_hand_reach_over_an_epochs_end(
+    make_trainer: Any, ready: Any, tmp_path: Path, moment: str
+) -> None:
+    batches = ready([torch.ones(1)] * 3)
+    saving = save_at(moment, tmp_path / "a", lambda t: t.progress.total_batches == 3)
+    arguments = {"max_epochs": 2, "limit_val_batches": 0}
+    make_trainer(**arguments, callbacks=saving).fit(ByHand(), batches)
+    module = ByHand()
+    make_trainer(**arguments).fit(module, batches, ckpt_path=tmp_path / "a")
+    assert module.gradients == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+def test_3_10_a_batch_is_stepped_by_the_optimizers_it_was_begun_with(
+    make_trainer: Any, five: Any, own_step: bool
+) -> None:
+    class Own(Slope):
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+            optimizer.step(closure=optimizer_closure)
+
+    module = Own() if own_step else Slope()
+    fresh = torch.optim.SGD(module.parameters(), lr=0.5)
+    swap = at("on_train_batch_start", lambda t: setattr(t, "optimizers", [fresh]), lambda t: t.global_step == 1)
+    trainer = make_trainer(callbacks=swap, gradient_clip_val=0.5)
+    trainer.fit(module, five)
+    assert trainer.global_step == len(module.gradients) == 5
+    assert trainer.optimizers == [fresh]
+    assert module.weight.item() == pytest.approx(-0.5 * (2 * 0.1 + 3 * 0.5))
+
+
+def test_a_limit_below_what_is_done_is_said(make_trainer: Any, five: Any, tmp_path: Path) -> None:
+    saving = save_at("on_train_batch_end", tmp_path / "a", lambda t: t.progress.batches_done == 4)
+    make_trainer(callbacks=saving).fit(Slope(), five)
+    for limit in (2, 4):
+        with pytest.raises(CheckpointError, match=f"4 batches of an epoch, which now has only {limit}"):
+            make_trainer(limit_train_batches=limit).fit(Slope(), five, ckpt_path=tmp_path / "a")
+
+
+def test_t21_a_resumed_window_whose_rest_gives_no_loss(make_trainer: Any, ready: Any, tmp_path: Path) -> None:
+    class Sparse(Slope):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if batch_idx else super().training_step(batch, batch_idx)
+
+    def scaled() -> MixedPrecision:
+        return MixedPrecision("16-mixed", scaler=torch.amp.GradScaler("cpu", init_scale=4.0))
+
+    saving = save_at("on_train_batch_end", tmp_path / "a", lambda t: t.progress.batches_done == 1)
+    batches = ready([torch.ones(1)] * 2)
+    make_trainer(plugins=scaled(), accumulate_grad_batches=2, callbacks=saving).fit(Sparse(), batches)
+    module = Sparse()
+    make_trainer(plugins=scaled(), accumulate_grad_batches=2).fit(module, batches, ckpt_path=tmp_path / "a")
+    assert module.gradients == [1.0]
+
+
+def test_a_cut_fit_that_was_followed_by_a_validation_can_be_resumed(
+    make_trainer: Any, five: Any, tmp_path: Path
+) -> None:
+    class Validated(Slope):
+        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    trainer, module = make_trainer(max_steps=3), Validated()
+    trainer.fit(module, five, five)
+    trainer.validate(module, five, verbose=False)
+    trainer.save_checkpoint(tmp_path / "a")
+    again = make_trainer(max_epochs=-1, max_steps=5)
+    again.fit(Validated(), five, five, ckpt_path=tmp_path / "a")
+    assert again.global_step == 5
+
+
+def test_t49_raising_max_steps_at_the_last_step_goes_on_in_the_epoch(make_trainer: Any, five: Any) -> None:
+    module = Slope()
+    more = at("on_train_batch_end", lambda t: setattr(t, "max_steps", 7), lambda t: t.global_step == 3)
+    make_trainer(max_epochs=-1, max_steps=3, callbacks=more).fit(module, five)
+    assert module.batches == [0, 1, 2, 3, 4, 0, 1]
+
+
+def test_t34_switching_training_off_between_epochs_ends_it(make_trainer: Any, five: Any) -> None:
+    module = Slope()
+    off = at("on_train_epoch_end", lambda t: setattr(t, "limit_train_batches", 0))
+    make_trainer(max_epochs=3, callbacks=off).fit(module, five)
+    assert module.batches == [0, 1, 2, 3, 4]
+
+
+def test_t40_a_resumed_loader_is_as_old_as_it_was(make_trainer: Any, ready: Any, tmp_path: Path) -> None:
+    class Loading(Slope):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made: list[int] = []
+
+        def train_dataloader(self) -> Any:
+            self.made.append(self.current_epoch)
+            return ready([torch.ones(1)] * 2)
+
+    arguments = {"max_epochs": 5, "reload_dataloaders_every_n_epochs": 2}
+    saving = save_at("on_train_epoch_end", tmp_path / "a", lambda t: t.current_epoch == 0)
+    whole = Loading()
+    make_trainer(**arguments, callbacks=saving).fit(whole)
+    resumed = Loading()
+    make_trainer(**arguments).fit(resumed, ckpt_path=tmp_path / "a")
+    assert whole.made == [0, 2, 4]
+    assert resumed.made[1:] == [2, 4]
+
+
+def test_t37_a_step_that_finds_no_further_batch_is_left_out(make_trainer: Any, five: Any) -> None:
+    class Pairs(Slope):
+        def training_step(self, dataloader_iter: Any) -> Any:
+            taken = [next(dataloader_iter)[1], next(dataloader_iter)[1]]
+            self.batches += taken
+            return self.weight.sum()
+
+        def validation_step(self, dataloader_iter: Any) -> None:
+            next(dataloader_iter)
+            next(dataloader_iter)
+
+    module, trainer = Pairs(), make_trainer()
+    trainer.fit(module, five, five)
+    assert module.batches == [0, 1, 2, 3]
+    assert trainer.global_step == 2
+    assert trainer.current_run.batches is None
+
+
+def test_t18_the_sanity_check_draws_from_no_generator_of_the_users_own(make_trainer: Any) -> None:
+    class Seen(Slope):
+        def __init__(self) -> None:
+            super().__init__()
+            self.order: list[int] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.order.append(int(batch))
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    def order(steps: int) -> list[int]:
+        generator = torch.Generator().manual_seed(4)
+        train, val = (DataLoader(list(range(8)), shuffle=True, generator=generator) for _ in range(2))  # type: ignore[arg-type]
+        module = Seen()
+        make_trainer(num_sanity_val_steps=steps).fit(module, train, val)
+        return module.order
+
+    assert order(0) == order(2)
+
+
+def test_an_optimizer_that_needs_a_loss_says_so(make_trainer: Any, five: Any) -> None:
+    class NoLoss(Slope):
+        def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters())
+
+    with pytest.raises(ConfigurationError, match="LBFGS cannot do without. Return a loss for every batch"):
+        make_trainer().fit(NoLoss(), five)
+
+
+def test_t20_an_exception_between_toggle_and_untoggle_leaves_nothing_frozen(make_trainer: Any, five: Any) -> None:
+    class Breaking(ByHand):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Parameter(torch.zeros(1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.toggle_optimizer(self.optimizers()[0])
+            raise RuntimeError("broken")
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
+
+    module = Breaking()
+    with pytest.raises(RuntimeError, match="broken"):
+        make_trainer(limit_val_batches=0).fit(module, five)
+    assert all(p.requires_grad for p in module.parameters())
+
+
+def test_t19_accumulation_cannot_be_switched_on_under_manual_optimization(make_trainer: Any, five: Any) -> None:
+    writing = at("on_train_start", lambda t: setattr(t, "accumulate_grad_batches", 4))
+    with pytest.raises(ConfigurationError, match="would do nothing under manual optimization"):
+        make_trainer(callbacks=writing, limit_val_batches=0).fit(ByHand(), five)
+
+
+def test_a_wrapped_optimizer_can_be_copied(make_trainer: Any, five: Any) -> None:
+    module, trainer = Slope(), make_trainer()
+    trainer.fit(module, five)
+    copied = copy.deepcopy(module.optimizers())
+    assert copied.param_groups[0]["lr"] == 0.1
