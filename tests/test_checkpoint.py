@@ -626,14 +626,16 @@ def test_pickling_must_be_asked_for_on_both_sides(trainer_for: Any, tmp_path: Pa
             self.state = state_dict["where"]
 
     first = trainer_for(1, callbacks=Remembering())
-    first.fit(Net(), *loaders())
+    with pytest.warns(UserWarning, match="trainer.save_checkpoint would fail"):
+        first.fit(Net(), *loaders())
     with pytest.raises(CheckpointError, match="pass allow_pickle=True to trainer.save_checkpoint"):
         first.save_checkpoint(tmp_path / "plain.ckpt")
     first.save_checkpoint(tmp_path / "any.ckpt", allow_pickle=True)
     with pytest.raises(CheckpointError, match="pass weights_only=False"):
         trainer_for(1).validate(Net(), loaders()[1], ckpt_path=tmp_path / "any.ckpt", verbose=False)
     second = Remembering()
-    trainer_for(2, callbacks=second).fit(Net(), *loaders(), ckpt_path=tmp_path / "any.ckpt", weights_only=False)
+    with pytest.warns(UserWarning, match="trainer.save_checkpoint would fail"):
+        trainer_for(2, callbacks=second).fit(Net(), *loaders(), ckpt_path=tmp_path / "any.ckpt", weights_only=False)
     assert isinstance(second.state, Somewhere)
 
 
@@ -646,6 +648,10 @@ def test_what_cannot_be_stored_is_said_when_fit_starts(trainer_for: Any, tmp_pat
     with pytest.raises(CheckpointError, match=r"\['history'\]\[2\]"):
         trainer_for(1, callbacks=[Hoarding(), checkpoint], enable_checkpointing=True).fit(module, *loaders())
     assert module.losses == []
+    with pytest.warns(UserWarning, match="No callback saves in this fit, but trainer.save_checkpoint would fail"):
+        trainer_for(1, callbacks=Hoarding()).fit(module, *loaders())
+    light = ModelCheckpoint(tmp_path, save_weights_only=True)
+    trainer_for(1, callbacks=[Hoarding(), light], enable_checkpointing=True).fit(module, *loaders())
 
 
 # ---- values that weights_only refuses (trap T27) ---------------------------------------------------------------------

@@ -145,6 +145,21 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
     encode_hparams(module, raw_hparams(module).get("hyper_parameters"))
 
 
+def check_at_start(trainer: Trainer) -> None:
+    """:func:`check_storable` for a fit that begins: an error if a callback will save, else a warning.
+
+    Raises:
+        CheckpointError: a state cannot be stored, and a callback will try.
+    """
+    savers = trainer.checkpoint_callbacks
+    try:
+        check_storable(trainer, bool(savers) and all(getattr(saver, "save_weights_only", False) for saver in savers))
+    except CheckpointError as error:
+        if savers:
+            raise
+        rank_zero_warn(f"No callback saves in this fit, but trainer.save_checkpoint would fail: {error}")
+
+
 def _state_now(party: Any) -> Any:
     """Its state; ``None`` where it has none before training, which may be a fault and may be not."""
     try:

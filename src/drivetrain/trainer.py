@@ -384,8 +384,8 @@ class Trainer(TrainerView):
         loaded = None if ckpt_path is None else checkpoint.load(self, ckpt_path, weights_only)
         if loaded is not None:
             checkpoint.restore_parts(self, loaded, fitting=fn is TrainerFn.FITTING)
-        if fn is TrainerFn.FITTING and self.checkpoint_callbacks:
-            checkpoint.check_storable(self)
+        if fn is TrainerFn.FITTING and not self.settings.barebones:
+            checkpoint.check_at_start(self)
         strategy.setup(self)
         run = self._run_parts = Run(
             engine=self.engine,
