@@ -885,3 +885,16 @@ def test_t27_a_state_whose_class_is_not_there_is_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"only a description comes back: callbacks\['A'\]\['mode'\] \(enum no_such"):
         decode_checkpoint({"state_dict": {}, "callbacks": {"A": {"mode": lost}}, "hyper_parameters": {"mode": lost}})
     decode_checkpoint({"state_dict": {}, "hyper_parameters": {"mode": lost}})  # which a run does not use
+
+
+def test_hpc_means_the_highest_number(trainer_for: Any, make_trainer: Any, tmp_path: Path) -> None:
+    trainer = trainer_for(1)
+    trainer.fit(Net(), *loaders())
+    for number in (2, 10, 9):
+        trainer.save_checkpoint(tmp_path / f"hpc_ckpt_{number}.ckpt")
+    (tmp_path / "hpc_ckpt_x.ckpt").touch()
+    trainer.validate(Net(), loaders()[1], ckpt_path="hpc", verbose=False)
+    assert trainer.ckpt_path == str(tmp_path / "hpc_ckpt_10.ckpt")
+    elsewhere = make_trainer(default_root_dir=tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="there is no hpc_ckpt_<n>.ckpt in"):
+        elsewhere.validate(Net(), loaders()[1], ckpt_path="hpc")

@@ -98,7 +98,6 @@ def test_right_values_are_kept_as_they_are(name: str, values: list[Any]) -> None
     [
         ("num_nodes", 2, "1"),
         ("profiler", "simple", "None"),
-        ("sync_batchnorm", True, "False"),
         ("model_registry", "mine", "None"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
 
     Args:
         trainer: whose callbacks know "best" and "last".
-        ckpt_path: a path, "best", or "last": of all files that the callbacks offer for resuming, the one that was
-            written last; ``None``: none.
+        ckpt_path: a path; "best"; "last": of all files that the callbacks offer for resuming, the one that was
+            written last; "hpc": the highest ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none.
         fitting: a fit begins from the start where "last" names none; anything else cannot do without.
 
     Raises:
@@ -52,6 +53,18 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             return None
         why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
         raise CheckpointError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}. Pass a path.')
+    if ckpt_path == "hpc":
+        numbered = {
+            int(match.group(1)): path
+            for path in Path(trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")
+            if (match := re.fullmatch(r"hpc_ckpt_(\d+)", path.stem))
+        }
+        if not numbered:
+            raise CheckpointError(
+                f'ckpt_path="hpc" names no checkpoint: there is no hpc_ckpt_<n>.ckpt in {trainer.default_root_dir}. '
+                "Pass a path."
+            )
+        return str(numbered[max(numbered)])
     if not isinstance(ckpt_path, (str, os.PathLike)):
         raise ConfigurationError(
             f'ckpt_path is a path, "best" or "last", not {described(ckpt_path)}. Write ckpt_path="last".'

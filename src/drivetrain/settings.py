@@ -92,7 +92,7 @@ class Settings:
     detect_anomaly: bool = _argument(False, "torch.autograd.set_detect_anomaly while it trains")
     barebones: bool = _argument(False, "switch off everything that costs time beyond the step")
     plugins: Any | list[Any] | None = _argument(None, "a Precision and a CheckpointIO of one's own")
-    sync_batchnorm: bool = _argument(False, "batch norm over all processes")
+    sync_batchnorm: bool = _argument(False, "batch norm over all processes; of one process, no difference")
     reload_dataloaders_every_n_epochs: int = _argument(0, "build the loaders anew every n epochs; 0: never")
     default_root_dir: str | Path | None = _argument(None, "where logs and checkpoints go; None: the working directory")
     enable_autolog_hparams: bool = _argument(True, "give the hyperparameters of module and datamodule to the loggers")
@@ -365,7 +365,6 @@ _GONE = {
 NOT_YET: dict[str, Any] = {
     "num_nodes": 1,
     "profiler": None,
-    "sync_batchnorm": False,
     "model_registry": None,
 }
 """The one value that this version honours for each argument whose feature is not built yet."""

@@ -738,3 +738,11 @@ def test_barebones_leaves_nothing_on_but_the_step(validated: Any, loader: Any, m
     assert trainer.callback_metrics == {}
     assert trainer.global_step == 4
     assert capsys.readouterr().out == ""
+
+
+def test_synchronised_batch_norm_makes_no_difference_in_one_process(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    trainer = make_trainer(sync_batchnorm=True)
+    trainer.fit(regression(), loader)
+    assert trainer.global_step == 4
