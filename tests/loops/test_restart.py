@@ -12,8 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningModule, WeightedLoss
-from drivetrain.data import CombinedLoader
-from drivetrain.data.passes import passes_over
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.precision import MixedPrecision
 
@@ -138,43 +136,6 @@ def test_t52_a_metric_object_goes_on_where_it_was(make_trainer: Any, five: Any, 
     assert run(savers) == [0.0, 5.0, 5.0, 5.0]
     for name in ("end", "last", "middle"):
         assert run(path=tmp_path / name)[-2:] == [5.0, 5.0], name
-
-
-@pytest.mark.parametrize("mode", ["max_size_cycle", "max_size"])
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("limits", [None, [2, 6]])
-def test_t38_combined_passes_are_taken_up_anywhere(mode: str, workers: int, limits: Any) -> None:
-    def loader() -> CombinedLoader:
-        parts = [DataLoader(list(range(n)), 1, shuffle=True, num_workers=workers) for n in (3, 7)]  # type: ignore[arg-type]
-        combined = CombinedLoader(parts, mode)
-        combined.limits = limits
-        return combined
-
-    def plain(batch: Any) -> list[Any]:
-        return [None if part is None else int(part) for part in batch]
-
-    torch.manual_seed(3)
-    whole = passes_over(loader())
-    batches, marks = [], []
-    for batch in whole:
-        batches.append(plain(batch))
-        marks.append((whole.mark(), torch.get_rng_state()))
-    assert len(batches) == (7 if limits is None else 6)
-    for done, (mark, state) in enumerate(marks, 1):
-        torch.manual_seed(99)
-        again = passes_over(loader())
-        again.resume(mark)
-        torch.set_rng_state(state)
-        assert [plain(batch) for batch in again] == batches[done:], done
-
-
-def test_limits_of_a_combined_loader_may_change_between_passes() -> None:
-    combined = CombinedLoader([DataLoader([1, 2, 3]), DataLoader([4, 5, 6])], "min_size")  # type: ignore[arg-type]
-    passes = passes_over(combined)
-    assert len(list(passes)) == 3
-    combined.limits = 2
-    passes.start_epoch()
-    assert len(list(passes)) == len(passes) == 2
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -1,0 +1,129 @@
+"""Passes over a loader that are taken up in their middle; whole runs are in tests/test_resume.py."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from drivetrain.data import CombinedLoader
+from drivetrain.data.passes import Passes, generators_kept, is_replayed, passes_over
+from drivetrain.errors import CheckpointError
+
+
+class Noisy(Dataset[Any]):
+    """Draws from every generator where a sample is fetched."""
+
+    def __len__(self) -> int:
+        return 14
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index, torch.rand(()).item(), random.random(), numpy.random.rand()])
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(7))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_t26_workers_are_taken_up_with_their_random_state(workers: int, own_generator: bool) -> None:
+    def loader() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(8) if own_generator else None
+        return DataLoader(Noisy(), 2, shuffle=True, num_workers=workers, generator=generator)
+
+    torch.manual_seed(5)
+    whole = Passes(loader())
+    marks, batches = [], []
+    for batch in whole:
+        batches.append(batch)
+        marks.append(whole.mark())
+    assert len(batches) == 7
+    for done, mark in enumerate(marks, 1):
+        torch.manual_seed(done)
+        random.seed(done)
+        numpy.random.seed(done)
+        again = Passes(loader())
+        again.resume(mark)
+        rest = list(again)
+        assert len(rest) == 7 - done
+        assert all(torch.equal(a, b) for a, b in zip(rest, batches[done:], strict=True)), done
+
+
+def test_what_a_pass_draws_is_what_its_loader_draws() -> None:
+    loader = DataLoader(Noisy(), 2, shuffle=True)
+    seen = []
+    for source in (loader, Passes(loader)):
+        torch.manual_seed(5)
+        random.seed(5)
+        numpy.random.seed(5)
+        seen.append(torch.cat(list(source)))
+    assert torch.equal(*seen)
+
+
+def test_only_what_knows_no_place_is_fetched_again() -> None:
+    drawn = DataLoader(Noisy(), 2)
+    assert not is_replayed(drawn)
+    assert is_replayed(DataLoader(Stream()))
+    assert is_replayed([1, 2])
+    assert not is_replayed(CombinedLoader([drawn, drawn]))
+    assert is_replayed(CombinedLoader([drawn, DataLoader(Stream())]))
+
+
+def test_a_loader_that_has_become_shorter_is_said() -> None:
+    whole = Passes(DataLoader(Stream(), batch_size=1))
+    batches = iter(whole)
+    for _ in range(5):
+        next(batches)
+    with pytest.raises(CheckpointError, match="after 5 batches of an epoch, and the loader list gave only 2"):
+        Passes([1, 2]).resume(whole.mark())
+
+
+def test_generators_of_the_users_own_are_put_back() -> None:
+    generator = torch.Generator().manual_seed(2)
+    state = generator.get_state()
+    with generators_kept([DataLoader(Noisy(), generator=generator, shuffle=True)]):
+        torch.rand(3, generator=generator)
+    assert torch.equal(generator.get_state(), state)
+
+
+@pytest.mark.parametrize("mode", ["max_size_cycle", "max_size"])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("limits", [None, [2, 6]])
+def test_t38_combined_passes_are_taken_up_anywhere(mode: str, workers: int, limits: Any) -> None:
+    def loader() -> CombinedLoader:
+        parts = [DataLoader(list(range(n)), 1, shuffle=True, num_workers=workers) for n in (3, 7)]  # type: ignore[arg-type]
+        combined = CombinedLoader(parts, mode)
+        combined.limits = limits
+        return combined
+
+    def plain(batch: Any) -> list[Any]:
+        return [None if part is None else int(part) for part in batch]
+
+    torch.manual_seed(3)
+    whole = passes_over(loader())
+    batches, marks = [], []
+    for batch in whole:
+        batches.append(plain(batch))
+        marks.append((whole.mark(), torch.get_rng_state()))
+    assert len(batches) == (7 if limits is None else 6)
+    for done, (mark, state) in enumerate(marks, 1):
+        torch.manual_seed(99)
+        again = passes_over(loader())
+        again.resume(mark)
+        torch.set_rng_state(state)
+        assert [plain(batch) for batch in again] == batches[done:], done
+
+
+def test_limits_of_a_combined_loader_may_change_between_passes() -> None:
+    combined = CombinedLoader([DataLoader([1, 2, 3]), DataLoader([4, 5, 6])], "min_size")  # type: ignore[arg-type]
+    passes = passes_over(combined)
+    assert len(list(passes)) == 3
+    combined.limits = 2
+    passes.start_epoch()
+    assert len(list(passes)) == len(passes) == 2
