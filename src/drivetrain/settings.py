@@ -175,6 +175,15 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
     return seconds
 
 
+def val_interval_of(
+    value: int | float | str | timedelta | Mapping[str, int] | None,
+) -> tuple[int | float, float | None]:
+    """``val_check_interval`` as batches (int) or a fraction (float), and in seconds if it is a time, else ``None``."""
+    if value is None:
+        return 1.0, None
+    return (value, None) if isinstance(value, (int, float)) else (1.0, seconds_of("val_check_interval", value))
+
+
 def _duration(name: str, value: Any) -> None:
     if value is not None:
         seconds_of(name, value)

@@ -7,7 +7,7 @@ from typing import Any
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import ENDLESS, Limits, Run
-from drivetrain.settings import Settings, check, seconds_of
+from drivetrain.settings import Settings, check, val_interval_of
 
 
 class LimitsView:
@@ -100,9 +100,7 @@ class LimitsView:
     @val_check_interval.setter
     def val_check_interval(self, value: int | float | str | timedelta | dict[str, int]) -> None:
         check("val_check_interval", value)
-        by_clock = not isinstance(value, (int, float))
-        self.limits.val_check_interval = 1.0 if by_clock else value  # type: ignore[assignment]
-        self.limits.val_check_seconds = seconds_of("val_check_interval", value) if by_clock else None
+        self.limits.val_check_interval, self.limits.val_check_seconds = val_interval_of(value)
         self._touch()
 
     @property

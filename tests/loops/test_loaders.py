@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -198,3 +200,19 @@ def test_a_new_limit_holds_from_the_next_pass(make_trainer: Any) -> None:
 def test_an_empty_collection_of_training_loaders(make_trainer: Any) -> None:
     with pytest.raises(ConfigurationError, match="Give a loader"):
         make_trainer().fit(Seen(), {})
+
+
+def test_persistent_workers_of_loaders_that_a_hook_made_end_with_the_run(make_trainer: Any) -> None:
+    class Own(Validating):
+        def train_dataloader(self) -> Any:
+            return numbers(1, 2, num_workers=1, persistent_workers=True)
+
+        def val_dataloader(self) -> Any:
+            return numbers(3, num_workers=1, persistent_workers=True)
+
+    before = set(multiprocessing.active_children())
+    module, trainer = Own(), make_trainer(max_epochs=2)
+    trainer.fit(module)
+    gc.collect()
+    assert len(module.validated) == 3  # once more in the sanity check
+    assert set(multiprocessing.active_children()) <= before

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.data.resample import replaced
+from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import ConfigurationError
 
 
@@ -73,11 +73,11 @@ class RecordedIndices:
         return self._given.popleft()
 
 
-class _Recorder:
+class _Recorder(SamplerProxy):
     """A sampler that writes down what the one in it draws; in all else it is that one."""
 
     def __init__(self, sampler: Any, batched: bool) -> None:
-        self._sampler = sampler
+        super().__init__(sampler)
         self._batched = batched
         self.drawn: deque[list[Any]] = deque()
 
@@ -92,14 +92,6 @@ class _Recorder:
             several = self._batched or isinstance(indices, list)  # without batch_size a tuple may be one index
             self.drawn.append([_plain(index) for index in (indices if several else [indices])])
             yield indices
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_sampler":
-            raise AttributeError(name)  # not there yet while this object is being copied
-        return getattr(self._sampler, name)
 
 
 def _plain(index: Any) -> Any:

@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.data.resample import replaced
+from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import CheckpointError
 from drivetrain.seed import rng_state, set_rng_state
 
@@ -330,7 +330,7 @@ def _set_random_state(generators: list[torch.Generator], state: dict[str, Any]) 
     set_rng_state(state)
 
 
-class _Draws:
+class _Draws(SamplerProxy):
     """A sampler that can leave out its first draws; in all else it is the one in it.
 
     Attributes:
@@ -341,7 +341,7 @@ class _Draws:
     """
 
     def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
-        self._sampler = sampler
+        super().__init__(sampler)
         self._generators = generators
         self.drawing: dict[str, Any] = {}
         self._skip = 0
@@ -373,14 +373,6 @@ class _Draws:
             _set_random_state(self._generators, self.started)
         self.drawing = _random_state(self._generators)
         yield from draws
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_sampler":
-            raise AttributeError(name)  # not there yet while this object is being copied
-        return getattr(self._sampler, name)
 
 
 class _Carried:

@@ -15,6 +15,21 @@ from drivetrain.rank_zero import rank_zero_warn
 L = TypeVar("L", bound=DataLoader[Any])
 
 
+class SamplerProxy:
+    """Stands where a sampler or batch sampler stood, and is that one in all but how it is iterated."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_sampler":
+            raise AttributeError(name)  # not there yet while this object is being copied
+        return getattr(self._sampler, name)
+
+
 def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
     """A copy of ``loader`` that draws the indices of its samples from ``sampler`` (trap T2).
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.feed import count_batches, fetches_ahead, seed_workers
 from drivetrain.data.passes import CombinedPasses, Passes, passes_over
@@ -144,9 +146,13 @@ class Loaders:
         return self._passes
 
     def close(self) -> None:
-        """Stop workers that persist from epoch to epoch."""
+        """Stop workers that persist from epoch to epoch, but for those of loaders that the caller holds."""
         if self._passes is not None:
             self._passes.close()
+        for stage, sources in self._evaluation.items():
+            for source in sources:
+                if self._passed.get(stage) is None and isinstance(source.loader, DataLoader):
+                    source.loader._iterator = None
 
     @property
     def made_training(self) -> Any:

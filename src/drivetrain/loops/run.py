@@ -20,7 +20,7 @@ from drivetrain.losses import Window
 from drivetrain.module import LightningModule
 from drivetrain.optimizers import LightningOptimizer
 from drivetrain.rank_zero import rank_zero_info
-from drivetrain.settings import Settings, seconds_of
+from drivetrain.settings import Settings, val_interval_of
 
 ENDLESS = float("inf")
 
@@ -64,8 +64,7 @@ class Limits:
         min_epochs = settings.min_epochs
         if min_epochs is None:
             min_epochs = 1 if settings.min_steps else 0
-        interval = settings.val_check_interval
-        by_clock = interval is not None and not isinstance(interval, (int, float))
+        interval, seconds = val_interval_of(None if fast else settings.val_check_interval)
         every = settings.log_every_n_steps
         sanity = 2 if settings.num_sanity_val_steps is None else settings.num_sanity_val_steps
         overfit = settings.overfit_batches
@@ -87,8 +86,8 @@ class Limits:
             test_batches=batches(settings.limit_test_batches, overfits=False),
             predict_batches=batches(settings.limit_predict_batches, overfits=False),
             sanity_batches=0 if fast or settings.barebones else ENDLESS if sanity == -1 else sanity,
-            val_check_interval=1.0 if fast or interval is None or by_clock else interval,  # type: ignore[arg-type]
-            val_check_seconds=seconds_of("val_check_interval", interval) if by_clock and not fast else None,
+            val_check_interval=interval,
+            val_check_seconds=seconds,
             check_val_every_n_epoch=1 if fast else settings.check_val_every_n_epoch,
             accumulate=settings.accumulate_grad_batches,
             log_every_n_steps=1 if fast else 0 if settings.barebones else 50 if every is None else every,
