@@ -215,6 +215,22 @@ def drivetrain(
         ).fit(module, watch.batches)
 
 
+def engine(watch: Stopwatch) -> None:
+    from drivetrain import Engine
+
+    engine = Engine(accelerator="cpu")
+    model = make_model()
+    model, optimizer = engine.setup(model, make_optimizer(model))
+    for x, y in engine.setup_dataloaders(watch.batches):
+        watch.step += 1
+        if watch.step in watch.marks:
+            watch.mark()
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        engine.backward(loss)
+        optimizer.step()
+
+
 def lightning(watch: Stopwatch, num_logged: int = 0, num_callbacks: int = 0, default: bool = False) -> None:
     import lightning.pytorch as pl
     from lightning.pytorch.loggers import CSVLogger
@@ -359,6 +375,7 @@ CONTESTANTS = [
     Contestant("drivetrain, progress bar", "drivetrain", drivetrain, {"bar": True}),
     Contestant("drivetrain, 1 log, progress bar", "drivetrain", drivetrain, {"bar": True, "num_logged": 1}),
     Contestant("drivetrain as it comes, 1 log", "drivetrain", drivetrain, {"default": True, "num_logged": 1}),
+    Contestant("drivetrain Engine", "drivetrain", engine),
     Contestant("Fabric", "lightning", fabric),
     Contestant("Accelerate", "accelerate", accelerate),
     Contestant("Ignite", "ignite", ignite),

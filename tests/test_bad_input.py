@@ -37,6 +37,7 @@ from drivetrain.errors import (
     LoggingError,
     NotSupportedError,
     UnknownArgumentError,
+    UnknownNameError,
 )
 from drivetrain.loggers import CSVLogger, TensorBoardLogger
 from drivetrain.loggers.tensorboard import _WRITER_ARGUMENTS
@@ -215,7 +216,7 @@ ARGUMENTS = [
     case("a misspelt strategy", {"strategy": "dpp"}, "There is no strategy called", "'dpp'. Did you mean 'ddp'?",
          'Write strategy="auto".'),
     case("a strategy that is nearly known", {"strategy": "single_devise"}, "There is no strategy called",
-         "'single_devise'", "Did you mean 'single_device'?"),
+         "'single_devise'", "Did you mean 'single_device'?", UnknownNameError),
     case("a strategy's class", {"strategy": SingleDeviceStrategy}, "a strategy is a name or a Strategy instance",
          "SingleDeviceStrategy'>", "Write strategy=SingleDeviceStrategy()."),
     case("a misspelt logger", {"logger": "tensorbord"}, "Trainer(logger=...) got", "a str: 'tensorbord'",
@@ -240,9 +241,9 @@ ARGUMENTS = [
          "Pass instances of drivetrain.Callback."),
     case("a mapping of callbacks", {"callbacks": {}}, "Trainer(callbacks=...) got", "a dict: {}",
          "Pass instances of drivetrain.Callback."),
-    case("a name as plugin", {"plugins": "bf16"}, "Trainer(plugins=...) got", "a str: 'bf16'",
+    case("a name as plugin", {"plugins": "bf16"}, "plugins got", "a str: 'bf16'",
          "Pass a Precision or a CheckpointIO, at most one of each."),
-    case("a plugin's class", {"plugins": [MixedPrecision]}, "Trainer(plugins=...) got",
+    case("a plugin's class", {"plugins": [MixedPrecision]}, "plugins got",
          "the class MixedPrecision itself", "Pass a Precision or a CheckpointIO, at most one of each."),
     # devices
     case("no device", {"devices": 0}, "names no device", "devices=0", 'Write devices=1 or devices="auto".'),
@@ -273,11 +274,11 @@ ARGUMENTS = [
     case("one callback twice", {"callbacks": [Callback()] * 2}, "listed twice in callbacks", "One Callback object",
          "List it once."),
     case("two precisions", {"precision": 16, "plugins": MixedPrecision("bf16-mixed")}, "both set the precision",
-         "Trainer(precision=16) and a MixedPrecision in plugins", "Leave precision out."),
+         "precision=16 and a MixedPrecision in plugins", "Leave precision out."),
     case("two precisions, one the strategy's",
          {"precision": 16, "strategy": SingleDeviceStrategy(precision_plugin=MixedPrecision("bf16-mixed"))},
          "The strategy carries a MixedPrecision", "precision=16", "Give the precision once."),
-    case("two plugins of a kind", {"plugins": [MixedPrecision("bf16-mixed")] * 2}, "Trainer(plugins=...) got",
+    case("two plugins of a kind", {"plugins": [MixedPrecision("bf16-mixed")] * 2}, "plugins got",
          "two of a kind: MixedPrecision and MixedPrecision", "Keep one."),
 ]  # fmt: skip
 
@@ -771,6 +772,13 @@ def test_a_method_of_a_callback_that_is_nearly_or_no_longer_a_hook(method: str, 
     own = type("Own", (Callback,), {method: lambda self, *args: None})
     with pytest.warns(UserWarning, match=rf"Own\.{method} is never called by the Trainer.*{told}"):
         bench.fit({"callbacks": own()})
+
+
+def test_a_method_that_cannot_be_called_as_a_hook_that_is_gone_is_ones_own(bench: Bench) -> None:
+    """As pytorch-forecasting has one, which it calls itself."""
+    bench.fit(on_epoch_end=lambda self, outputs: None)
+    with pytest.raises(ConfigurationError, match="Own.on_epoch_end is never called: this hook is gone"):
+        bench.fit(on_epoch_end=lambda self: None)
 
 
 def test_names_of_ones_own_are_no_near_misses(bench: Bench) -> None:

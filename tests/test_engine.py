@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import Engine
+from drivetrain import Engine, LightningModule
 from drivetrain.accelerators import Accelerator
+from drivetrain.errors import ConfigurationError, UnknownArgumentError
+from drivetrain.loggers import DummyLogger
 from drivetrain.precision import MixedPrecision, Precision
 from drivetrain.strategies import SingleDeviceStrategy
 
@@ -43,15 +45,14 @@ def bare_loop(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLo
 
 def engine_loop(engine: Engine, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> list[Tensor]:
     model, optimizer = engine.setup(model, optimizer)
+    loader = engine.setup_dataloaders(loader)
     losses = []
     for _ in range(3):
-        for batch in loader:
-            x, y = engine.to_device(batch)
-            with engine.autocast():
-                loss = F.mse_loss(model(x), y)
+        for x, y in loader:
+            loss = F.mse_loss(model(x), y)
             optimizer.zero_grad()
             engine.backward(loss)
-            engine.clip_gradients(optimizer, 0.5)
+            engine.clip_gradients(model, optimizer, max_norm=0.5)
             optimizer.step()
             losses.append(loss.detach())
     engine.teardown()
@@ -77,9 +78,11 @@ def test_bf16_mixed_is_autocast_and_keeps_parameters_in_32_bits(data: TensorData
         assert torch.is_autocast_enabled("cpu")
         assert torch.get_autocast_dtype("cpu") is torch.bfloat16
         assert not torch.is_autocast_cache_enabled()
-        out = model(x)
+        assert model.module[0](x).dtype is torch.bfloat16  # a layer by itself
     assert not torch.is_autocast_enabled("cpu")
-    assert out.dtype is torch.bfloat16
+    assert model(x).dtype is torch.float32  # the model casts what it hands out
+    assert not torch.equal(model.eval()(x), model.module(x))
+    torch.testing.assert_close(model(x), model.module(x), rtol=0.1, atol=0.02)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
@@ -100,23 +103,47 @@ def test_the_context_can_be_entered_again_and_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "clip_val", "expected"),
+    ("how", "expected", "norm"),
     [
-        ("norm", 1.0, [0.6, 0.8]),
-        ("norm", 10.0, [3.0, 4.0]),
-        ("value", 3.5, [3.0, 3.5]),
-        ("norm", 0.0, [3.0, 4.0]),
+        ({"max_norm": 1.0}, [0.6, 0.8], 5.0),
+        ({"max_norm": 10.0}, [3.0, 4.0], 5.0),
+        ({"max_norm": 2.0, "norm_type": float("inf")}, [1.5, 2.0], 4.0),
+        ({"clip_val": 3.5}, [3.0, 3.5], None),
+        ({"max_norm": 0.0}, [3.0, 4.0], None),
     ],
 )
-def test_clip_gradients(algorithm: Any, clip_val: float, expected: list[float]) -> None:
+def test_clip_gradients(how: dict[str, float], expected: list[float], norm: float | None) -> None:
     engine = Engine(accelerator="cpu")
     parameter, unused, other = (nn.Parameter(torch.zeros(2)) for _ in range(3))
     parameter.grad, other.grad = torch.tensor([3.0, 4.0]), torch.tensor([30.0, 40.0])
     optimizer = torch.optim.SGD([{"params": [parameter]}, {"params": [unused]}], lr=0.1)
-    engine.clip_gradients(optimizer, clip_val, algorithm)
+    found = engine.clip_gradients(net(), optimizer, **how)
     torch.testing.assert_close(parameter.grad, torch.tensor(expected))
     assert other.grad.tolist() == [30.0, 40.0]  # not this optimizer's
     assert unused.grad is None
+    assert found == norm if norm is None else float(found) == pytest.approx(norm)
+
+
+def test_clipping_a_norm_that_is_no_number_is_an_error_unless_the_scaler_skips_the_step() -> None:
+    for precision, strict in (("32-true", True), ("16-mixed", False)):
+        engine = Engine(accelerator="cpu", precision=precision)
+        model = nn.Linear(2, 1)
+        model, optimizer = engine.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        before = model.weight.clone()
+        engine.backward(model(torch.full((1, 2), 1e30)).sum() * float("inf"))
+        if strict:
+            with pytest.raises(RuntimeError, match="non-finite"):
+                engine.clip_gradients(model, optimizer, max_norm=1.0)
+        else:
+            engine.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+            assert torch.equal(model.weight, before)  # skipped
+
+
+@pytest.mark.parametrize(("how", "said"), [({}, "neither"), ({"clip_val": 1.0, "max_norm": 2.0}, "clip_val=1.0 and")])
+def test_clipping_needs_one_way(how: dict[str, float], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{said}.*Give one of them"):
+        Engine(accelerator="cpu").clip_gradients(net(), torch.optim.SGD(net().parameters()), **how)
 
 
 class MetaAccelerator(Accelerator):
@@ -156,7 +183,7 @@ def test_everything_goes_to_the_root_device(arguments: dict[str, Any]) -> None:
     assert moved["x"][0].device == engine.device
     assert moved["name"] == "text"
     model = net()
-    assert engine.setup(model) is model
+    assert engine.setup(model).module is model
     assert {p.device for p in model.parameters()} == {engine.device}
 
 
@@ -179,7 +206,7 @@ class Recording(Precision):
         self.calls.append(f"context {device_type}")
         return None
 
-    def clip_gradients(self, optimizer: Any, clip_val: float, algorithm: Any = "norm") -> None:
+    def clip_gradients(self, optimizer: Any, clip_val: float, algorithm: Any = "norm", *args: Any) -> None:
         self.calls.append(f"clip {clip_val} {algorithm}")
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -198,8 +225,8 @@ def test_a_precision_of_ones_own_does_the_work(strategy: str) -> None:
     with engine.autocast():
         loss = model(torch.ones(1, 2, dtype=torch.float64)).sum()
     engine.backward(loss, retain_graph=True)
-    engine.clip_gradients(torch.optim.SGD(model.parameters(), lr=0.1), 2.0, "value")
-    assert plugin.calls == ["convert", "context cpu", "backward ['retain_graph']", "clip 2.0 value"]
+    engine.clip_gradients(model, torch.optim.SGD(model.parameters(), lr=0.1), clip_val=2.0)
+    assert plugin.calls == ["convert", "context cpu", "context cpu", "backward ['retain_graph']", "clip 2.0 value"]
     assert model.weight.grad is not None
 
 
@@ -210,12 +237,295 @@ def test_a_plan_is_taken_as_it_is() -> None:
     assert isinstance(engine.precision, MixedPrecision)
 
 
-def test_setup_returns_what_it_was_given() -> None:
-    model = net()
+def test_setup_returns_as_much_as_it_was_given() -> None:
+    engine, model = Engine(accelerator="cpu"), net()
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
-    engine = Engine(accelerator="cpu")
-    assert engine.setup(model) is model
-    assert engine.setup(model, first) == (model, first)
-    assert engine.setup(model, first, second) == (model, first, second)
+    scheduler = torch.optim.lr_scheduler.StepLR(first, 1)
+    assert engine.setup(net()).module is not model
+    wrapped, one, two, same = engine.setup(model, first, second, scheduler=scheduler)
+    assert (wrapped.module, one.optimizer, two.optimizer, same) == (model, first, second, scheduler)
     assert engine.strategy.optimizers == [first, second]
-    assert [id(p) for p in first.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
+    assert isinstance(one, torch.optim.SGD)
+    assert [id(p) for p in one.param_groups[0]["params"]] == [id(p) for p in wrapped.parameters()]
+    assert len(engine.setup(net(), scheduler=scheduler)) == 2
+
+
+def test_a_module_may_stay_where_it_is() -> None:
+    engine = Engine(accelerator=MetaAccelerator())
+    assert next(engine.setup(net(), move_to_device=False).parameters()).device.type == "cpu"
+    assert next(engine.setup_module(net()).parameters()).device.type == "meta"
+    (batch,) = engine.setup_dataloaders([torch.ones(1)], move_to_device=False)
+    assert batch.device.type == "cpu"
+    (batch,) = engine.setup_dataloaders([torch.ones(1)])
+    assert batch.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda e, m, o: e.setup(e.setup(m)), "set up already"),
+        (lambda e, m, o: e.setup(m, e.setup_optimizers(o)), "set up already"),
+        (lambda e, m, o: e.setup(m, o, o), "set up already"),
+        (lambda e, m, o: e.setup_dataloaders(e.setup_dataloaders([1])), "set up already"),
+        (lambda e, m, o: e.setup(o, m), "as the module. Pass an nn.Module first"),
+        (lambda e, m, o: e.setup(m, m), "where an optimizer belongs"),
+        (lambda e, m, o: e.setup_dataloaders(3), "Pass a DataLoader"),
+        (lambda e, m, o: e.setup_dataloaders(), "Pass one"),
+        (lambda e, m, o: e.setup_optimizers(), "Pass one"),
+        (lambda e, m, o: e.launch(lambda: 1), "engine as its first argument"),
+        (lambda e, m, o: e.launch("main"), "engine as its first argument"),
+        (lambda e, m, o: e.no_backward_sync(m).__enter__(), "Pass what Engine.setup returned"),
+        (lambda e, m, o: e.logger, "has no logger"),
+        (lambda e, m, o: e.setup(m).mark_forward_method("forwards"), "Did you mean 'forward'"),
+        (lambda e, m, o: e.setup(m).mark_forward_method("forward"), "marked already"),
+    ],
+)
+def test_what_is_wrong_is_said(call: Any, said: str) -> None:
+    model = net()
+    with pytest.raises(ConfigurationError, match=said):
+        call(Engine(accelerator="cpu"), model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_an_unknown_argument_is_answered_with_a_likely_one() -> None:
+    with pytest.raises(UnknownArgumentError, match="Did you mean 'precision'"):
+        Engine(precison="bf16-mixed")  # type: ignore[call-arg]
+
+
+# ---- start -----------------------------------------------------------------------------------------------------------
+
+
+def test_launch_runs_a_function_with_the_engine() -> None:
+    engine = Engine(accelerator="cpu")
+    assert engine.launch() is None
+    assert engine.launch(lambda e, a, b: (e, a + b), 1, b=2) == (engine, 3)
+
+
+class Program(Engine):
+    def run(self, steps: int) -> tuple[bool, int]:  # type: ignore[override]
+        return self._launched, steps
+
+
+class Derived(Program):
+    def run(self, steps: int) -> tuple[bool, int]:  # type: ignore[override]
+        return super().run(steps + 1)
+
+
+def test_a_subclass_may_hold_the_program_in_run() -> None:
+    assert Program(accelerator="cpu").run(3) == (True, 3)
+    assert Derived(accelerator="cpu").run(steps=3) == (True, 4)
+    with pytest.raises(NotImplementedError, match="launch"):
+        Engine(accelerator="cpu").run()
+
+
+def test_the_device_is_made_current_once() -> None:
+    calls: list[str] = []
+
+    class Counting(SingleDeviceStrategy):
+        def setup_environment(self) -> None:
+            calls.append("environment")
+            super().setup_environment()
+
+    engine = Engine(accelerator="cpu", strategy=Counting())
+    engine.setup(net())
+    engine.launch()
+    engine.setup(net())
+    assert calls == ["environment"]
+
+
+def test_arguments_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRIVETRAIN_RUN_PRECISION", "bf16-mixed")
+    monkeypatch.setenv("DRIVETRAIN_RUN_DEVICES", "1")
+    assert Engine(accelerator="cpu").precision.name == "bf16-mixed"
+    assert Engine(accelerator="cpu", precision="bf16-mixed", devices=1).precision.name == "bf16-mixed"
+    with pytest.raises(ConfigurationError, match="--precision=bf16-mixed. Leave it out of one"):
+        Engine(accelerator="cpu", precision="64-true")
+
+
+def test_facts_of_one_process() -> None:
+    engine = Engine(accelerator="cpu")
+    assert (engine.world_size, engine.global_rank, engine.local_rank, engine.node_rank) == (1, 0, 0, 0)
+    assert engine.is_global_zero
+    data = {"a": torch.arange(3), "b": [torch.ones(()), "text"]}
+    assert engine.all_gather(data)["a"].shape == (3,)
+    assert engine.all_reduce(data)["b"][1] == "text"
+    assert engine.broadcast("x") == "x"
+    with engine.rank_zero_first(), engine.sharded_model():
+        engine.barrier("here")
+
+
+# ---- precision -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["64-true", "16-true", "bf16-true"])
+def test_true_precisions_convert_what_goes_in_and_comes_out(precision: Any) -> None:
+    engine = Engine(accelerator="cpu", precision=precision)
+    seen: list[torch.dtype] = []
+
+    class Net(nn.Linear):
+        def forward(self, input: Tensor, *, scale: Tensor) -> Any:  # type: ignore[override]
+            seen.extend([input.dtype, scale.dtype, torch.ones(1).dtype])
+            return {"out": super().forward(input), "index": torch.arange(2)}
+
+    model = engine.setup(Net(2, 1))
+    kept = {"64-true": torch.float64, "16-true": torch.float16, "bf16-true": torch.bfloat16}[precision]
+    out = model(torch.ones(1, 2), scale=torch.ones(1))
+    assert seen == [kept] * 3
+    assert model.weight.dtype is kept
+    assert (out["out"].dtype, out["index"].dtype) == (torch.float32, torch.int64)
+    assert torch.get_default_dtype() is torch.float32
+    with engine.init_tensor():
+        assert torch.ones(1).dtype is kept
+    with engine.init_module():
+        assert nn.Linear(1, 1).weight.dtype is kept
+
+
+def fp16_by_hand(losses: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (first, second)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
+    for index in range(losses):
+        with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False):
+            out = second(first(torch.full((2, 4), 1.0 + index)))
+        loss = out.float().square().mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    return [*first.parameters(), *second.parameters(), torch.tensor(scaler.get_scale())]
+
+
+def test_16_mixed_goes_through_wrapped_optimizers_as_by_hand() -> None:
+    torch.manual_seed(0)
+    plugin = MixedPrecision("16-mixed", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2))
+    engine = Engine(accelerator="cpu", plugins=[plugin])
+    first, second = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (first, second)]
+    one, first_optimizer = engine.setup(first, optimizers[0])
+    two, second_optimizer = engine.setup(second, optimizers[1])
+    for index in range(8):
+        loss = two(one(torch.full((2, 4), 1.0 + index))).square().mean()
+        first_optimizer.zero_grad()
+        second_optimizer.zero_grad()
+        engine.backward(loss)
+        first_optimizer.step()
+        second_optimizer.step()
+    assert plugin.scaler is not None
+    ours = [*first.parameters(), *second.parameters(), torch.tensor(plugin.scaler.get_scale())]
+    expected = fp16_by_hand(8)
+    assert float(expected[-1]) != 2.0**24  # some steps overflowed
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+def test_an_optimizer_that_needs_its_closure_and_a_scaled_loss_do_not_go_together() -> None:
+    model = net()
+    with pytest.raises(ConfigurationError, match="LBFGS evaluates the loss several times"):
+        Engine(accelerator="cpu", precision="16-mixed").setup(model, torch.optim.LBFGS(model.parameters()))
+    model, optimizer = Engine(accelerator="cpu").setup(model, torch.optim.LBFGS(model.parameters()))
+    first = optimizer.step(lambda: closure(model, optimizer))
+    assert optimizer.step(lambda: closure(model, optimizer)).item() < first.item()
+
+
+def closure(model: nn.Module, optimizer: Any) -> Tensor:
+    torch.manual_seed(3)
+    optimizer.zero_grad()
+    loss = F.mse_loss(model.eval()(torch.ones(4, 4)), torch.zeros(4, 1))
+    loss.backward()
+    return loss
+
+
+def test_a_closure_runs_before_a_scaled_step() -> None:
+    model = nn.Linear(2, 1)
+    plugin = MixedPrecision("16-mixed", scaler=torch.amp.GradScaler("cpu", init_scale=2.0))
+    engine = Engine(accelerator="cpu", plugins=[plugin])
+    model, optimizer = engine.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def evaluate() -> Tensor:
+        loss = model(torch.ones(1, 2)).sum()
+        engine.backward(loss)
+        return loss
+
+    before, expected = model.weight.detach().clone(), model(torch.ones(1, 2)).item()
+    assert optimizer.step(evaluate).item() == expected
+    torch.testing.assert_close(model.weight, before - 0.1)
+
+
+# ---- saying things ---------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_are_called_by_name() -> None:
+    class Callback:
+        def __init__(self) -> None:
+            self.calls: list[Any] = []
+
+        def on_thing(self, a: int, b: int) -> None:
+            self.calls.append((a, b))
+
+    one, other = Callback(), object()
+    engine = Engine(accelerator="cpu", callbacks=[one, other])
+    engine.call("on_thing", 1, b=2)
+    engine.call("on_nothing")
+    assert one.calls == [(1, 2)]
+    assert Engine(accelerator="cpu", callbacks=one).callbacks == [one]
+
+
+def test_logging_reaches_every_logger_as_plain_numbers() -> None:
+    class Lines(DummyLogger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines: list[Any] = []
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            self.lines.append((dict(metrics), step))
+
+    first, second = Lines(), Lines()
+    engine = Engine(accelerator="cpu", loggers=[first, second])
+    engine.log("loss", torch.tensor(1.5), step=3)
+    engine.log_dict({"a": 1, "b": 2.0})
+    assert first.lines == second.lines == [({"loss": 1.5}, 3), ({"a": 1, "b": 2.0}, None)]
+    assert engine.logger is first
+
+
+def test_print_is_for_rank_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = Engine(accelerator="cpu")
+    engine.print("one")
+    engine.strategy.global_rank = 1
+    engine.print("two")
+    assert capsys.readouterr().out == "one\n"
+
+
+def test_a_lightning_module_logs_and_steps_through_the_engine() -> None:
+    class Lines(DummyLogger):
+        lines: list[Any]
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            self.lines.append(dict(metrics))
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            loss = self.layer(batch).sum()
+            self.log("loss", loss)
+            self.log("both", {"a": 1.0, "b": torch.tensor(2.0)})
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+            return torch.tensor(float(torch.is_autocast_enabled("cpu")))
+
+    logger = Lines()
+    logger.lines = []
+    engine = Engine(accelerator="cpu", precision="bf16-mixed", loggers=logger)
+    module = Module()
+    model, optimizer = engine.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    before = module.layer.weight.clone()
+    assert model.training_step(torch.ones(1, 2), 0) == 1.0  # a step is a way in, like forward
+    assert logger.lines[0]["loss"] != 0
+    assert logger.lines[1] == {"both/a": 1.0, "both/b": 2.0}
+    assert not torch.equal(before, module.layer.weight)
+    assert module.fabric is engine
+    assert (module.optimizers(), module.loggers, module.logger) == (optimizer, [logger], logger)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 def run(tmp_path: Path, script: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", ROOT / "examples" / script, "--output", "out", *arguments],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -43,3 +44,26 @@ def test_the_gpt_learns_and_measures_itself(tmp_path: Path) -> None:
     assert 2.5 < unigram < 4
     assert "tokens/s=" in shown
     assert "mfu=" in shown
+
+
+def test_the_plain_loop_learns_and_goes_on_exactly(tmp_path: Path) -> None:
+    whole = run(tmp_path, "plain_loop.py", "--epochs", "6", "--precision", "bf16-mixed")
+    assert float(re.findall(r"Test accuracy: ([\d.]+)", whole)[0]) > 0.85
+    epochs = re.findall(r"Epoch (\d)/6: loss=(\S+)", whole)
+    assert [number for number, _ in epochs] == ["1", "2", "3", "4", "5", "6"]
+    stopped = run(tmp_path, "plain_loop.py", "--epochs", "6", "--precision", "bf16-mixed", "--stop-after", "4")
+    assert "Epoch 5" not in stopped
+    rest = run(tmp_path, "plain_loop.py", "--epochs", "6", "--precision", "bf16-mixed", "--resume")
+    assert re.findall(r"Epoch (\d)/6: loss=(\S+)", rest) == epochs[4:]
+    assert re.findall("Test.*", rest) == re.findall("Test.*", whole)
+
+
+@pytest.mark.parametrize(
+    ("precision", "steps", "modes", "near"), [("32-true", 1000, 6, 0.5), ("16-mixed", 200, 2, 0.1)]
+)
+def test_the_gan_learns_its_ring(tmp_path: Path, precision: str, steps: int, modes: int, near: float) -> None:
+    shown = run(tmp_path, "gan.py", "--precision", precision, "--steps", str(steps))
+    covered, on_them = re.findall(r"Modes covered: (\d) of 8; points on them: ([\d.]+)", shown)[0]
+    assert int(covered) >= modes
+    assert float(on_them) > near  # none of an untrained generator's are
+    assert (tmp_path / "out" / "gan" / "version_0" / "metrics.csv").is_file()

@@ -59,6 +59,30 @@ def same_weights(a: nn.Module, b: nn.Module) -> bool:
 # ---- modules ---------------------------------------------------------------------------------------------------------
 
 
+def test_t24_a_hook_finds_the_hyperparameters_in_a_checkpoint(loader: Any, make_trainer: Any, path: Path) -> None:
+    class Adding(Model):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            assert checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] == "kwargs"
+            checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY].update(lr=0.7)
+            assert checkpoint[Data.CHECKPOINT_HYPER_PARAMS_NAME] == "kwargs"
+            checkpoint[Data.CHECKPOINT_HYPER_PARAMS_KEY].update(size=9)
+
+    class Data(LightningDataModule):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+        def train_dataloader(self) -> Any:
+            return loader
+
+    module, trainer = Adding(hidden=3), make_trainer()
+    trainer.fit(module, datamodule=Data(size=4))
+    trainer.save_checkpoint(path)
+    assert module.hparams == {"hidden": 3, "lr": 0.1}
+    assert Model.load_from_checkpoint(path).hparams == {"hidden": 3, "lr": 0.7}
+    assert Data.load_from_checkpoint(path).hparams == {"size": 9}
+
+
 def test_t24_what_a_trainer_writes_builds_the_module_again(make_trainer: Any, loader: Any, path: Path) -> None:
     model, trainer = Model(hidden=3, lr=0.01), make_trainer()
     trainer.fit(model, loader)

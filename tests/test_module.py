@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,50 @@ def test_freezing_turns_off_gradients_and_goes_into_evaluation_mode_and_back(reg
     module.unfreeze()
     assert all(p.requires_grad for p in module.parameters())
     assert all(m.training for m in module.modules())
+
+
+class PickledByLightning:
+    """Pickles as ``module`` would have been pickled there: the attributes that are properties have private names."""
+
+    def __init__(self, module: LightningModule, **private: Any) -> None:
+        self.module = module
+        self.private = private
+
+    def __reduce__(self) -> Any:
+        state = self.module.__getstate__()
+        for name in ("_book", "_engine", "_frozen_by_toggle"):
+            state.pop(name, None)
+        return object.__new__, (type(self.module),), {**state, "_fabric": None, **self.private}
+
+
+class Plain(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self._strict_loading = "its own"
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0]).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_module_that_lightning_pickled_is_whole(loader: DataLoader[Any], make_trainer: Any) -> None:
+    written = Plain()
+    example = torch.ones(2, 4)
+    private = {"_automatic_optimization": False, "_strict_loading": None, "_example_input_array": example}
+    read = pickle.loads(pickle.dumps(PickledByLightning(written, **private)))
+    assert (read.automatic_optimization, read.strict_loading) == (False, True)
+    assert torch.equal(read.example_input_array, example)
+    assert not private.keys() & vars(read).keys()
+    read.automatic_optimization = True
+    make_trainer().fit(read, loader)
+    assert not torch.equal(read.layer.weight, written.layer.weight)
+
+
+def test_a_modules_own_private_names_stay_its_own() -> None:
+    assert pickle.loads(pickle.dumps(Plain()))._strict_loading == "its own"
 
 
 def test_configure_model_builds_layers_before_the_optimizers_and_in_every_run(

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from drivetrain.accelerators import Accelerator, CPUAccelerator, TorchDeviceAccelerator
+from drivetrain.accelerators import (
+    Accelerator,
+    AcceleratorRegistry,
+    CPUAccelerator,
+    CUDAAccelerator,
+    TorchDeviceAccelerator,
+)
 from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
 from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.loggers import CSVLogger
 from drivetrain.plan import Machine, Plan, resolve
 from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
+from drivetrain.registry import Registry
 from drivetrain.settings import Settings
 from drivetrain.strategies import SingleDeviceStrategy, Strategy
 
-BARE = Machine(device_type=None, device_count=0, world_size=1, has_tensorboard=True)
-GPU = Machine(device_type="cuda", device_count=2, world_size=1, has_tensorboard=True)
+MACHINE = Machine(world_size=1, has_tensorboard=True)
 
 
 class xpulib:
@@ -62,14 +68,20 @@ def a_library_as_new() -> None:
 
 
 @pytest.fixture
-def torch_sees_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions in which torch speaks of its accelerator, as they answer on the machine ``GPU``."""
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch, as it speaks of its accelerator on a machine with two CUDA devices."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
-def plan_for(machine: Machine = BARE, **arguments: Any) -> Plan:
+@pytest.fixture
+def machine(request: pytest.FixtureRequest) -> None:
+    if request.param == "gpu":
+        request.getfixturevalue("two_gpus")
+
+
+def plan_for(machine: Machine = MACHINE, **arguments: Any) -> Plan:
     return resolve(Settings(**arguments), machine)
 
 
@@ -80,36 +92,128 @@ def reasons(plan: Plan) -> dict[str, tuple[str, str]]:
 # ---- accelerator -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("torch_sees_two")
+FIRST = "and of what is available here it comes first"
+
+
 @pytest.mark.parametrize(
     ("machine", "given", "kind", "why"),
     [
-        (BARE, "auto", CPUAccelerator, 'accelerator="auto", and torch sees no other device'),
-        (BARE, "cpu", CPUAccelerator, 'accelerator="cpu"'),
-        (GPU, "auto", TorchDeviceAccelerator, 'accelerator="auto", and torch sees this device'),
-        (GPU, "gpu", TorchDeviceAccelerator, 'accelerator="gpu"'),
-        (GPU, "cuda", TorchDeviceAccelerator, 'accelerator="cuda"'),
-        (GPU, "cpu", CPUAccelerator, 'accelerator="cpu"'),
-        (GPU, CPUAccelerator(), CPUAccelerator, "accelerator= is an instance"),
-        (GPU, CPUAccelerator, CPUAccelerator, "accelerator= is an instance"),
-        (BARE, XPUAccelerator(), XPUAccelerator, "accelerator= is an instance"),
-        (BARE, XPUAccelerator, XPUAccelerator, "accelerator= is an instance"),
+        ("bare", "auto", CPUAccelerator, f'accelerator="auto", {FIRST}'),
+        ("bare", "cpu", CPUAccelerator, 'accelerator="cpu"'),
+        ("gpu", "auto", CUDAAccelerator, f'accelerator="auto", {FIRST}'),
+        ("gpu", "gpu", CUDAAccelerator, f'accelerator="gpu", {FIRST}'),
+        ("gpu", "cuda", CUDAAccelerator, 'accelerator="cuda"'),
+        ("gpu", "cpu", CPUAccelerator, 'accelerator="cpu"'),
+        ("gpu", CPUAccelerator(), CPUAccelerator, "accelerator= is an instance"),
+        ("gpu", CPUAccelerator, CPUAccelerator, "accelerator= is an instance"),
+        ("bare", XPUAccelerator(), XPUAccelerator, "accelerator= is an instance"),
+        ("bare", XPUAccelerator, XPUAccelerator, "accelerator= is an instance"),
     ],
+    indirect=["machine"],
 )
-def test_s0_8_s0_10_accelerator(machine: Machine, given: Any, kind: type[Accelerator], why: str) -> None:
-    plan = plan_for(machine, accelerator=given, devices=1)
+def test_s0_8_s0_10_accelerator(machine: None, given: Any, kind: type[Accelerator], why: str) -> None:
+    plan = plan_for(accelerator=given, devices=1)
     assert type(plan.accelerator) is kind
     assert reasons(plan)["accelerator"] == (plan.accelerator.name, why)
     if isinstance(given, Accelerator):
         assert plan.accelerator is given
 
 
-def test_the_accelerator_that_a_strategy_carries() -> None:
+@pytest.mark.parametrize(
+    ("available", "auto", "gpu"),
+    [
+        ({"tpu", "mps", "cuda"}, "tpu", "mps"),
+        ({"mps", "cuda"}, "mps", "mps"),
+        ({"cuda", "xpu"}, "cuda", "cuda"),
+        ({"xpu"}, "xpu", "xpu"),
+        (set(), "cpu", None),
+    ],
+)
+def test_s0_10_the_order_of_auto_and_gpu(
+    monkeypatch: pytest.MonkeyPatch, available: set[str], auto: str, gpu: str | None
+) -> None:
+    for name in ("tpu", "mps", "cuda", "xpu"):
+        cls: Any = AcceleratorRegistry.entry(name).cls
+        monkeypatch.setattr(cls, "is_available", staticmethod(lambda name=name: name in available))
+        monkeypatch.setattr(cls, "auto_device_count", staticmethod(lambda: 1))
+    kind = next((torch.device(name) for name in ("cuda", "xpu") if name in available), None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: kind)
+    assert plan_for(accelerator="auto").accelerator.name == auto
+    if gpu is not None:
+        assert plan_for(accelerator="gpu").accelerator.name == gpu
+    else:
+        with pytest.raises(ConfigurationError, match="torch sees no GPU .* Available: cpu"):
+            plan_for(accelerator="gpu")
+
+
+def define(name: str, priority: int | None = None, torchs: str = "meta") -> type[Accelerator]:
+    """A user's class, registered by being defined."""
+
+    class Own(XPUAccelerator):
+        auto_priority = priority
+
+        @staticmethod
+        def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
+            return [torch.device(torchs, i) for i in devices]
+
+        @classmethod
+        def register_accelerators(cls, accelerator_registry: Any) -> None:
+            accelerator_registry.register(name, cls, description="Mine")
+
+    return Own
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry[Accelerator]]:
+    """The accelerators, and afterwards without what the test has added."""
+    before = dict(AcceleratorRegistry._registered)
+    yield AcceleratorRegistry
+    AcceleratorRegistry._registered.clear()
+    AcceleratorRegistry._registered.update(before)
+
+
+@pytest.mark.parametrize(("priority", "chosen"), [(None, "cuda"), (150, "cuda"), (250, "own")])
+def test_s0_10_a_users_accelerator_may_join_auto(
+    registry: Any, two_gpus: None, priority: int | None, chosen: str
+) -> None:
+    define("own", priority)
+    assert plan_for().accelerator.name == chosen
+    xpulib.available = False
+    assert plan_for().accelerator.name == "cuda"
+
+
+def test_who_registered_torchs_own_device_is_what_auto_means(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = define("xpu", torchs="xpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    assert type(plan_for().accelerator) is own
+
+
+def test_e0_2_a_name_that_only_torch_has_is_free(registry: Any) -> None:
+    assert issubclass(registry.entry("xpu").cls, TorchDeviceAccelerator)
+    own = define("xpu")
+    assert type(plan_for(accelerator="xpu", devices=1).accelerator) is own
+    assert "xpu" in registry.available_accelerators()
+    assert registry["xpu"] == {
+        "accelerator": own, "accelerator_name": "xpu", "description": "Mine", "init_params": {},
+    }  # fmt: skip
+    assert define("xpu") is not own  # the cell of a notebook, run again
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "mps", "tpu", "xla"])
+def test_a_name_of_ours_is_taken(registry: Any, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' already belongs to .*Accelerator .*override=True"):
+        define(name)
+    registry.register(name, XPUAccelerator, override=True)
+    assert type(plan_for(accelerator=name, devices=1).accelerator) is XPUAccelerator
+    registry.remove(name)
+
+
+def test_the_accelerator_that_a_strategy_carries(two_gpus: None) -> None:
     own = XPUAccelerator()
-    plan = plan_for(GPU, strategy=SingleDeviceStrategy(accelerator=own))
+    plan = plan_for(strategy=SingleDeviceStrategy(accelerator=own))
     assert plan.accelerator is own
     assert reasons(plan)["accelerator"] == ("xpu", "the strategy carries it")
-    assert plan_for(GPU, strategy=SingleDeviceStrategy(accelerator=own), accelerator=own).accelerator is own
+    assert plan_for(strategy=SingleDeviceStrategy(accelerator=own), accelerator=own).accelerator is own
 
 
 @pytest.mark.parametrize("other", ["cpu", CPUAccelerator(), XPUAccelerator()])
@@ -119,43 +223,48 @@ def test_two_accelerators_contradict_each_other(other: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [XPUAccelerator(), XPUAccelerator])
-@pytest.mark.parametrize(("machine", "listed"), [(BARE, "cpu"), (GPU, "cpu, cuda")])
-def test_s0_5_an_accelerator_that_is_not_there(given: Any, machine: Machine, listed: str) -> None:
+@pytest.mark.parametrize(("machine", "listed"), [("bare", "cpu"), ("gpu", "cpu, cuda")], indirect=["machine"])
+def test_s0_5_an_accelerator_that_is_not_there(given: Any, machine: None, listed: str) -> None:
     xpulib.available = False
     with pytest.raises(ConfigurationError, match=f'XPUAccelerator says .* Available: {listed}. Write .*="auto"'):
-        plan_for(machine, accelerator=given)
+        plan_for(accelerator=given)
     assert xpulib.asked == []  # it is asked before its devices are
 
 
 @pytest.mark.parametrize(
-    ("machine", "name", "listed"),
+    ("machine", "name", "why", "listed"),
     [
-        (BARE, "gpu", "cpu"),
-        (BARE, "cuda", "cpu"),
-        (BARE, "mps", "cpu"),
-        (BARE, "xla", "cpu"),
-        (GPU, "mps", "cpu, cuda"),
+        ("bare", "cuda", "this build of torch has no CUDA", "cpu"),
+        ("bare", "mps", "this build of torch has no MPS", "cpu"),
+        ("bare", "tpu", "torch_xla is not installed", "cpu"),
+        ("bare", "xla", "torch_xla is not installed", "cpu"),
+        ("bare", "xpu", "torch.xpu sees no device", "cpu"),
+        ("bare", "hpu", "install and import the package that brings it", "cpu"),
+        ("gpu", "mps", "this build of torch has no MPS", "cpu, cuda"),
     ],
+    indirect=["machine"],
 )
-def test_s0_12_a_device_that_torch_knows_but_does_not_see(machine: Machine, name: str, listed: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"'{name}'\): torch sees no such device .* Available: {listed}."):
-        plan_for(machine, accelerator=name)
+def test_s0_12_a_device_that_is_not_there(machine: None, name: str, why: str, listed: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"'{name}' is not available here: .*{why}. Available: {listed}."):
+        plan_for(accelerator=name)
 
 
 @pytest.mark.parametrize(
-    ("machine", "given", "tail"),
+    ("given", "tail"),
     [
-        (BARE, "gpuu", "Did you mean 'gpu'? Known: auto, cpu, gpu."),
-        (GPU, "cudaa", "Did you mean 'cuda'? Known: auto, cpu, cuda, gpu."),
-        (BARE, "quantum", "Known: auto, cpu, gpu."),
-        (BARE, 3, "Known: auto, cpu, gpu."),
-        (BARE, None, "Known: auto, cpu, gpu."),
+        ("gpuu", "Did you mean 'gpu'? Known: auto, cpu, cuda, gpu, mps, tpu, xla."),
+        ("cudaa", "Did you mean 'cuda'? Known: auto, cpu, cuda, gpu, mps, tpu, xla."),
+        ("quantum", "Known: auto, cpu, cuda, gpu, mps, tpu, xla."),
+        ("cuda:1", "Did you mean 'cuda'? Write accelerator=\"cuda\", devices=[1]."),
+        ("privateuseone", "Known: auto, cpu, cuda, gpu, mps, tpu, xla."),
+        (3, "Known: auto, cpu, cuda, gpu, mps, tpu, xla."),
+        (None, "Known: auto, cpu, cuda, gpu, mps, tpu, xla."),
     ],
 )
-def test_unknown_accelerators(machine: Machine, given: Any, tail: str) -> None:
+def test_unknown_accelerators(given: Any, tail: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        plan_for(machine, accelerator=given)
-    assert str(caught.value) == f"Trainer(accelerator={given!r}): there is no such accelerator. {tail}"
+        plan_for(accelerator=given)
+    assert str(caught.value) == f"accelerator={given!r}: there is no such accelerator. {tail}"
 
 
 # ---- a custom accelerator --------------------------------------------------------------------------------------------
@@ -208,7 +317,7 @@ def test_s0_4_auto_devices_are_counted_by_the_accelerator(count: int, why: str) 
 
 
 def test_c4_root_device_and_autocast_come_from_the_accelerator() -> None:
-    engine = Engine(plan=plan_for(GPU, accelerator=XPUAccelerator()))
+    engine = Engine(plan=plan_for(accelerator=XPUAccelerator()))
     assert engine.device == torch.device("meta", 0)
     assert engine.accelerator.autocast_device_type == "meta"
     asked: list[str] = []
@@ -217,7 +326,7 @@ def test_c4_root_device_and_autocast_come_from_the_accelerator() -> None:
         def forward_context(self, device_type: str) -> None:
             asked.append(device_type)
 
-    engine = Engine(plan=plan_for(GPU, accelerator=XPUAccelerator(), plugins=Listening()))
+    engine = Engine(plan=plan_for(accelerator=XPUAccelerator(), plugins=Listening()))
     engine.forward_context()
     assert asked == ["meta"]
 
@@ -255,14 +364,14 @@ def test_the_cpu_is_one_device() -> None:
         plan_for(accelerator="cpu", devices=[0])
 
 
-@pytest.mark.usefixtures("torch_sees_two")
+@pytest.mark.usefixtures("two_gpus")
 def test_one_of_two_of_torchs_devices() -> None:
-    assert plan_for(GPU, accelerator="gpu", devices=[1]).devices == (torch.device("cuda", 1),)
-    assert plan_for(GPU).devices == (torch.device("cuda", 0),)
+    assert plan_for(accelerator="gpu", devices=[1]).devices == (torch.device("cuda", 1),)
+    assert plan_for().devices == (torch.device("cuda", 0),)
     with pytest.raises(NotSupportedError, match="devices=-1.* means 2 devices"):
-        plan_for(GPU, devices=-1)
-    with pytest.raises(ConfigurationError, match=r"devices names \[2\], but this machine has 2"):
-        plan_for(GPU, devices=[2])
+        plan_for(devices=-1)
+    with pytest.raises(ConfigurationError, match=r"devices=\[2\] means the devices \[2\], but this machine has 2"):
+        plan_for(devices=[2])
 
 
 # ---- strategy --------------------------------------------------------------------------------------------------------
@@ -298,7 +407,7 @@ def test_a_strategy_instance_is_taken_and_completed() -> None:
     ],
 )  # fmt: skip
 def test_strategies_of_a_later_version(name: str) -> None:
-    with pytest.raises(NotSupportedError, match=rf"strategy='{name}'\) trains in several .* Write strategy=\"auto\""):
+    with pytest.raises(NotSupportedError, match=rf"strategy='{name}' trains in several .* Write strategy=\"auto\""):
         plan_for(strategy=name)
 
 
@@ -396,7 +505,7 @@ def test_plugins_win(wrapped: bool) -> None:
 
 
 def test_precision_is_given_once() -> None:
-    with pytest.raises(ConfigurationError, match=r"precision='bf16'\) and a MixedPrecision .* Leave precision out"):
+    with pytest.raises(ConfigurationError, match=r"precision='bf16' and a MixedPrecision .* Leave precision out"):
         plan_for(precision="bf16", plugins=[MixedPrecision()])
 
 
@@ -436,14 +545,14 @@ def test_wrong_plugins(plugins: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("machine", "arguments", "logger", "why"),
     [
-        (BARE, {}, "TensorBoardLogger", "tensorboard is installed"),
-        (BARE, {"logger": True}, "TensorBoardLogger", "tensorboard is installed"),
-        (dataclasses.replace(BARE, has_tensorboard=False), {}, "CSVLogger", "tensorboard is not installed"),
-        (BARE, {"logger": False}, None, "logger=False"),
-        (BARE, {"logger": []}, None, "it was passed as logger="),
-        (BARE, {"fast_dev_run": True}, "DummyLogger", "fast_dev_run logs nothing"),
-        (BARE, {"logger": CSVLogger("x")}, "CSVLogger", "it was passed as logger="),
-        (BARE, {"logger": [CSVLogger("x"), CSVLogger("y")]}, "CSVLogger, CSVLogger", "it was passed as logger="),
+        (MACHINE, {}, "TensorBoardLogger", "tensorboard is installed"),
+        (MACHINE, {"logger": True}, "TensorBoardLogger", "tensorboard is installed"),
+        (dataclasses.replace(MACHINE, has_tensorboard=False), {}, "CSVLogger", "tensorboard is not installed"),
+        (MACHINE, {"logger": False}, None, "logger=False"),
+        (MACHINE, {"logger": []}, None, "it was passed as logger="),
+        (MACHINE, {"fast_dev_run": True}, "DummyLogger", "fast_dev_run logs nothing"),
+        (MACHINE, {"logger": CSVLogger("x")}, "CSVLogger", "it was passed as logger="),
+        (MACHINE, {"logger": [CSVLogger("x"), CSVLogger("y")]}, "CSVLogger, CSVLogger", "it was passed as logger="),
     ],
 )
 def test_logger(machine: Machine, arguments: dict[str, Any], logger: str | None, why: str) -> None:
@@ -473,17 +582,6 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(NotSupportedError, match=r"started 2 processes \(WORLD_SIZE\).* Start the program once"):
         resolve(Settings(accelerator="cpu"))
-
-
-def test_machine_detect_reads_torch(torch_sees_two: None) -> None:
-    machine = Machine.detect({})
-    assert (machine.device_type, machine.device_count) == ("cuda", 2)
-
-
-def test_machine_without_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    machine = Machine.detect({})
-    assert (machine.device_type, machine.device_count) == (None, 0)
 
 
 @pytest.mark.parametrize(

@@ -54,33 +54,33 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 def test_the_folder_is_the_registry(shapes: Registry[Any]) -> None:
     assert shapes.available() == ["broken", "circle", "empty", "twins"]  # no contract, nothing with an underscore
-    assert shapes.get("circle").__name__ == "Circle"
-    assert shapes.get("circle")().area() == 3
+    assert shapes.entry("circle").cls.__name__ == "Circle"
+    assert shapes.get("circle").area() == 3
 
 
 def test_nothing_is_imported_until_it_is_asked_for(shapes: Registry[Any]) -> None:
     assert "broken" in shapes.available()
-    shapes.get("circle")
+    shapes.entry("circle").cls
     assert not [name for name in sys.modules if name.startswith("shapes_") and name.endswith(".broken")]
     with pytest.raises(RuntimeError, match="imported too early"):  # the control: importing it does fail
-        shapes.get("broken")
+        shapes.entry("broken").cls
 
 
 @pytest.mark.parametrize(("name", "found"), [("empty", r"not \[\]"), ("twins", r"not \['A', 'B'\]")])
 def test_a_file_defines_exactly_one(shapes: Registry[Any], name: str, found: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{name} must define exactly one public Shape, {found}"):
-        shapes.get(name)
+        shapes.entry(name).cls
 
 
 @pytest.mark.parametrize("name", ["shape", "_tools", "__init__"])
 def test_what_is_no_backend_has_no_name(shapes: Registry[Any], name: str) -> None:
     with pytest.raises(ConfigurationError, match="There is no shape called"):
-        shapes.get(name)
+        shapes.entry(name).cls
 
 
 def test_an_unknown_name_gets_a_suggestion(shapes: Registry[Any]) -> None:
     with pytest.raises(ConfigurationError, match="no shape called 'circel'. Did you mean 'circle'"):
-        shapes.get("circel")
+        shapes.entry("circel").cls
 
 
 def test_register_adds_a_name_and_wins_over_a_file(shapes: Registry[Any]) -> None:
@@ -88,10 +88,10 @@ def test_register_adds_a_name_and_wins_over_a_file(shapes: Registry[Any]) -> Non
         pass
 
     assert shapes.register("square", Square) is Square
-    assert shapes.get("square") is Square
+    assert shapes.entry("square").cls is Square
     assert "square" in shapes.available()
     shapes.register("circle", Square, override=True)
-    assert shapes.get("circle") is Square
+    assert shapes.entry("circle").cls is Square
 
 
 def test_a_taken_name_is_refused_unless_overridden(shapes: Registry[Any]) -> None:
@@ -104,9 +104,9 @@ def test_a_taken_name_is_refused_unless_overridden(shapes: Registry[Any]) -> Non
     shapes.register("square", Square)
     with pytest.raises(ConfigurationError, match=r"'square' already belongs to .*Square.*override=True"):
         shapes.register("square", Other)
-    assert shapes.get("square") is Square
+    assert shapes.entry("square").cls is Square
     shapes.register("square", Other, override=True)
-    assert shapes.get("square") is Other
+    assert shapes.entry("square").cls is Other
 
 
 def make_class(module: str, qualname: str = "Square") -> type:
@@ -128,7 +128,7 @@ def test_the_same_class_again_is_no_conflict(shapes: Registry[Any], first: type,
     shapes.register("square", first)
     if same:
         shapes.register("square", second)
-        assert shapes.get("square") is second
+        assert shapes.entry("square").cls is second
     else:
         with pytest.raises(ConfigurationError, match="already belongs"):
             shapes.register("square", second)
@@ -144,12 +144,12 @@ def test_installed_packages_offer_theirs(shapes: Registry[Any], monkeypatch: pyt
     from fractions import Fraction
 
     assert "fraction" in shapes.available()
-    assert shapes.get("fraction") is Fraction
+    assert shapes.entry("fraction").cls is Fraction
 
 
 def test_the_strategies() -> None:
     assert STRATEGIES.available() == ["single_device"]
-    assert STRATEGIES.get("single_device") is SingleDeviceStrategy
+    assert STRATEGIES.entry("single_device").cls is SingleDeviceStrategy
 
 
 def test_a_contract_whose_file_name_has_an_underscore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_contract_whose_file_name_has_an_underscore(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     registry: Registry[Any] = Registry("under_scored", "big_shape", "shape")
     assert registry.available() == ["disc"]
-    assert registry.get("disc")().area() == 1
+    assert registry.get("disc").area() == 1
 
 
 def test_load_imports_when_asked() -> None:
@@ -179,12 +179,12 @@ def test_the_contract_itself_is_abstract() -> None:
 
     registry: Registry[Shape] = Registry("drivetrain.strategies", "strategy", "strategy")
     with pytest.raises(ConfigurationError, match="no strategy called 'nope'"):
-        registry.get("nope")
+        registry.entry("nope")
 
 
 def test_a_name_of_the_folder_is_not_shadowed_by_accident(shapes: Registry[Any]) -> None:
     class Other:
         pass
 
-    with pytest.raises(ConfigurationError, match=r"name 'circle' belongs to .*\.circle\. .*override=True"):
+    with pytest.raises(ConfigurationError, match=r"name 'circle' already belongs to Circle \(.*\.circle\)\. .*override=True"):
         shapes.register("circle", Other)

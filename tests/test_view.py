@@ -323,6 +323,27 @@ def test_3_10_the_loops_show_their_progress(validated: Any, loader: DataLoader[A
     assert trainer.test_loop.max_batches == [4]
 
 
+@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.filterwarnings("ignore:.*validation_step")
+def test_3_10_whether_a_fit_has_loaders_is_known_in_configure_optimizers(
+    validated: type[LightningModule], loader: DataLoader[Any], make_trainer: Any, passed: bool
+) -> None:
+    """As GluonTS asks."""
+    found = []
+
+    class Asking(validated):  # type: ignore[misc, valid-type]
+        def configure_optimizers(self) -> Any:
+            loop = self.trainer.fit_loop
+            found.append((loop._data_source.is_defined(), loop.epoch_loop.val_loop._data_source.is_defined()))
+            return super().configure_optimizers()
+
+    trainer = make_trainer()
+    assert not trainer.fit_loop._data_source.is_defined()
+    trainer.fit(Asking(), loader, loader if passed else None)
+    assert found == [(True, passed)]
+    assert not trainer.test_loop._data_source.is_defined()
+
+
 def test_3_10_restarting_is_told_until_a_batch_is_trained(
     regression: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Any
 ) -> None:

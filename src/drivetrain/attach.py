@@ -154,23 +154,23 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
 
 
 _RENAMED = {
-    "training_epoch_end": "on_train_epoch_end",
-    "validation_epoch_end": "on_validation_epoch_end",
-    "test_epoch_end": "on_test_epoch_end",
-    "on_epoch_start": "on_train_epoch_start",
-    "on_epoch_end": "on_train_epoch_end",
-    "on_pretrain_routine_start": "on_fit_start",
-    "on_pretrain_routine_end": "on_fit_start",
-    "training_step_end": "training_step",
-    "validation_step_end": "validation_step",
-    "test_step_end": "test_step",
-    "on_hpc_save": "on_save_checkpoint",
-    "on_hpc_load": "on_load_checkpoint",
-    "get_progress_bar_dict": "log",
-    "configure_sharded_model": "configure_model",
-    "tbptt_split_batch": "training_step",
+    "training_epoch_end": ("on_train_epoch_end", 1),
+    "validation_epoch_end": ("on_validation_epoch_end", 1),
+    "test_epoch_end": ("on_test_epoch_end", 1),
+    "on_epoch_start": ("on_train_epoch_start", 0),
+    "on_epoch_end": ("on_train_epoch_end", 0),
+    "on_pretrain_routine_start": ("on_fit_start", 0),
+    "on_pretrain_routine_end": ("on_fit_start", 0),
+    "training_step_end": ("training_step", 1),
+    "validation_step_end": ("validation_step", 1),
+    "test_step_end": ("test_step", 1),
+    "on_hpc_save": ("on_save_checkpoint", 1),
+    "on_hpc_load": ("on_load_checkpoint", 1),
+    "get_progress_bar_dict": ("log", 0),
+    "configure_sharded_model": ("configure_model", 0),
+    "tbptt_split_batch": ("training_step", 2),
 }
-"""Hooks that are called no longer, and what does their work."""
+"""Hooks that are called no longer: what does their work, and how many arguments they were called with."""
 
 
 _GONE_FROM_CALLBACKS = {
@@ -240,8 +240,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings) -> 
     name = type(module).__name__
     if "_book" not in module.__dict__:
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
-    for removed, instead in _RENAMED.items():
-        if callable(getattr(module, removed, None)):
+    for removed, (instead, arguments) in _RENAMED.items():
+        if _takes(getattr(module, removed, None), arguments):  # else it is the user's own, by the same name
             raise ConfigurationError(
                 f"{name}.{removed} is never called: this hook is gone. Do its work in {instead}, and keep the steps' "
                 "outputs on self if you need them."
@@ -265,6 +265,19 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings) -> 
             _check_step(name, method, getattr(module, method))
     if fn is TrainerFn.FITTING and not module.automatic_optimization:
         _check_manual(name, settings)
+
+
+def _takes(method: Any, arguments: int) -> bool:
+    """Whether ``method`` can be called with this many arguments."""
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not tell
+        return True
+    return True
 
 
 def _check_step(name: str, method: str, step: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain import parity
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, closest, described
 from drivetrain.loading import HYPERPARAMETERS, PARTS_WITHOUT_REFERENCES, decode_parts, encode_hparams, raw_hparams
@@ -86,6 +87,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         trainer: the run.
         weights_only: leave out optimizers, schedulers, callbacks, loops and random states.
         allow_pickle: keep every object as it is; what is no plain data then loads only with ``weights_only=False``.
+            ``parity.current().pickle`` makes it the default.
 
     Raises:
         CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` put in what cannot be stored.
@@ -119,7 +121,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     if not weights_only:
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
     trainer.hooks.call_method("on_save_checkpoint", checkpoint)
-    return checkpoint if allow_pickle else _as_plain_data(trainer, checkpoint)
+    return checkpoint if allow_pickle or parity.current().pickle else _as_plain_data(trainer, checkpoint)
 
 
 def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +167,8 @@ def check_at_start(trainer: Trainer) -> None:
         CheckpointError: a state cannot be stored, and a callback will try.
     """
     savers = trainer.checkpoint_callbacks
+    if parity.current().pickle:
+        return  # anything can be stored
     try:
         check_storable(trainer, bool(savers) and all(getattr(saver, "save_weights_only", False) for saver in savers))
     except CheckpointError as error:

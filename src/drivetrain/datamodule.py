@@ -23,6 +23,10 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
     hooks, ``teardown``. A loader or transfer hook defined here wins over the module's.
     """
 
+    CHECKPOINT_HYPER_PARAMS_KEY = "datamodule_hyper_parameters"
+    CHECKPOINT_HYPER_PARAMS_NAME = "datamodule_hparams_name"
+    CHECKPOINT_HYPER_PARAMS_TYPE = "datamodule_hparams_type"
+
     name: str | None = None
 
     def __init__(self) -> None:

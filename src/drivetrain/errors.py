@@ -5,6 +5,7 @@
     DrivetrainError
     ├── ConfigurationError (also a ValueError)   a wrong argument, or arguments that contradict each other
     │   ├── UnknownArgumentError (a TypeError)   an argument that does not exist
+    │   ├── UnknownNameError (a KeyError)         nothing is registered under this name
     │   └── NotSupportedError                    a legal argument that this version cannot honour yet
     ├── LoggingError                             self.log called wrongly
     └── CheckpointError                          a checkpoint that cannot be written, read or applied
@@ -37,6 +38,12 @@ class ConfigurationError(DrivetrainError, ValueError):
 
 class UnknownArgumentError(ConfigurationError, TypeError):
     """There is no argument of this name; also a TypeError, which is what Python raises for one."""
+
+
+class UnknownNameError(ConfigurationError, KeyError):
+    """Nothing is registered under this name; also a KeyError, which a lookup raises."""
+
+    __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
 class NotSupportedError(ConfigurationError):

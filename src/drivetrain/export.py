@@ -173,15 +173,19 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
 
 
 @contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
+def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     """A block in which ``module`` is in evaluation mode and without gradients, and what it logs goes nowhere.
 
     Afterwards every submodule has its own mode, and every random generator its state, also after an exception (T18).
+
+    Args:
+        module: what is to be run.
+        draws: the random generators are left as the block used them.
     """
     parts = list(module.modules())
     modes = [part.training for part in parts]
     books = [(part, part.__dict__.get("_book")) for part in parts if isinstance(part, ExportMixin)]
-    with isolate_rng(), torch.no_grad():
+    with nullcontext() if draws else isolate_rng(), torch.no_grad():
         try:
             for part in parts:
                 part.training = False  # not eval(): what somebody's train() does besides could not be undone
@@ -196,12 +200,13 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def example_pass(module: nn.Module, sample: Any = None) -> Iterator[Arguments | None]:
+def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> Iterator[Arguments | None]:
     """A block in which ``forward`` may be run :func:`undisturbed`, in the precision of the module's run if it has one.
 
     Args:
         module: what is to be run; need not be a LightningModule.
         sample: the inputs, as ``example_input_array``, which is the default.
+        draws: the random generators are left as the block used them.
 
     Yields:
         A copy of the inputs on the module's device; ``None`` if there are none, and then nothing was done.
@@ -211,7 +216,7 @@ def example_pass(module: nn.Module, sample: Any = None) -> Iterator[Arguments | 
         yield None
         return
     trainer: Any = module.__dict__.get("_trainer")
-    with undisturbed(module), nullcontext() if trainer is None else trainer.engine.autocast():
+    with undisturbed(module, draws), nullcontext() if trainer is None else trainer.engine.autocast():
         if sample is None:
             sample = module.example_input_array
         first = next(itertools.chain(module.parameters(), module.buffers()), None)

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from drivetrain import parity
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.rank_zero import rank_zero_warn
 
@@ -115,7 +116,7 @@ class HyperparametersMixin:
         ignored = {ignore} if isinstance(ignore, str) else set(ignore or ())
         saved = {key: value for key, value in saved.items() if key not in ignored}
         for key, value in saved.items():
-            if isinstance(value, nn.Module):
+            if isinstance(value, nn.Module) and not parity.current().pickle:
                 rank_zero_warn(
                     f"The hyperparameter {key!r} is an nn.Module. A checkpoint has its weights in the state_dict and "
                     "would hold them twice, so it is left out of the hyperparameters there. "

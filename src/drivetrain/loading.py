@@ -8,10 +8,11 @@ import importlib.util
 import inspect
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
+from drivetrain import parity
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
 from drivetrain.hparams import AttributeDict
@@ -53,6 +54,15 @@ class _CalledOnInstance(ConfigurationError, TypeError):
 
 class LoadableMixin:
     """Gives a module or a data module :meth:`load_from_checkpoint`."""
+
+    CHECKPOINT_HYPER_PARAMS_KEY: ClassVar[str] = "hyper_parameters"
+    """Under which key a checkpoint holds the hyperparameters, for hooks that add to them."""
+
+    CHECKPOINT_HYPER_PARAMS_NAME: ClassVar[str] = "hparams_name"
+    """Where it says of which argument they are the items; "kwargs": of none."""
+
+    CHECKPOINT_HYPER_PARAMS_TYPE: ClassVar[str] = "hparams_type"
+    """Where files of other makes name the hyperparameters' class; it is neither written nor read here."""
 
     @_class_only
     def load_from_checkpoint(
@@ -113,7 +123,8 @@ def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
         ``{"hparams_name": ..., "hyper_parameters": {...}}`` without modules, whose weights are in the ``state_dict``.
     """
     hparams: AttributeDict = obj.__dict__.get("_hparams", {})
-    values = {key: value for key, value in hparams.items() if not isinstance(value, nn.Module)}
+    keeps_modules = parity.current().pickle
+    values = {key: value for key, value in hparams.items() if keeps_modules or not isinstance(value, nn.Module)}
     if not values:
         return {}
     return {f"{prefix}hparams_name": obj._hparams_name or "kwargs", f"{prefix}hyper_parameters": values}

@@ -109,15 +109,18 @@ class Window:
 
     Attributes:
         total: the sum of the weights.
+        undersized: a plain window that ended early keeps what the full one has divided by (``drivetrain.parity``).
         expected: how many batches the window was thought to have when it began: plain losses are divided by it.
         graded: how many gave gradients. position: the last of those, counted from 1.
         reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are held in units of
             it, so that no micro-batch is scaled up and 16-bit floats do not overflow.
     """
 
-    __slots__ = ("expected", "graded", "position", "reference", "total")
+    _STATE = ("expected", "graded", "position", "reference", "total")
+    __slots__ = ("undersized", *_STATE)
 
-    def __init__(self) -> None:
+    def __init__(self, undersized: bool = False) -> None:
+        self.undersized = undersized
         self.expected = 1
         self.graded = 0
         self.position = 0
@@ -126,11 +129,11 @@ class Window:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint inside of a window keeps, next to the gradients."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` returned."""
-        for name in self.__slots__:
+        for name in self._STATE:
             setattr(self, name, state[name])
 
     def weigh(self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None, again: bool = False) -> Tensor:
@@ -178,7 +181,7 @@ class Window:
         A window that ended early, or a batch that gave no loss, has divided by too much (trap T12).
         """
         if self.reference is None:
-            return None if self.graded == self.expected else self.expected / self.graded
+            return None if self.graded == self.expected or self.undersized else self.expected / self.graded
         if self.graded == 1:
             return None
         total = self.total

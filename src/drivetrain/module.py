@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,10 @@ from drivetrain.hooks import DataHooks, ModelHooks
 from drivetrain.hparams import HyperparametersMixin
 from drivetrain.loading import LoadableMixin
 from drivetrain.logbook import Logbook, Options
-from drivetrain.optimizers import parameters_of, unwrapped
+from drivetrain.optimizers import parameters_of
 from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.tree import map_leaves
+from drivetrain.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -116,7 +117,9 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
                 f"{type(self).__name__} called manual_backward, but the loop calls backward itself. "
                 "Set self.automatic_optimization = False in __init__, or return the loss instead."
             )
-        if run is None or run.manual_backward is None:
+        if self._trainer is None and self.fabric is not None:
+            self.fabric.backward(loss, *args, **kwargs)
+        elif run is None or run.manual_backward is None:
             self.backward(loss, *args, **kwargs)
         else:
             run.manual_backward(loss, *args, **kwargs)
@@ -147,7 +150,7 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
                 'Write "norm" or "value".'
             )
         if gradient_clip_val is not None:
-            self.trainer.engine.clip_gradients(
+            self.trainer.engine.precision.clip_gradients(
                 unwrapped(optimizer), gradient_clip_val, "value" if gradient_clip_algorithm == "value" else "norm"
             )
 
@@ -216,6 +219,10 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
         """
         book = self._book
         if book is None:
+            if self._trainer is None and self.fabric is not None:
+                items = value.items() if isinstance(value, Mapping) else [(None, value)]
+                self.fabric.log_dict({name if key is None else f"{name}/{key}": item for key, item in items})
+                return
             _warn_not_logged(type(self).__name__, self._trainer is None)
             return
         scope = book.scope
@@ -324,9 +331,20 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
         return None if self._trainer is None else getattr(self._trainer.strategy, "device_mesh", None)
 
     @property
-    def fabric(self) -> None:
-        """Kept for code that asks for it: here a module is driven by a Trainer or by an Engine, never held by one."""
-        return None
+    def fabric(self) -> Any:
+        """The Engine that has set this module up; ``None`` without one, and always in a Trainer."""
+        return self.__dict__.get("_engine")
+
+    def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
+        """Let logging, backward and optimizers of this module go through a loop of one's own; an Engine calls it.
+
+        Args:
+            engine: what has set this module up.
+            optimizers: those that were set up with it.
+        """
+        for module in self.modules():
+            if isinstance(module, LightningModule):
+                module.__dict__["_engine"], module.__dict__["_engine_optimizers"] = engine, list(optimizers)
 
     @property
     def current_epoch(self) -> int:
@@ -351,12 +369,14 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
     @property
     def logger(self) -> Logger | None:
         """The first logger."""
-        return None if self._trainer is None else self._trainer.logger
+        return next(iter(self.loggers), None)
 
     @property
     def loggers(self) -> list[Logger]:
         """All loggers."""
-        return [] if self._trainer is None else self._trainer.loggers
+        holder = self.fabric if self._trainer is None else self._trainer
+        found: list[Logger] = [] if holder is None else holder.loggers
+        return found
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The optimizer, or the list of them if there are several.
@@ -365,6 +385,9 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
             use_pl_optimizer: as :class:`~drivetrain.optimizers.LightningOptimizer`, whose ``step`` goes through the
                 run; False gives them as ``configure_optimizers`` returned them.
         """
+        if self._trainer is None and self.fabric is not None:
+            own = self.__dict__["_engine_optimizers"]
+            return own[0] if len(own) == 1 else list(own)
         run = self.trainer.current_run
         found = run.handles if use_pl_optimizer and run is not None else self.trainer.strategy.optimizers
         return found[0] if len(found) == 1 else list(found)
@@ -415,7 +438,18 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
 
     def __getstate__(self) -> dict[str, Any]:
         # A run holds threads, files and the whole data: none of it belongs to a copy of the model.
-        return {**self.__dict__, "_trainer": None, "_book": None, "_frozen_by_toggle": {}}
+        return {**self.__dict__, "_trainer": None, "_book": None, "_engine": None, "_frozen_by_toggle": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "_book" in state:
+            return
+        # Pickled by Lightning, and read where its names stand for ours: there some attributes are kept as properties.
+        own = self.__dict__
+        own.update({"_trainer": None, "_book": None, "_frozen_by_toggle": {}})
+        for name in ("automatic_optimization", "strict_loading", "example_input_array"):
+            if (value := own.pop(f"_{name}", None)) is not None:
+                own[name] = value
 
 
 _warned_not_logged: set[str] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from drivetrain.errors import ConfigurationError, described, did_you_mean, is_count, shown
+from drivetrain.wrappers import OptimizerHandle, unwrapped
 
 _FORMS = (
     "Return an optimizer, ([optimizers], [schedulers]), or a dictionary such as "
@@ -20,44 +21,18 @@ _FORMS = (
 )
 
 
-TakeStep = Callable[[Optimizer, "Callable[[], Any] | None", "dict[str, Any]"], Any]
-
-
-class LightningOptimizer:
+class LightningOptimizer(OptimizerHandle):
     """An optimizer as the module sees it: its ``step`` goes through the run, everything else is the optimizer's own.
 
     Stepping it unscales and scales as the precision wants, calls ``on_before_optimizer_step``, clips where the loop
-    does that, and counts in ``global_step``. ``isinstance`` sees the wrapped optimizer's class.
-
-    Attributes:
-        optimizer: the wrapped one.
+    does that, and counts in ``global_step``. The loop takes its ``step`` over for as long as it trains.
     """
 
-    _OWN = frozenset({"_optimizer", "_module", "take_step"})
+    _OWN = OptimizerHandle._OWN | {"_module"}
 
     def __init__(self, optimizer: Optimizer, module: Any) -> None:
-        self._optimizer = optimizer
+        super().__init__(optimizer)
         self._module = module
-        self.take_step: TakeStep | None = None  # set by the loop for as long as it trains
-
-    @property
-    def __class__(self) -> type:
-        return type(self._optimizer)
-
-    @__class__.setter
-    def __class__(self, value: type) -> None:  # the getter's counterpart, which the type of ``__class__`` asks for
-        raise TypeError("the class of a LightningOptimizer is that of its optimizer")
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The wrapped optimizer; stepping it directly passes the run by."""
-        return self._optimizer
-
-    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Step through the run; ``closure`` recomputes the loss, and ``kwargs`` go to the optimizer."""
-        if self.take_step is None:  # no loop is training: it is just an optimizer
-            return self._optimizer.step(closure, **kwargs) if closure else self._optimizer.step(**kwargs)
-        return self.take_step(self._optimizer, closure, kwargs)
 
     def toggle_model(self, sync_grad: bool = True) -> AbstractContextManager[None]:
         """A block in which only this optimizer's parameters require gradients (trap T20).
@@ -67,26 +42,6 @@ class LightningOptimizer:
         """
         toggled: AbstractContextManager[None] = self._module.toggled_optimizer(self)
         return toggled
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._OWN:
-            raise AttributeError(name)  # not there yet while this object is being copied
-        return getattr(self._optimizer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._optimizer, name, value)
-
-    def __repr__(self) -> str:
-        return f"LightningOptimizer({self._optimizer!r})"
-
-
-def unwrapped(optimizer: Any) -> Optimizer:
-    """The optimizer itself, whether or not it comes wrapped."""
-    plain: Optimizer = optimizer.optimizer if type(optimizer) is LightningOptimizer else optimizer
-    return plain
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:

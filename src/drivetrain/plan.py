@@ -26,23 +26,30 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.accelerators.cpu import CPUAccelerator
-from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
+from drivetrain.accelerators._torch_device import TorchDeviceAccelerator
+from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
 from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.errors import ConfigurationError, NotSupportedError, closest, described, did_you_mean, shown
+from drivetrain.errors import (
+    ConfigurationError,
+    NotSupportedError,
+    UnknownNameError,
+    closest,
+    described,
+    did_you_mean,
+    shown,
+)
 from drivetrain.precision.double import DoublePrecision
 from drivetrain.precision.half import HalfPrecision
 from drivetrain.precision.mixed import MixedPrecision
 from drivetrain.precision.precision import Precision
-from drivetrain.registry import Registry
+from drivetrain.registry import Entry, Registry
 from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
 
@@ -73,29 +80,20 @@ _LATER_STRATEGIES = (
 class Machine:
     """What the decision must know about this machine, as plain facts, so that a test can make them up.
 
+    What accelerators there are is not among them: those are asked themselves.
+
     Attributes:
-        device_type: torch's name for the accelerator it sees, or ``None``.
-        device_count: how many of them.
         world_size: how many processes a launcher has started, this one included.
         has_tensorboard: whether TensorBoardLogger would work.
     """
 
-    device_type: str | None
-    device_count: int
     world_size: int
     has_tensorboard: bool
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> Machine:
         """The facts about here and now."""
-        available = torch.accelerator.is_available()
-        current = torch.accelerator.current_accelerator() if available else None
-        return cls(
-            device_type=None if current is None else current.type,
-            device_count=torch.accelerator.device_count() if available else 0,
-            world_size=_launched_processes(environ),
-            has_tensorboard=find_spec("tensorboard") is not None,
-        )
+        return cls(world_size=_launched_processes(environ), has_tensorboard=find_spec("tensorboard") is not None)
 
 
 def _launched_processes(environ: Mapping[str, str]) -> int:
@@ -147,7 +145,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
         )
     plugins = _plugins(settings.plugins)
     strategy, why_strategy = _strategy(settings)
-    accelerator, why_accelerator = _accelerator(settings, strategy, machine)
+    accelerator, why_accelerator = _accelerator(settings, strategy)
     devices, why_devices = _devices(settings, accelerator, strategy)
     precision, why_precision = _precision(settings, plugins.get(Precision), strategy, accelerator)
     checkpoint_io: CheckpointIO | None = plugins.get(CheckpointIO)
@@ -181,13 +179,11 @@ def _plugins(given: Any) -> dict[type, Any]:
         kind = next((kind for kind in (Precision, CheckpointIO) if isinstance(plugin, kind)), None)
         if kind is None:
             raise ConfigurationError(
-                f"Trainer(plugins=...) got {described(plugin)}. "
-                "Pass a Precision or a CheckpointIO, at most one of each."
+                f"plugins got {described(plugin)}. Pass a Precision or a CheckpointIO, at most one of each."
             )
         if kind in found:
             raise ConfigurationError(
-                f"Trainer(plugins=...) got two of a kind: {type(found[kind]).__name__} and {type(plugin).__name__}. "
-                "Keep one."
+                f"plugins got two of a kind: {type(found[kind]).__name__} and {type(plugin).__name__}. Keep one."
             )
         found[kind] = plugin
     return found
@@ -205,14 +201,13 @@ def _strategy(settings: Settings) -> tuple[type[Strategy] | Strategy, str]:
     if not isinstance(given, str):
         instead = f"{given.__name__}()" if isinstance(given, type) and issubclass(given, Strategy) else '"auto"'
         raise ConfigurationError(
-            f"Trainer(strategy={shown(given)}): a strategy is a name or a Strategy instance. Write strategy={instead}."
+            f"strategy={shown(given)}: a strategy is a name or a Strategy instance. Write strategy={instead}."
         )
     if given == "auto":
-        return STRATEGIES.get("single_device"), "there is one device"
+        return STRATEGIES.entry("single_device").cls, "there is one device"
     if given.split("_find_unused")[0] in _LATER_STRATEGIES or given.startswith("deepspeed"):
         raise NotSupportedError(
-            f"Trainer(strategy={given!r}) trains in several processes, and this version trains in one. "
-            'Write strategy="auto".'
+            f'strategy={given!r} trains in several processes, and this version trains in one. Write strategy="auto".'
         )
     if given not in STRATEGIES.available():
         likely = closest(given, ["auto", *STRATEGIES.available(), *_LATER_STRATEGIES])
@@ -221,17 +216,17 @@ def _strategy(settings: Settings) -> tuple[type[Strategy] | Strategy, str]:
                 f"There is no strategy called {given!r}. Did you mean {likely!r}? It trains in several processes, and "
                 'this version trains in one. Write strategy="auto".'
             )
-    return STRATEGIES.get(given), f'strategy="{given}"'
+    return STRATEGIES.entry(given).cls, f'strategy="{given}"'
 
 
-def _accelerator(settings: Settings, strategy: type[Strategy] | Strategy, machine: Machine) -> tuple[Accelerator, str]:
+def _accelerator(settings: Settings, strategy: type[Strategy] | Strategy) -> tuple[Accelerator, str]:
     given: Any = settings.accelerator
     carried = strategy.accelerator if isinstance(strategy, Strategy) else None
     if carried is not None:
         if given != "auto" and given is not carried:
             raise ConfigurationError(
-                f"The strategy carries a {type(carried).__name__}, and Trainer(accelerator={shown(given)}) names "
-                "another. Give the accelerator once."
+                f"The strategy carries a {type(carried).__name__}, and accelerator={shown(given)} names another. "
+                "Give the accelerator once."
             )
         return carried, "the strategy carries it"
     if isinstance(given, type) and issubclass(given, Accelerator):
@@ -239,43 +234,69 @@ def _accelerator(settings: Settings, strategy: type[Strategy] | Strategy, machin
     if isinstance(given, Accelerator):
         if not given.is_available():
             raise ConfigurationError(
-                f"{type(given).__name__} says that its hardware is not available here. Available: {_names(machine)}. "
-                'Write accelerator="auto".'
+                f"{type(given).__name__} says that its hardware is not available here. "
+                f'Available: {_available()}. Write accelerator="auto".'
             )
         return given, "accelerator= is an instance"
     if given == "auto":
-        if machine.device_type is not None:
-            return TorchDeviceAccelerator(), 'accelerator="auto", and torch sees this device'
-        return CPUAccelerator(), 'accelerator="auto", and torch sees no other device'
-    if given == "cpu":
-        return CPUAccelerator(), 'accelerator="cpu"'
-    if given in ("gpu", machine.device_type) and machine.device_type is not None:
-        return TorchDeviceAccelerator(), f'accelerator="{given}"'
-    if given in ("gpu", *_known_device_types()):
+        found = _first_available('accelerator="auto"')
+        assert found is not None  # there is always a CPU
+        return found
+    if given == "gpu":
+        if (found := _first_available('accelerator="gpu"', gpu=True)) is not None:
+            return found
         raise ConfigurationError(
-            f"Trainer(accelerator={given!r}): torch sees no such device on this machine. Available: {_names(machine)}. "
+            f"accelerator='gpu': torch sees no GPU on this machine. Available: {_available()}. "
             'Write accelerator="auto".'
         )
-    hint = did_you_mean(str(given), ["auto", "cpu", "gpu", *([machine.device_type] if machine.device_type else [])])
-    numbered = re.fullmatch(r"(\w*[a-z]):?(\d+)", str(given))
-    if numbered and numbered[1] in ("gpu", *_known_device_types()):
-        device = "" if numbered[1] == "cpu" else f", devices=[{numbered[2]}]"
-        hint = f'Did you mean {numbered[1]!r}? Write accelerator="{numbered[1]}"{device}.'
-    raise ConfigurationError(f"Trainer(accelerator={shown(given)}): there is no such accelerator. {hint}")
-
-
-def _names(machine: Machine) -> str:
-    return ", ".join(["cpu", *([machine.device_type] if machine.device_type else [])])
-
-
-def _known_device_types() -> tuple[str, ...]:
-    """Every device type that torch can parse, from the message in which torch lists them."""
     try:
-        torch.device("quantum")
-    except RuntimeError as error:
-        listed = str(error).partition("one of ")[2].partition(" device type")[0]
-        return tuple(name.strip() for name in listed.split(","))
-    return ()
+        accelerator = AcceleratorRegistry.get(str(given))
+    except UnknownNameError:
+        raise ConfigurationError(
+            f"accelerator={shown(given)}: there is no such accelerator. {_likely_accelerator(str(given))}"
+        ) from None
+    if not accelerator.is_available():
+        raise ConfigurationError(
+            f"accelerator={given!r} is not available here: {accelerator.why_unavailable()}. "
+            f'Available: {_available()}. Write accelerator="auto".'
+        )
+    return accelerator, f'accelerator="{given}"'
+
+
+def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] | None:
+    """Of the accelerators that take part in "auto", the available one of the highest priority."""
+    ranked = sorted(_candidates(), key=lambda candidate: -candidate[0])
+    for _, entry in ranked:
+        if (not gpu or issubclass(entry.cls, TorchDeviceAccelerator)) and entry.cls.is_available():
+            return entry.build(), f"{asked}, and of what is available here it comes first"
+    return None
+
+
+def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
+    """What takes part in "auto", with its priority: who says so, and the device that torch was built for."""
+    current = torch.accelerator.current_accelerator()
+    entries = list(AcceleratorRegistry.entries())
+    if current is not None and all(entry.name != current.type for entry in entries):
+        entries.append(AcceleratorRegistry.entry(current.type))
+    for entry in entries:
+        priority = entry.cls.auto_priority
+        if priority is None and current is not None and entry.name == current.type:
+            priority = TorchDeviceAccelerator.auto_priority
+        if priority is not None:
+            yield priority, entry
+
+
+def _available() -> str:
+    return ", ".join(entry.name for entry in AcceleratorRegistry.entries() if entry.cls.is_available())
+
+
+def _likely_accelerator(given: str) -> str:
+    known = ["auto", "gpu", *AcceleratorRegistry.available()]
+    numbered = re.fullmatch(r"(\w*[a-z]):?(\d+)", given)
+    if numbered and (numbered[1] in known or AcceleratorRegistry.fallback(numbered[1]) is not None):
+        device = "" if numbered[1] == "cpu" else f", devices=[{numbered[2]}]"
+        return f'Did you mean {numbered[1]!r}? Write accelerator="{numbered[1]}"{device}.'
+    return did_you_mean(given, known)
 
 
 def _devices(
@@ -285,12 +306,12 @@ def _devices(
     if isinstance(strategy, Strategy) and (own := strategy.own_devices):
         if given != "auto" or own[0].type != accelerator.autocast_device_type:
             raise ConfigurationError(
-                f"The strategy names the device {own[0]}, which contradicts Trainer(devices={given!r}) on the "
+                f"The strategy names the device {own[0]}, which contradicts devices={given!r} on the "
                 f"accelerator {accelerator.name!r}. Name the device once, with its accelerator."
             )
         return own, "the strategy names it"
     if given in (0, "0", [], "", None) or isinstance(given, bool):
-        raise ConfigurationError(f'Trainer(devices={given!r}) names no device. Write devices=1 or devices="auto".')
+        raise ConfigurationError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
     if given == "auto":
         count = accelerator.auto_device_count()
         parsed: Any = list(range(min(count, 1)))
@@ -302,7 +323,7 @@ def _devices(
             parts = [part.strip() for part in parsed.split(",") if part.strip()]
             if not parts or not all(part.removeprefix("-").isdigit() for part in parts):
                 raise ConfigurationError(
-                    f'Trainer(devices={given!r}) is no list of device numbers. Write devices=1, "0,1" or "auto".'
+                    f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".'
                 )
             parsed = [int(part) for part in parts] if "," in parsed else int(parts[0])
         if isinstance(parsed, int):
@@ -311,7 +332,7 @@ def _devices(
     devices = tuple(accelerator.get_parallel_devices(parsed))
     if len(devices) != 1:
         raise NotSupportedError(
-            f"Trainer(devices={given!r}) means {len(devices)} devices, and this version trains on one. Write devices=1."
+            f"devices={given!r} means {len(devices)} devices, and this version trains on one. Write devices=1."
         )
     return devices, why
 
@@ -331,30 +352,27 @@ def _precision(
     if plugin is not None:
         if given is not None:
             raise ConfigurationError(
-                f"Trainer(precision={given!r}) and a {type(plugin).__name__} in plugins both set the precision. "
+                f"precision={given!r} and a {type(plugin).__name__} in plugins both set the precision. "
                 "Leave precision out."
             )
         return plugin, "it was passed in plugins="
     if not isinstance(given, (int, str, type(None))) or isinstance(given, bool):
         raise ConfigurationError(
-            f"Trainer(precision={shown(given)}): a precision is a name or a number of bits. "
+            f"precision={shown(given)}: a precision is a name or a number of bits. "
             'Write precision="bf16-mixed", or pass a Precision in plugins.'
         )
     if given in _LATER_PRECISIONS:
         raise NotSupportedError(
-            f"Trainer(precision={given!r}) is not supported by this version of drivetrain. "
-            'Write precision="bf16-mixed".'
+            f'precision={given!r} is not supported by this version of drivetrain. Write precision="bf16-mixed".'
         )
     if given not in _PRECISIONS:
         known = [str(name) for name in _PRECISIONS if isinstance(name, str)]
-        raise ConfigurationError(
-            f"Trainer(precision={given!r}): there is no such precision. {did_you_mean(str(given), known)}"
-        )
+        raise ConfigurationError(f"precision={given!r}: there is no such precision. {did_you_mean(str(given), known)}")
     name = _PRECISIONS[given]
     why = "it is the default" if given is None else f"precision={given!r}"
     if name == "64-true" and not accelerator.supports_float64:
         raise ConfigurationError(
-            f"Trainer(precision={given!r}): the accelerator {accelerator.name!r} has no 64-bit floats. "
+            f"precision={given!r}: the accelerator {accelerator.name!r} has no 64-bit floats. "
             'Write precision="32-true".'
         )
     return _PRECISION_CLASSES[name](name), why

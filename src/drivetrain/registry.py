@@ -1,9 +1,10 @@
 """Names for classes: a folder's files, what users register, and what installed packages offer.
 
 A backend is one file, ``<folder>/<name>.py``, that defines one public concrete subclass of the folder's contract. The
-folder's listing *is* the registry: to add a name, add a file. Nothing is imported until a name is asked for.
-Third-party packages offer theirs through the entry-point group named like the folder, for example
-``drivetrain.loggers``.
+folder's listing *is* the registry: to add a name, add a file. A class may give itself further names, with arguments of
+their own, in the classmethod that the contract calls when a subclass is defined; that is also how a user's class gets
+its name. Third-party packages offer theirs through the entry-point group named like the folder, for example
+``drivetrain.loggers``. No backend is imported until its name is asked for, unless the folder's ``__init__`` does it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,37 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 from types import ModuleType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, overload
 
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
+from drivetrain.rank_zero import rank_zero_warn
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """What a name stands for.
+
+    Attributes:
+        name: the name.
+        cls: the class.
+        description: one line for lists.
+        init_params: what the class is called with.
+    """
+
+    name: str
+    cls: type[T]
+    description: str = ""
+    init_params: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> T:
+        """A new instance."""
+        return self.cls(**self.init_params)
 
 
 class Registry(Generic[T]):
@@ -33,47 +58,136 @@ class Registry(Generic[T]):
         self._package = package
         self._contract = contract
         self._kind = kind
-        self._registered: dict[str, type[T]] = {}
+        self._registered: dict[str, Entry[T]] = {}
 
-    def register(self, name: str, cls: type[T], override: bool = False) -> type[T]:
-        """Give ``cls`` a name of its own for this process.
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def register(
+        self, name: str, cls: type[T], description: str = "", override: bool = False, **init_params: Any
+    ) -> type[T]: ...
+
+    @overload
+    def register(
+        self, name: str, cls: None = None, description: str = "", override: bool = False, **init_params: Any
+    ) -> Callable[[type[T]], type[T]]: ...
+
+    def register(
+        self, name: str, cls: type[T] | None = None, description: str = "", override: bool = False, **init_params: Any
+    ) -> type[T] | Callable[[type[T]], type[T]]:
+        """Give ``cls`` a name for this process; without ``cls``, a decorator.
+
+        Args:
+            name: what users will write.
+            cls: the class.
+            description: one line for lists; by default the first line of the class's docstring.
+            override: take the name from whoever has it.
+            init_params: what the class is called with under this name.
 
         Raises:
             ConfigurationError: the name belongs to a different class, or to a file of the folder, and ``override`` is
-                False. The same class again (a re-run notebook cell) replaces silently.
+                False. The same class again (a re-run notebook cell, a spawned child) replaces silently.
         """
-        if name in self._files() and name not in self._registered and not override:
-            raise ConfigurationError(
-                f"The {self._kind} name {name!r} belongs to {self._package}.{name}. "
-                f"Register {cls.__qualname__} under another name, or pass override=True."
-            )
-        known = self._registered.get(name)
-        if known is not None and not override and _identity(known) != _identity(cls):
-            raise ConfigurationError(
-                f"The {self._kind} name {name!r} already belongs to {known.__qualname__}. "
-                f"Register {cls.__qualname__} under another name, or pass override=True."
-            )
-        self._registered[name] = cls
+        if cls is None:
+            return lambda decorated: self.register(name, decorated, description, override, **init_params)
+        if not self._is_own(cls):
+            files = self._files()  # imports the folder, whose classes may register themselves
+            known = self._registered.get(name)
+            owner = None if known is None else known.cls
+            if owner is None and name in files and not override:
+                owner = self.entry(name).cls
+            if owner is not None and not override and _identity(owner) != _identity(cls):
+                raise ConfigurationError(
+                    f"The {self._kind} name {name!r} already belongs to {owner.__qualname__} ({owner.__module__}). "
+                    f"Register {cls.__qualname__} under another name, or pass override=True."
+                )
+        self._registered[name] = Entry(name, cls, description or _first_line(cls), init_params)
         return cls
+
+    def remove(self, name: str) -> None:
+        """Forget a name that was registered; a name that a file of the folder has comes back by itself.
+
+        Raises:
+            UnknownNameError: it was not registered.
+        """
+        if name not in self._registered:
+            raise UnknownNameError(
+                f"No {self._kind} was registered as {name!r}. {did_you_mean(name, self._registered)}"
+            )
+        del self._registered[name]
 
     def available(self) -> list[str]:
         """Every name that :meth:`get` accepts, sorted; no backend is imported to list it."""
-        return sorted({*self._registered, *self._files(), *self._entry_points()})
+        return sorted({*self._files(), *self._registered, *self._entry_points()})
 
-    def get(self, name: str) -> type[T]:
-        """The class called ``name``: registered here, else a file of the folder, else an entry point.
+    # ---- what they stand for -------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> T:
+        """A new instance of what is called ``name``, made with the arguments that it was registered with.
 
         Raises:
-            ConfigurationError: nobody offers this name; the message suggests the likeliest one.
+            UnknownNameError: nobody offers this name; the message suggests the likeliest one.
         """
+        return self.entry(name).build()
+
+    def entry(self, name: str) -> Entry[T]:
+        """What ``name`` stands for: registered here, else a file of the folder, else an entry point.
+
+        Raises:
+            UnknownNameError: nobody offers this name; the message suggests the likeliest one.
+        """
+        files = self._files()
+        if name not in self._registered and name in files:
+            module = importlib.import_module(f"{self._package}.{name}")
+            if name not in self._registered:
+                cls = self._class_in(module)
+                return Entry(name, cls, _first_line(cls))
         if name in self._registered:
             return self._registered[name]
-        if name in self._files():
-            return self._class_in(importlib.import_module(f"{self._package}.{name}"))
-        if (entry := self._entry_points().get(name)) is not None:
-            loaded: type[T] = entry.load()
-            return loaded
-        raise ConfigurationError(f"There is no {self._kind} called {name!r}. {did_you_mean(name, self.available())}")
+        if (point := self._entry_points().get(name)) is not None:
+            loaded: type[T] = point.load()
+            # Loading may have defined a class that gave itself this name, with arguments.
+            return self._registered.get(name) or Entry(name, loaded, _first_line(loaded))
+        if (fallback := self.fallback(name)) is not None:
+            return fallback
+        raise UnknownNameError(f"There is no {self._kind} called {name!r}. {did_you_mean(name, self.available())}")
+
+    def fallback(self, name: str) -> Entry[T] | None:
+        """What a name means that nobody has: a subclass may have a general answer. Registering it stays free."""
+        return None
+
+    def entries(self) -> Iterator[Entry[T]]:
+        """Every entry, by name; an installed package whose class cannot be imported is left out with a warning."""
+        for name in self.available():
+            try:
+                entry = self.entry(name)
+            except Exception as error:
+                if name not in self._entry_points():
+                    raise
+                rank_zero_warn(
+                    f"The {self._kind} {name!r} of an installed package cannot be imported: {error!r}. "
+                    "Repair or uninstall that package."
+                )
+                continue
+            yield entry
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        """The entry as a dictionary (spec S0-9): the class, its name, "description", "init_params"."""
+        entry = self.entry(name)
+        return {
+            self._kind: entry.cls,
+            f"{self._kind}_name": name,
+            "description": entry.description,
+            "init_params": dict(entry.init_params),
+        }
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.available()
+
+    # ---- where they come from ------------------------------------------------------------------------------------
+
+    def _is_own(self, cls: type[Any]) -> bool:
+        return cls.__module__.startswith(f"{self._package}.")
 
     def _files(self) -> set[str]:
         package = importlib.import_module(self._package)
@@ -103,6 +217,11 @@ class Registry(Generic[T]):
 
     def _is_contract(self, cls: type[Any]) -> bool:
         return cls.__name__.lower() == self._contract.replace("_", "")
+
+
+def _first_line(cls: type[Any]) -> str:
+    """Of the class's own docstring."""
+    return next(iter((cls.__dict__.get("__doc__") or "").strip().splitlines()), "")
 
 
 def _identity(cls: type[Any]) -> tuple[str, str]:

@@ -90,6 +90,18 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.get_device_module(torch.accelerator.current_accelerator()).set_rng_state(state["device"])
 
 
+class Generators:
+    """The random generators as a part of a checkpoint: ``{"model": model, "rng": engine.rng}``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """:func:`rng_state`."""
+        return rng_state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """:func:`set_rng_state`."""
+        set_rng_state(state)
+
+
 @contextmanager
 def isolate_rng() -> Iterator[None]:
     """Run the block and leave every generator as it was before."""

@@ -31,7 +31,9 @@ from drivetrain.rank_zero import rank_zero_warn
 if TYPE_CHECKING:
     from drivetrain.accelerators.accelerator import Accelerator
     from drivetrain.callback import Callback
+    from drivetrain.checkpoints.io import CheckpointIO
     from drivetrain.loggers.logger import Logger
+    from drivetrain.precision.precision import Precision
     from drivetrain.strategies.strategy import Strategy
 
 
@@ -50,7 +52,7 @@ class Settings:
 
     accelerator: str | Accelerator = _argument("auto", 'hardware: "auto", "gpu", a device type, or an Accelerator')
     strategy: str | Strategy = _argument("auto", 'how the model is spread: "auto", a name, or a Strategy')
-    devices: list[int] | str | int = _argument("auto", 'how many or which devices; "auto" for all, -1 for all')
+    devices: int | list[int] | str = _argument("auto", 'how many or which devices; "auto" for all, -1 for all')
     num_nodes: int = _argument(1, "number of machines")
     precision: int | str | None = _argument(
         None, '"32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true" or "bf16-true"'
@@ -91,7 +93,9 @@ class Settings:
     profiler: Any | str | None = _argument(None, "a profiler or its name")
     detect_anomaly: bool = _argument(False, "torch.autograd.set_detect_anomaly while it trains")
     barebones: bool = _argument(False, "switch off everything that costs time beyond the step")
-    plugins: Any | list[Any] | None = _argument(None, "a Precision and a CheckpointIO of one's own")
+    plugins: Precision | CheckpointIO | list[Precision | CheckpointIO] | None = _argument(
+        None, "a Precision and a CheckpointIO of one's own"
+    )
     sync_batchnorm: bool = _argument(False, "batch norm over all processes; of one process, no difference")
     reload_dataloaders_every_n_epochs: int = _argument(0, "build the loaders anew every n epochs; 0: never")
     default_root_dir: str | Path | None = _argument(None, "where logs and checkpoints go; None: the working directory")
@@ -331,6 +335,30 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
                 f"{did_you_mean(name, known)}"
             )
     return {**found, **given}
+
+
+COMMAND_LINE_PREFIX = "DRIVETRAIN_RUN_"
+"""``drivetrain run --precision=bf16-mixed`` exports ``DRIVETRAIN_RUN_PRECISION`` for the program that it starts."""
+
+
+def from_command_line(environ: Mapping[str, str] = os.environ, **chosen: Any) -> dict[str, Any]:
+    """The arguments of an Engine, with what ``drivetrain run`` has exported in place of defaults.
+
+    Raises:
+        ConfigurationError: the program and the command line say different things.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
+    for name, value in chosen.items():
+        text = environ.get(COMMAND_LINE_PREFIX + name.upper())
+        if text is None:
+            continue
+        if value != defaults[name] and str(value) != text:
+            raise ConfigurationError(
+                f"The program says Engine({name}={value!r}), and its command line --{name.replace('_', '-')}={text}. "
+                "Leave it out of one of them."
+            )
+        chosen[name] = int(text) if name in ("num_nodes", "devices") and text.lstrip("-").isdigit() else text
+    return chosen
 
 
 def _cure(name: str, value: Any, known: Iterable[str]) -> str:

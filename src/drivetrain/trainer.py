@@ -15,6 +15,7 @@ import torch
 from drivetrain import attach, checkpoint
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.callback import Callback
+from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.datamodule import LightningDataModule
 from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
@@ -30,6 +31,7 @@ from drivetrain.loops.step import make_step
 from drivetrain.module import LightningModule
 from drivetrain.optimizers import normalise
 from drivetrain.plan import Plan, resolve
+from drivetrain.precision.precision import Precision
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.settings import Settings, complete
 from drivetrain.strategies.strategy import Strategy
@@ -76,7 +78,7 @@ class Trainer(TrainerView):
         *,
         accelerator: str | Accelerator = "auto",
         strategy: str | Strategy = "auto",
-        devices: list[int] | str | int = "auto",
+        devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
         precision: int | str | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
@@ -109,7 +111,7 @@ class Trainer(TrainerView):
         profiler: Any | str | None = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
-        plugins: Any | list[Any] | None = None,
+        plugins: Precision | CheckpointIO | list[Precision | CheckpointIO] | None = None,
         sync_batchnorm: bool = False,
         reload_dataloaders_every_n_epochs: int = 0,
         default_root_dir: str | Path | None = None,
@@ -371,7 +373,7 @@ class Trainer(TrainerView):
             self._plan_shown = True
             self.print(self.plan)
 
-        strategy.setup_environment()
+        self.engine.launch()
         for party in (datamodule, model):
             if party is not None and self._prepares_data(party):
                 party.prepare_data()
@@ -418,7 +420,7 @@ class Trainer(TrainerView):
                 f"{type(self.lightning_module).__name__}.configure_optimizers returned no optimizer, so gradients are "
                 "computed and nothing is updated."
             )
-        self.engine.setup_optimizers(optimizers, schedulers)
+        self.engine.bind_optimizers(optimizers, schedulers)
         run.wrap_optimizers()
         make_step(run)  # what does not go together is said before anything is trained
 
@@ -430,7 +432,7 @@ class Trainer(TrainerView):
     def _tear_down(self, fn: TrainerFn) -> None:
         """Everything after the last loop, in the order of spec 3.3."""
         self._clean_up()
-        self.strategy.teardown()
+        self.engine.teardown()
         if fn is TrainerFn.FITTING:
             self.hooks.call("on_fit_end")
         if self.datamodule is not None:
@@ -454,7 +456,7 @@ class Trainer(TrainerView):
             for logger in self.loggers:
                 _attempt(logger.finalize, "failed")
             _attempt(self._clean_up)
-            _attempt(self.strategy.teardown)
+            _attempt(self.engine.teardown)
 
     def _clean_up(self) -> None:
         if self._run_parts is not None:

@@ -16,13 +16,14 @@ from drivetrain.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.progress import Progress, RunningStage, TrainerStatus
 from drivetrain.loops.run import ENDLESS, Run
-from drivetrain.optimizers import LRSchedulerConfig, unwrapped
+from drivetrain.optimizers import LRSchedulerConfig
 from drivetrain.plan import Plan
 from drivetrain.registry import load
 from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.view_limits import LimitsView
 from drivetrain.view_loops import EvaluationView, FitView, PredictionView
+from drivetrain.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -115,7 +116,7 @@ class TrainerView(LimitsView):
             run.next_optimizers = optimizers  # the batch that is running is stepped by those it was begun with
             self._touch()
         else:
-            self.engine.setup_optimizers(optimizers, self.lr_scheduler_configs)
+            self.engine.bind_optimizers(optimizers, self.lr_scheduler_configs)
             if run is not None:
                 run.wrap_optimizers()
 

@@ -40,10 +40,30 @@ class ProgressView(NamedTuple):
     is_last_batch: bool = False
 
 
+class DataSourceView:
+    """Where the loaders of a stage come from, as far as third parties ask."""
+
+    def __init__(self, trainer: Trainer, stage: str) -> None:
+        self._trainer = trainer
+        self._stage = stage
+
+    def is_defined(self) -> bool:
+        """Whether the run, or the last one, was given loaders for the stage or has a hook that makes them."""
+        run = self._trainer.current_run
+        return run is not None and run.loaders.available(self._stage)
+
+
 class _LoopView:
+    _stage = "fit"
+
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._progress = trainer.progress
+
+    @property
+    def _data_source(self) -> DataSourceView:
+        """Private in name only: GluonTS asks it in ``configure_optimizers`` whether the fit validates."""
+        return DataSourceView(self._trainer, self._stage)
 
     @property
     def restarting(self) -> bool:

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import LightningModule
 from drivetrain.callbacks import BasePredictionWriter
+from drivetrain.callbacks.prediction_writer import WriteInterval
 from drivetrain.errors import ConfigurationError
 
 
@@ -33,6 +34,15 @@ class Writer(BasePredictionWriter):
 
 def numbers(count: int, **arguments: Any) -> DataLoader[Any]:
     return DataLoader(list(range(count)), batch_size=2, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("interval", "when"), [("batch", (True, False)), ("epoch", (False, True)), ("batch_and_epoch", (True, True))]
+)
+def test_a_writer_says_when_it_writes(interval: str, when: tuple[bool, bool]) -> None:
+    for writer in (Writer(interval), Writer(WriteInterval(interval))):
+        assert (writer.interval.on_batch, writer.interval.on_epoch) == when
+        assert writer.interval == interval
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,4 +1,4 @@
-"""The contract of a device kind (spec S0-1 to S0-10)."""
+"""The contract of a device kind (spec S0-1 to S0-10), and the registry of those there are."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from typing import Any
 
 import torch
 
+from drivetrain.registry import Entry, Registry
+
 
 class Accelerator(ABC):
     """Connects a program to one kind of hardware.
 
-    Five members are required; the rest have working defaults. Instances hold no state of a run, so one may serve
-    several Trainers.
+    Five members are required; the rest have working defaults, which ask torch about the type of the devices. Instances
+    hold no state of a run, so one may serve several Trainers.
     """
 
-    supports_float64: bool = True
-    """Whether tensors of 64-bit floats exist there; epoch means are summed in 32 bits where they do not."""
+    # ---- required ------------------------------------------------------------------------------------------------
 
     @staticmethod
     @abstractmethod
     def parse_devices(devices: Any) -> Any:
         """What the user wrote as ``devices`` in this accelerator's own terms; an int ``n`` means the first n.
+
+        What is handed through as it came (2, "2", "0,1", -1) is made into device numbers by the caller (spec C2).
 
         Raises:
             ConfigurationError: there is no such device.
@@ -36,7 +39,7 @@ class Accelerator(ABC):
     @staticmethod
     @abstractmethod
     def auto_device_count() -> int:
-        """How many devices ``devices="auto"`` means."""
+        """How many devices ``devices="auto"`` means, and -1."""
 
     @staticmethod
     @abstractmethod
@@ -47,21 +50,113 @@ class Accelerator(ABC):
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
         """Figures about ``device`` now; never synchronises with it."""
 
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    auto_priority: int | None = None
+    """Where it stands in ``accelerator="auto"``: the highest that is available wins; ``None``: only by name.
+
+    Of ours: TPU 400, MPS 300, CUDA 200, any other device of torch's 100, CPU 0.
+    """
+
+    @classmethod
+    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
+        """Give the class its names: ``accelerator_registry.register("name", cls, description="...")``.
+
+        Called once, when a subclass that defines it is defined, so that no other line is needed (spec C3).
+        """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "register_accelerators" in cls.__dict__:
+            cls.register_accelerators(AcceleratorRegistry)
+
     @property
     def name(self) -> str:
         """The name in plans and messages: the class name in lower case without the word Accelerator."""
         return type(self).__name__.removesuffix("Accelerator").lower() or "accelerator"
+
+    # ---- facts, declared -----------------------------------------------------------------------------------------
+
+    supports_float64: bool = True
+    """Whether tensors of 64-bit floats exist there; epoch means are summed in 32 bits where they do not."""
+
+    supports_several_devices: bool = True
+    """Whether one job may use more than one of them."""
 
     @property
     def autocast_device_type(self) -> str:
         """The ``device_type`` of ``torch.autocast`` there (spec C4)."""
         return self.get_parallel_devices([0])[0].type
 
+    @property
+    def process_group_backend(self) -> str:
+        """What ``torch.distributed`` is to use between these devices: torch's own choice for their type."""
+        kind = self.get_parallel_devices([0])[0]
+        return torch.distributed.get_default_backend_for_device(kind)
+
+    @classmethod
+    def why_unavailable(cls) -> str:
+        """One line about what is missing here, for a list of devices."""
+        return "is_available() says so"
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
     def setup_device(self, device: torch.device) -> None:
         """Make ``device`` current. Called before any process group or model exists."""
+        if _is_torchs(device):
+            torch.accelerator.set_device_index(device)
 
     def setup(self, trainer: Any) -> None:
         """Called first when the strategy sets the model up."""
 
     def teardown(self) -> None:
         """Called last when a run ends, also after an exception."""
+
+    # ---- what a run may ask about a device -----------------------------------------------------------------------
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait until everything that was queued on ``device`` is done."""
+        if _is_torchs(device):
+            torch.accelerator.synchronize(device)
+
+    def memory_allocated(self, device: torch.device) -> int | None:
+        """Bytes that tensors take there now; ``None`` where nobody counts."""
+        return torch.accelerator.memory_allocated(device) if _is_torchs(device) else None
+
+    def max_memory_allocated(self, device: torch.device) -> int | None:
+        """The most bytes they took since :meth:`reset_peak_memory`."""
+        return torch.accelerator.max_memory_allocated(device) if _is_torchs(device) else None
+
+    def reset_peak_memory(self, device: torch.device) -> None:
+        """Begin to measure :meth:`max_memory_allocated` anew."""
+        if _is_torchs(device):
+            torch.accelerator.reset_peak_memory_stats(device)
+
+    def total_memory(self, device: torch.device) -> int | None:
+        """Bytes that the device has; ``None`` where that is not known."""
+        if not _is_torchs(device):
+            return None
+        properties = getattr(torch.get_device_module(device), "get_device_properties", None)
+        return None if properties is None else getattr(properties(device), "total_memory", None)
+
+
+class _Accelerators(Registry[Accelerator]):
+    def available_accelerators(self) -> list[str]:
+        """Every name that is registered; those of torch's other devices work too."""
+        return self.available()
+
+    def fallback(self, name: str) -> Entry[Accelerator] | None:
+        from drivetrain.accelerators._torch_device import of_type  # it is a subclass of what stands above
+
+        cls = of_type(name)
+        return None if cls is None else Entry(name, cls, f"torch's device {name!r}")
+
+
+AcceleratorRegistry = _Accelerators("drivetrain.accelerators", "accelerator", "accelerator")
+"""The accelerators by name: those of the files beside this one, of users, and of installed packages."""
+
+
+def _is_torchs(device: torch.device) -> bool:
+    """Whether ``torch.accelerator`` speaks for this device."""
+    current = torch.accelerator.current_accelerator()
+    return current is not None and current.type == device.type

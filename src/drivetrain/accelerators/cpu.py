@@ -12,7 +12,12 @@ from drivetrain.errors import ConfigurationError
 
 
 class CPUAccelerator(Accelerator):
-    """The CPU. ``devices`` counts processes, not cores: torch uses all cores from one process."""
+    """The host's processors.
+
+    ``devices`` counts processes, not cores: torch uses all cores from one process.
+    """
+
+    auto_priority = 0
 
     @staticmethod
     def parse_devices(devices: Any) -> int:
@@ -46,3 +51,9 @@ class CPUAccelerator(Accelerator):
             "cpu_vm_percent": psutil.virtual_memory().percent,
             "cpu_swap_percent": psutil.swap_memory().percent,
         }
+
+    def total_memory(self, device: torch.device) -> int | None:
+        """The host's memory."""
+        import psutil
+
+        return int(psutil.virtual_memory().total)

@@ -28,7 +28,7 @@ class LearningRateMonitor(Callback):
 
     Args:
         logging_interval: "step" logs on the steps on which the loggers are written, "epoch" when an epoch begins;
-            ``None`` takes each scheduler's own interval, and "epoch" for an optimizer that has none.
+            ``None`` takes each scheduler's own interval, and both for an optimizer that has none.
         log_momentum: also log ``<name>-momentum``; of the Adam family the first beta.
         log_weight_decay: also log ``<name>-weight_decay``.
 
@@ -84,7 +84,7 @@ class LearningRateMonitor(Callback):
             return
         values: dict[str, float] = {}
         for name, optimizer, own_interval in _curves(trainer):
-            if self.logging_interval is None and own_interval != interval:
+            if self.logging_interval is None and own_interval not in (interval, None):
                 continue
             for suffix, group in _groups(optimizer):
                 values.update(self._read(name, suffix, group))
@@ -110,8 +110,8 @@ class LearningRateMonitor(Callback):
         return values
 
 
-def _curves(trainer: Trainer) -> Iterator[tuple[str, Optimizer, str]]:
-    """Name, optimizer and interval of each scheduler, then of the optimizers that have none."""
+def _curves(trainer: Trainer) -> Iterator[tuple[str, Optimizer, str | None]]:
+    """Name, optimizer and interval of each scheduler, then of the optimizers without one, which have no interval."""
     taken: dict[str, int] = {}
     scheduled: list[Optimizer] = []
 
@@ -125,7 +125,7 @@ def _curves(trainer: Trainer) -> Iterator[tuple[str, Optimizer, str]]:
         yield unique(config.name or f"lr-{type(optimizer).__name__}"), optimizer, config.interval
     for optimizer in trainer.optimizers:
         if not any(optimizer is other for other in scheduled):
-            yield unique(f"lr-{type(optimizer).__name__}"), optimizer, "epoch"
+            yield unique(f"lr-{type(optimizer).__name__}"), optimizer, None
 
 
 def _groups(optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:

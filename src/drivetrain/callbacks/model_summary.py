@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from drivetrain import parity
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 from drivetrain.export import example_pass
@@ -240,7 +241,7 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         inputs = [*args, *kwargs.values()]
         sizes.setdefault(id(child), (_sizes(inputs[0] if len(inputs) == 1 else inputs), _sizes(output)))
 
-    with example_pass(module) as inputs, ExitStack() as stack:
+    with example_pass(module, draws=parity.current().summary_draws) as inputs, ExitStack() as stack:
         if inputs is None:
             return None
         if any(map(is_lazy, chain(module.parameters(), module.buffers()))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain.callback import Callback
@@ -12,7 +13,23 @@ if TYPE_CHECKING:
     from drivetrain.module import LightningModule
     from drivetrain.trainer import Trainer
 
-_INTERVALS = ("batch", "epoch", "batch_and_epoch")
+
+class WriteInterval(str, Enum):
+    """When a prediction writer writes."""
+
+    BATCH = "batch"
+    EPOCH = "epoch"
+    BATCH_AND_EPOCH = "batch_and_epoch"
+
+    @property
+    def on_batch(self) -> bool:
+        """Whether after each batch."""
+        return "batch" in self.value
+
+    @property
+    def on_epoch(self) -> bool:
+        """Whether at the end of the epoch."""
+        return "epoch" in self.value
 
 
 class BasePredictionWriter(Callback):
@@ -24,6 +41,9 @@ class BasePredictionWriter(Callback):
     Pass ``return_predictions=False`` to ``trainer.predict`` where nobody needs them back: with "batch" none are kept
     then, and with "epoch" they are kept until they are written.
 
+    Attributes:
+        interval: the interval, which says ``on_batch`` and ``on_epoch``.
+
     Raises:
         ConfigurationError: there is no such interval; or, when a prediction begins, its method is missing.
     """
@@ -31,14 +51,14 @@ class BasePredictionWriter(Callback):
     needs_batch_indices = True
 
     def __init__(self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch") -> None:
-        if write_interval not in _INTERVALS:
+        known = [interval.value for interval in WriteInterval]
+        if write_interval not in known:
             raise ConfigurationError(
                 f"{type(self).__name__}(write_interval={write_interval!r}): there is no such interval. "
-                f"Write one of {', '.join(map(repr, _INTERVALS))}."
+                f"Write one of {', '.join(map(repr, known))}."
             )
-        self.write_interval = write_interval
-        self._on_batch, self._on_epoch = "batch" in write_interval, "epoch" in write_interval
-        wanted = {"on_predict_batch_end": self._on_batch, "on_predict_epoch_end": self._on_epoch}
+        self.interval = WriteInterval(write_interval)
+        wanted = {"on_predict_batch_end": self.interval.on_batch, "on_predict_epoch_end": self.interval.on_epoch}
         self._caller_keeps = True
         self.idle_hooks = frozenset(
             hook for hook, needed in wanted.items() if not needed and not overrides(self, hook, BasePredictionWriter)
@@ -81,13 +101,16 @@ class BasePredictionWriter(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "predict":
             return
-        for wanted, method in ((self._on_batch, "write_on_batch_end"), (self._on_epoch, "write_on_epoch_end")):
+        for wanted, method in (
+            (self.interval.on_batch, "write_on_batch_end"),
+            (self.interval.on_epoch, "write_on_epoch_end"),
+        ):
             if wanted and not overrides(self, method, BasePredictionWriter):
                 raise ConfigurationError(
-                    f"{type(self).__name__}(write_interval={self.write_interval!r}) calls {method}, which it does not "
+                    f"{type(self).__name__}(write_interval={self.interval.value!r}) calls {method}, which it does not "
                     "define. Define it, or choose another interval."
                 )
-        if self._on_epoch:
+        if self.interval.on_epoch:
             self._caller_keeps = trainer.predictions.keeps
             trainer.predictions.keeps = True
 
@@ -95,13 +118,13 @@ class BasePredictionWriter(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
-        if not self._on_batch:
+        if not self.interval.on_batch:
             return  # a subclass has this hook too
         indices = trainer.predict_loop.current_batch_indices
         self.write_on_batch_end(trainer, pl_module, outputs, indices, batch, batch_idx, dataloader_idx)
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._on_epoch:
+        if not self.interval.on_epoch:
             return
         loop = trainer.predict_loop
         self.write_on_epoch_end(trainer, pl_module, loop.predictions, loop.epoch_batch_indices)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from drivetrain import parity
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import CheckpointError
 
@@ -32,7 +33,8 @@ class TorchCheckpointIO(CheckpointIO):
 
     Only plain data is read. What a checkpoint of another trainer holds besides is left out with a warning (trap T27).
     torch's older format, which has no checksums, is read too. With ``weights_only=False`` anything is: that unpickles
-    objects, and a file can bring code that runs then. Do it with your own files only.
+    objects, and a file can bring code that runs then. Do it with your own files only. ``parity.current().pickle`` makes
+    that the default for what is no plain data.
     """
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -84,6 +86,8 @@ class TorchCheckpointIO(CheckpointIO):
                 raise CheckpointError(
                     f"{source} holds an object that cannot be unpickled: {error}. Use the code that it was saved with."
                 ) from error
+            if weights_only is None and parity.current().pickle:
+                return self.load_checkpoint(path, map_location, weights_only=False)
             if (foreign := read_foreign(source, map_location)) is not None:
                 return foreign
             raise CheckpointError(

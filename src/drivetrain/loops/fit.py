@@ -53,6 +53,7 @@ class _Bound(NamedTuple):
     module_batch_start: Callable[..., Any] | None
     batch_end: tuple[Call, ...]
     accumulate: int
+    windowed: float  # where an epoch cuts its last window short; inf: a short one is divided as a full one
     log_every: int
     validates: bool
     validate_every: float
@@ -76,6 +77,7 @@ def _bind(run: Run) -> _Bound:
         module_batch_start=hooks.bind_method("on_train_batch_start"),
         batch_end=hooks.bind("on_train_batch_end"),
         accumulate=limits.accumulate,
+        windowed=ENDLESS if run.window.undersized else run.progress.num_training_batches,
         log_every=limits.log_every_n_steps,
         validates=validates,
         validate_every=val_check_every(limits, run.progress.num_training_batches) if validates else ENDLESS,
@@ -104,7 +106,6 @@ def fit(run: Run) -> None:
 
     while run.restart is not None or not run.training_done():
         source, bound = _begin_epoch(run)
-        num_batches = progress.num_training_batches
         book.scope = training_scope
         held, divisor = progress.held, progress.divisor
         accumulate = divisor if held else bound.accumulate
@@ -115,7 +116,7 @@ def fit(run: Run) -> None:
             progress.is_last_batch = is_last
             if held == 0:
                 accumulate = bound.accumulate
-                divisor = 1 if accumulate == 1 else int(min(accumulate, num_batches - batch_idx))
+                divisor = 1 if accumulate == 1 else int(min(accumulate, bound.windowed - batch_idx))
             held += 1
             window_ends = held >= accumulate or is_last
             log_every = bound.log_every
@@ -134,7 +135,7 @@ def fit(run: Run) -> None:
                 batch_idx, is_last = progress.batch_idx, progress.is_last_batch
             progress.stepped = stepped = progress.global_step != steps_before
             if bound.step_schedulers and stepped:
-                bound.schedules.advance(bound.step_schedulers, progress.global_step)
+                bound.schedules.advance_step(bound.step_schedulers, progress)
             if is_last and bound.schedules.epoch:
                 bound.schedules.advance(bound.schedules.epoch, progress.current_epoch + 1)
             progress.batches_done = batch_idx + 1
@@ -173,7 +174,7 @@ def _after_batch(run: Run, bound: _Bound) -> None:
     ):
         _validate(run)
     if progress.held == 0 and progress.stepped and bound.schedules.step_plateau:
-        bound.schedules.advance(bound.schedules.step_plateau, progress.global_step)
+        bound.schedules.advance_step(bound.schedules.step_plateau, progress)
 
 
 def _iterator_for_step(run: Run, source: Iterator[tuple[Any, bool]]) -> BatchIterator | None:

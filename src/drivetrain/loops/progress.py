@@ -25,6 +25,16 @@ class RunningStage(str, Enum):
     TESTING = "test"
     PREDICTING = "predict"
 
+    @property
+    def evaluating(self) -> bool:
+        """Whether the module is judged, the trial before training included."""
+        return self in (RunningStage.VALIDATING, RunningStage.TESTING, RunningStage.SANITY_CHECKING)
+
+    @property
+    def dataloader_prefix(self) -> str:
+        """How the names of its loaders begin: "train", "val", "test" or "predict"."""
+        return "val" if self in (RunningStage.VALIDATING, RunningStage.SANITY_CHECKING) else self.value
+
 
 class TrainerStatus(str, Enum):
     """How the last entry point is doing."""
@@ -33,6 +43,11 @@ class TrainerStatus(str, Enum):
     RUNNING = "running"
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it has ended, in whichever way."""
+        return self in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
 
 
 @dataclass(slots=True)
@@ -90,6 +105,16 @@ class Progress:
     eval_batch_idx: int = -1
     num_eval_batches: float = 0
     eval_steps: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return self.status is TrainerStatus.FINISHED
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is over, by its end or by an exception."""
+        return self.status.stopped
 
     @property
     def total_batches(self) -> int:

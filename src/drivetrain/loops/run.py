@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from drivetrain import parity
 from drivetrain.data.feed import BatchIterator
 from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError
@@ -143,7 +144,7 @@ class Run:
     next_optimizers: list[Optimizer] | None = None
     manual_backward: Callable[..., Any] | None = None
     batches: BatchIterator | None = None
-    window: Window = field(default_factory=Window)
+    window: Window = field(default_factory=lambda: Window(parity.current().undersized_windows))
     restart: dict[str, Any] | None = None
     saves_on_exception: bool = False
     window_start: dict[str, Any] | None = None
@@ -178,7 +179,7 @@ class Run:
     def swap_optimizers(self) -> None:
         """Go over to the optimizers that somebody has set meanwhile."""
         if self.next_optimizers is not None:
-            self.engine.setup_optimizers(self.next_optimizers, self.engine.strategy.lr_scheduler_configs)
+            self.engine.bind_optimizers(self.next_optimizers, self.engine.strategy.lr_scheduler_configs)
             self.next_optimizers = None
             self.wrap_optimizers()
 

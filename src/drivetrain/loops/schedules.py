@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from drivetrain import parity
 from drivetrain.errors import ConfigurationError
 from drivetrain.hooks import HookTable
 from drivetrain.logbook import Logbook
+from drivetrain.loops.progress import Progress
 from drivetrain.optimizers import LRSchedulerConfig
 from drivetrain.rank_zero import rank_zero_warn
 
@@ -23,11 +25,16 @@ class Schedules:
     def __init__(self, configs: Sequence[LRSchedulerConfig], hooks: HookTable, book: Logbook) -> None:
         self._hooks = hooks
         self._book = book
+        self._by_batch = parity.current().batch_counted_schedulers
         self._own_step = hooks.bind_method("lr_scheduler_step")
         self.step = [c for c in configs if c.interval == "step" and not c.reduce_on_plateau]
         self.epoch = [c for c in configs if c.interval == "epoch" and not c.reduce_on_plateau]
         self.step_plateau = [c for c in configs if c.interval == "step" and c.reduce_on_plateau]
         self.epoch_plateau = [c for c in configs if c.interval == "epoch" and c.reduce_on_plateau]
+
+    def advance_step(self, configs: Sequence[LRSchedulerConfig], progress: Progress) -> None:
+        """:meth:`advance` after an optimizer step."""
+        self.advance(configs, progress.batch_idx + 1 if self._by_batch else progress.global_step)
 
     def advance(self, configs: Sequence[LRSchedulerConfig], count: int) -> None:
         """Step those whose frequency divides ``count``: the optimizer steps or the epochs done so far.

@@ -15,7 +15,6 @@ manual
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -28,8 +27,9 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.introspect import overrides, positional_arity
 from drivetrain.loops.run import Run
 from drivetrain.losses import Window, cannot_be_differentiated, loss_of, rescale
-from drivetrain.optimizers import LightningOptimizer, TakeStep
+from drivetrain.optimizers import LightningOptimizer
 from drivetrain.precision.precision import Precision
+from drivetrain.wrappers import TakeStep, requires_closure
 
 Step = Callable[[Any, int, int, bool, int], Any]
 """``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
@@ -72,12 +72,6 @@ def make_step(run: Run) -> Step:
         return _closure(run, window, forward_backward, before_step, run.handles[0])
     step = _flat(run, window, forward_backward, before_step, optimizer)
     return _strategy_accumulates(run, step) if run.engine.strategy.handles_gradient_accumulation else step
-
-
-def requires_closure(optimizer: Optimizer) -> bool:
-    """Whether ``step`` cannot be called without a closure (LBFGS)."""
-    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _check_closure(run: Run, optimizer: str) -> None:

@@ -62,24 +62,36 @@ class Precision:
         optimizer.step(**kwargs)
         return True
 
-    def clip_gradients(self, optimizer: Optimizer, clip_val: float, algorithm: ClipAlgorithm = "norm") -> None:
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        clip_val: float,
+        algorithm: ClipAlgorithm = "norm",
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor | None:
         """Clip the gradients of this optimizer's parameters only, unscaled (trap T22).
 
         Args:
             optimizer: whose parameters; those without a gradient are skipped.
-            clip_val: the largest L2 norm of all of them together ("norm"), or of each element's absolute value
-                ("value"). Not positive: nothing happens.
+            clip_val: the largest norm of all of them together ("norm"), or of each element's absolute value ("value").
+                Not positive: nothing happens.
             algorithm: "norm" or "value".
+            norm_type: which norm; ``inf`` is the largest element.
+            error_if_nonfinite: raise RuntimeError if the norm is no number; that reads the device.
+
+        Returns:
+            The norm before clipping, on the device; ``None`` where none was computed.
         """
         if clip_val <= 0:
-            return
+            return None
         if self.scales_loss:
             self.unscale(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if algorithm == "value":
             torch.nn.utils.clip_grad_value_(parameters, clip_val)
-        else:
-            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+            return None
+        return torch.nn.utils.clip_grad_norm_(parameters, clip_val, norm_type, error_if_nonfinite)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

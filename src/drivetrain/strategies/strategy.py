@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,21 @@ class Strategy(ABC):
         """Convert, move and wrap the model. Afterwards optimizers may be made from its parameters."""
         if self.accelerator is not None:
             self.accelerator.setup(trainer)
-        self.model = self.precision_plugin.convert_module(self.lightning_module)
-        self.model_to_device()
+        self.model = self.setup_module(self.lightning_module)
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        """``module`` in this precision, on the root device unless it stays, and wrapped where processes share it."""
+        module = self.precision_plugin.convert_module(module)
+        return module.to(self.root_device) if move_to_device else module
 
     def model_to_device(self) -> None:
         """Move the model to the root device."""
         assert self.model is not None  # connect() came first
         self.model.to(self.root_device)
+
+    def block_backward_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """A block whose backward passes leave gradients to this process, to be averaged by a later one."""
+        return nullcontext()
 
     def teardown(self) -> None:
         """Move model and optimizer state to the host and free the device. Tolerates a half-built run (trap T58)."""
@@ -140,9 +148,9 @@ class Strategy(ABC):
 
     def load_checkpoint(self, path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Read into host memory; with ``weights_only=False``, unpickle what is no plain data, which can run code."""
-        if weights_only is False:
-            return self.checkpoint_io.load_checkpoint(path, weights_only=False)
-        return self.checkpoint_io.load_checkpoint(path)
+        if weights_only is None:
+            return self.checkpoint_io.load_checkpoint(path)
+        return self.checkpoint_io.load_checkpoint(path, weights_only=weights_only)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete on global rank 0."""

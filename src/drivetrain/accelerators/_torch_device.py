@@ -1,0 +1,157 @@
+"""Any device that torch itself knows, by torch's own name for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.errors import ConfigurationError
+
+_NO_ACCELERATORS = frozenset({"cpu", "meta", "lazy", "xla", "hip", "privateuseone"})
+"""Device types of torch's that compute nothing of their own, have a file of their own, or have a better name."""
+
+_RETIRED = frozenset({"mkldnn", "opengl", "opencl", "ideep"})
+"""Those that torch still parses, with a warning that they are none any more."""
+
+
+class TorchDeviceAccelerator(Accelerator):
+    """The device behind ``torch.accelerator``: a GPU of any maker, or a backend from outside torch.
+
+    A subclass names a type of device; without one it is the type that torch was built for. Counts, the current device
+    and memory come from ``torch.accelerator`` and ``torch.get_device_module``.
+    """
+
+    type: ClassVar[str] = ""
+    auto_priority = 100
+
+    @classmethod
+    def device_type(cls) -> str:
+        """torch's name for the device, for example the one in ``tensor.device.type``.
+
+        Raises:
+            ConfigurationError: this build of torch has no accelerator.
+        """
+        if cls.type:
+            return cls.type
+        current = torch.accelerator.current_accelerator()
+        if current is None:
+            raise ConfigurationError('This build of torch sees no accelerator. Write accelerator="cpu".')
+        return current.type
+
+    @classmethod
+    def parse_devices(cls, devices: Any) -> list[int]:
+        """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a text of digits is a count (spec S0-12).
+
+        Raises:
+            ConfigurationError: it means no device, one twice, or one that is not there.
+        """
+        return parse_indices(devices, cls.auto_device_count())
+
+    @classmethod
+    def get_parallel_devices(cls, devices: Any) -> Sequence[torch.device]:
+        return [torch.device(cls.device_type(), index) for index in devices]
+
+    @classmethod
+    def auto_device_count(cls) -> int:
+        module = _module_of(cls.device_type())
+        return 0 if module is None else int(module.device_count())
+
+    @classmethod
+    def is_available(cls) -> bool:
+        if not cls.type and torch.accelerator.current_accelerator() is None:
+            return False
+        module = _module_of(cls.device_type())
+        return module is not None and bool(module.is_available()) and module.device_count() > 0
+
+    @classmethod
+    def why_unavailable(cls) -> str:
+        if not cls.type:
+            return "this build of torch has no accelerator"
+        if _module_of(cls.type) is None:
+            return f"torch has no module torch.{cls.type}: install and import the package that brings it"
+        return f"torch.{cls.type} sees no device"
+
+    @property
+    def name(self) -> str:
+        return self.device_type()
+
+    def get_device_stats(self, device: torch.device) -> dict[str, float]:
+        """The allocator's counters, as ``memory_stats`` of the backend's module reports them."""
+        stats = getattr(torch.get_device_module(device), "memory_stats", None)
+        if stats is None:
+            return {}
+        return {key: float(value) for key, value in stats(device).items() if isinstance(value, (int, float))}
+
+    def teardown(self) -> None:
+        empty_cache = getattr(torch.get_device_module(self.device_type()), "empty_cache", None)
+        if empty_cache is not None:
+            empty_cache()
+
+
+def parse_indices(devices: Any, count: int) -> list[int]:
+    """Device numbers from what a user wrote, on a machine with ``count`` devices.
+
+    Raises:
+        ConfigurationError: it means no device, one twice, or one that is not there.
+    """
+    given, devices = devices, as_numbers(devices)
+    if isinstance(devices, int) and not isinstance(devices, bool):
+        devices = list(range(count if devices == -1 else devices))
+    if not isinstance(devices, (list, tuple)) or not all(type(index) is int for index in devices):
+        raise ConfigurationError(f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".')
+    indices = list(devices)
+    if not indices or len(set(indices)) != len(indices) or not all(0 <= i < count for i in indices):
+        raise ConfigurationError(
+            f"devices={given!r} means the devices {indices}, but this machine has {count}, numbered from 0. "
+            "Name each device once, or write devices=-1 for all."
+        )
+    return indices
+
+
+def as_numbers(devices: Any) -> Any:
+    """A text of digits as a count, one with commas as a list of numbers; anything else as it is."""
+    if not isinstance(devices, str):
+        return devices
+    parts = [part.strip() for part in devices.split(",") if part.strip()]
+    if not parts or not all(part.removeprefix("-").isdigit() for part in parts):
+        return devices
+    return [int(part) for part in parts] if "," in devices else int(parts[0])
+
+
+def of_type(name: str) -> type[Accelerator] | None:
+    """The accelerator for torch's device type ``name``; ``None`` where torch has none of that name.
+
+    A backend from outside torch has its name once its package is imported; until then it is unknown here.
+    """
+    return _class_for(name) if name in known_types() else None
+
+
+@functools.cache
+def _class_for(name: str) -> type[Accelerator]:
+    return type(f"{name.upper()}Accelerator", (TorchDeviceAccelerator,), {"type": name, "auto_priority": None})
+
+
+def known_types() -> tuple[str, ...]:
+    """Every device type of torch's that may be an accelerator: of those that torch lists in the message about an
+    unknown one, and the name that a backend from outside torch has given itself.
+    """
+    try:
+        torch.device("quantum")
+    except RuntimeError as error:
+        listed = str(error).partition("one of ")[2].partition(" device type")[0]
+        names = [*(name.strip() for name in listed.split(",")), torch._C._get_privateuse1_backend_name()]
+        return tuple(name for name in names if name not in _NO_ACCELERATORS | _RETIRED)
+    return ()
+
+
+def _module_of(kind: str) -> Any:
+    """``torch.<kind>`` if it can count devices; ``None`` where torch has no such module."""
+    try:
+        module = torch.get_device_module(kind)
+    except RuntimeError:
+        return None
+    return module if hasattr(module, "device_count") and hasattr(module, "is_available") else None

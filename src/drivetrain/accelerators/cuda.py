@@ -1,0 +1,89 @@
+"""NVIDIA's GPUs, and AMD's under ROCm, which torch calls by the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from drivetrain.accelerators._torch_device import TorchDeviceAccelerator
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.errors import ConfigurationError
+from drivetrain.registry import Registry
+
+
+class CUDAAccelerator(TorchDeviceAccelerator):
+    """NVIDIA's GPUs, and AMD's under ROCm."""
+
+    type = "cuda"
+    auto_priority = 200
+
+    @classmethod
+    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
+        accelerator_registry.register("cuda", cls)
+
+    @classmethod
+    def why_unavailable(cls) -> str:
+        if torch.version.cuda is None and torch.version.hip is None:
+            return "this build of torch has no CUDA"
+        return "torch.cuda sees no device: look at the driver and at CUDA_VISIBLE_DEVICES"
+
+    def get_device_stats(self, device: torch.device) -> dict[str, float]:
+        """The caching allocator's counters; with nvidia-ml-py also ``utilization_percent``, ``power_watts`` and
+        ``temperature_celsius``. None of it waits for the device.
+        """
+        return {**super().get_device_stats(device), **_nvml_stats(device)}
+
+
+def _nvml_stats(device: torch.device) -> dict[str, float]:
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    try:
+        pynvml.nvmlInit()
+        # by its UUID: NVML does not know CUDA_VISIBLE_DEVICES, so its numbers are others
+        handle: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:
+        return {}
+    figures: dict[str, float] = {}
+    reads: dict[str, Callable[[], float]] = {
+        "utilization_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "power_watts": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+    }
+    for name, read in reads.items():
+        with suppress(pynvml.NVMLError):  # a figure that this device or container does not give is left out
+            figures[name] = float(read())
+    return figures
+
+
+def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
+    """Numbers of GPUs that can be used now: on which a tensor can be made. One in exclusive mode may be somebody's.
+
+    Args:
+        num_devices: how many; -1: all that are usable.
+
+    Raises:
+        ConfigurationError: there are fewer.
+    """
+    if num_devices == 0:
+        return []
+    seen = torch.cuda.device_count()
+    usable: list[int] = []
+    for index in range(seen):
+        try:
+            torch.empty(1, device=torch.device("cuda", index))
+        except RuntimeError:
+            continue
+        usable.append(index)
+        if len(usable) == num_devices:
+            return usable
+    if num_devices == -1 and usable:
+        return usable
+    raise ConfigurationError(
+        f"find_usable_cuda_devices({num_devices}): of {seen} CUDA devices, {len(usable)} can be used: {usable}. "
+        "Ask for fewer, or free one."
+    )

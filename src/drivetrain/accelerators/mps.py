@@ -1,0 +1,63 @@
+"""Apple's GPUs."""
+
+from __future__ import annotations
+
+import torch
+
+from drivetrain.accelerators._torch_device import TorchDeviceAccelerator
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.registry import Registry
+
+
+class MPSAccelerator(TorchDeviceAccelerator):
+    """Apple's GPUs: one device, no 64-bit floats, and no job of several."""
+
+    type = "mps"
+    auto_priority = 300
+    supports_float64 = False
+    supports_several_devices = False
+
+    @classmethod
+    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
+        accelerator_registry.register("mps", cls)
+
+    @classmethod
+    def auto_device_count(cls) -> int:
+        return 1  # so that devices may be 1, -1, [0] and the like (spec S0-12)
+
+    @classmethod
+    def is_available(cls) -> bool:
+        return torch.backends.mps.is_available()
+
+    @classmethod
+    def why_unavailable(cls) -> str:
+        if not torch.backends.mps.is_built():
+            return "this build of torch has no MPS"
+        return "it needs macOS 14 and Apple silicon"
+
+    def setup_device(self, device: torch.device) -> None:
+        """Nothing: there is one device."""
+
+    def get_device_stats(self, device: torch.device) -> dict[str, float]:
+        """Percentages of processor, memory and swap in use, which the GPU shares, and the bytes of its tensors."""
+        import psutil
+
+        return {
+            "M1_cpu_percent": psutil.cpu_percent(),
+            "M1_vm_percent": psutil.virtual_memory().percent,
+            "M1_swap_percent": psutil.swap_memory().percent,
+            "allocated_bytes": float(torch.mps.current_allocated_memory()),
+            "driver_allocated_bytes": float(torch.mps.driver_allocated_memory()),
+        }
+
+    def memory_allocated(self, device: torch.device) -> int | None:
+        return torch.mps.current_allocated_memory()
+
+    def max_memory_allocated(self, device: torch.device) -> int | None:
+        return None
+
+    def reset_peak_memory(self, device: torch.device) -> None:
+        """Nothing: nobody counts the peak there."""
+
+    def total_memory(self, device: torch.device) -> int | None:
+        return torch.mps.recommended_max_memory()

@@ -1,0 +1,115 @@
+"""TPUs, and whatever else torch_xla drives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from drivetrain.accelerators._torch_device import as_numbers
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.errors import ConfigurationError
+from drivetrain.registry import Registry
+
+_KIB = 1024
+
+
+class XLAAccelerator(Accelerator):
+    """TPUs, through torch_xla.
+
+    It is imported when the first of them is asked for.
+    """
+
+    auto_priority = 400
+
+    @classmethod
+    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
+        accelerator_registry.register("tpu", cls)
+        accelerator_registry.register("xla", cls)
+
+    @staticmethod
+    def parse_devices(devices: Any) -> Any:
+        """1, all of them as a number or -1, or ``[i]``, ``"i,"``: the i-th alone, from 0 (spec S0-12)."""
+        given, devices = devices, as_numbers(devices)
+        count = XLAAccelerator.auto_device_count()
+        if type(devices) is int and devices in (1, count, -1):
+            return count if devices == -1 else devices
+        is_single = isinstance(devices, (list, tuple)) and len(devices) == 1 and type(devices[0]) is int
+        if is_single and devices[0] in range(count):
+            return list(devices)
+        raise ConfigurationError(
+            f"devices={given!r}: of this machine's {count} XLA devices a job takes 1, all of them or a certain one. "
+            f"Write devices=1, devices={count} or devices=[0]."
+        )
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
+        return [torch.device("xla", index) for index in (range(devices) if isinstance(devices, int) else devices)]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        if not find_spec("torch_xla"):
+            return 0
+        from torch_xla import runtime
+
+        return int(runtime.addressable_device_count())
+
+    @staticmethod
+    def is_available() -> bool:
+        try:
+            return XLAAccelerator.auto_device_count() > 0
+        except (ImportError, OSError, RuntimeError):  # a torch_xla that does not fit this torch or this machine
+            return False
+
+    @classmethod
+    def why_unavailable(cls) -> str:
+        if not find_spec("torch_xla"):
+            return "torch_xla is not installed"
+        return "torch_xla sees no device, or was built for another torch"
+
+    @property
+    def name(self) -> str:
+        return "tpu"
+
+    @property
+    def autocast_device_type(self) -> str:
+        return "xla"
+
+    @property
+    def process_group_backend(self) -> str:
+        return "xla"
+
+    def setup_device(self, device: torch.device) -> None:
+        """Nothing: torch_xla gives each process its device."""
+
+    def get_device_stats(self, device: torch.device) -> dict[str, float]:
+        """KiB in use and at the peak, where the runtime counts them."""
+        used, peak = self.memory_allocated(device), self.max_memory_allocated(device)
+        figures = {"memory.used_kib": used, "memory.peak_kib": peak}
+        return {name: value / _KIB for name, value in figures.items() if value is not None}
+
+    def synchronize(self, device: torch.device) -> None:
+        import torch_xla
+
+        torch_xla.sync(wait=True)
+
+    def memory_allocated(self, device: torch.device) -> int | None:
+        return _memory(device, "bytes_used")
+
+    def max_memory_allocated(self, device: torch.device) -> int | None:
+        return _memory(device, "peak_bytes_used")
+
+    def total_memory(self, device: torch.device) -> int | None:
+        return _memory(device, "bytes_limit")
+
+
+def _memory(device: torch.device, key: str) -> int | None:
+    from torch_xla.core import xla_model
+
+    try:
+        figure: int | None = xla_model.get_memory_info(device).get(key)
+    except RuntimeError:  # not every device counts
+        return None
+    return figure

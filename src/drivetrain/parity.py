@@ -1,0 +1,60 @@
+"""What a program that was written for the original may ask to have as it is there, against our better judgement.
+
+Each switch is off by default. They belong to the process: ``drivetrain.compat`` sets them, before anything is built,
+and a run reads them when it is set up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The switches.
+
+    Attributes:
+        padded_evaluation: several processes evaluate as many samples each, the first ones of the data set twice where
+            they do not divide; else every sample counts once (trap T3).
+        averaged_batch_sizes: over several processes, a ``sync_dist`` mean is the quotient of two averages of which the
+            second, the batch size, is cut to an integer; else of two exact sums (trap T6).
+        undersized_windows: the loss of a window that an epoch's end cuts short is divided by the full
+            ``accumulate_grad_batches``; else by the batches that it holds (trap T12).
+        batch_counted_schedulers: a step scheduler's ``frequency`` counts batches, and is asked after optimizer steps
+            only; else it counts optimizer steps (trap T14).
+        summary_draws: the trial pass through ``example_input_array`` that a model summary makes leaves the random
+            generators as it used them; else as they were before.
+        pickle: checkpoints may hold, and be read with, any Python object. Reading one runs what it says, so this is
+            for files that one trusts.
+    """
+
+    padded_evaluation: bool = False
+    averaged_batch_sizes: bool = False
+    undersized_windows: bool = False
+    batch_counted_schedulers: bool = False
+    summary_draws: bool = False
+    pickle: bool = False
+
+
+NUMBERS = (
+    "padded_evaluation",
+    "averaged_batch_sizes",
+    "undersized_windows",
+    "batch_counted_schedulers",
+    "summary_draws",
+)
+"""The switches that change numbers."""
+
+_current = Parity()
+
+
+def current() -> Parity:
+    """The switches as they are now."""
+    return _current
+
+
+def use(switches: Parity) -> Parity:
+    """Set all of them; return what was current before."""
+    global _current
+    before, _current = _current, switches
+    return before

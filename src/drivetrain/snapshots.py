@@ -1,0 +1,97 @@
+"""What :meth:`drivetrain.Engine.save` and ``load`` put into one file: named objects and values, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from drivetrain import parity
+from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean
+
+Filters = Mapping[str, Callable[[str, Any], bool]]
+
+
+def of(state: Mapping[str, Any], filters: Filters) -> dict[str, Any]:
+    """``state`` as plain data: what has a ``state_dict`` as that, everything else as it is.
+
+    Raises:
+        CheckpointError: an entry cannot be stored as plain data.
+        ConfigurationError: a filter has no entry, or its entry is no dictionary.
+    """
+    from drivetrain.checkpoints.plain import encode  # here, so that importing the Engine stays quick
+
+    snapshot = {str(name): value.state_dict() if _stateful(value) else value for name, value in state.items()}
+    for name, keeps in filters.items():
+        if name not in snapshot:
+            raise ConfigurationError(f"filter names {name!r}, which is not saved. {did_you_mean(name, snapshot)}")
+        if not isinstance(snapshot[name], Mapping) or not callable(keeps):
+            raise ConfigurationError(
+                f"filter={{{name!r}: ...}} needs a dictionary to filter and a function (key, value) -> bool, and got "
+                f"{described(snapshot[name])} and {described(keeps)}. Leave the filter out."
+            )
+        snapshot[name] = {key: value for key, value in snapshot[name].items() if keeps(key, value)}
+    return snapshot if parity.current().pickle else {name: encode(value, name) for name, value in snapshot.items()}
+
+
+def into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]:
+    """Give the objects of ``state`` what ``checkpoint`` holds for them; return the rest.
+
+    Whether everything fits is looked at first, so that a failure leaves all of them as they were.
+
+    Raises:
+        CheckpointError: it does not fit.
+    """
+    from drivetrain.checkpoints.plain import decode
+
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(f"{path} holds {described(checkpoint)} and no dictionary. Use another file.")
+    held = {name: decode(value, str(name)) for name, value in checkpoint.items()}
+    if state is None:
+        return held
+    missing = [name for name in state if name not in held]
+    if missing and strict:
+        raise CheckpointError(
+            f"{path} has no {', '.join(map(repr, missing))}, only {sorted(map(str, held))}. "
+            "Leave that out of the state, or pass strict=False."
+        )
+    for name in state:
+        if name in held and isinstance(state[name], nn.Module):
+            _check_fits(state[name], held[name], strict, f"{path}: {name}")
+    for name in [name for name in state if name in held]:
+        target, value = state[name], held.pop(name)
+        if isinstance(target, nn.Module):
+            target.load_state_dict(value, strict=strict)
+        elif _stateful(target):
+            target.load_state_dict(value)
+        else:
+            state[name] = value
+    return held
+
+
+def _stateful(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> None:
+    if not isinstance(weights, Mapping):
+        raise CheckpointError(f"{where} is {described(weights)} and no state dict. Use another file.")
+    own = module.state_dict()
+    missing = [key for key in own if key not in weights]
+    unexpected = [key for key in weights if key not in own]
+    wrong = [
+        f"{key} ({tuple(weights[key].shape)} for {tuple(value.shape)})"
+        for key, value in own.items()
+        if isinstance(weights.get(key), Tensor) and isinstance(value, Tensor) and weights[key].shape != value.shape
+    ]
+    if wrong or (strict and (missing or unexpected)):
+        found = [
+            f"{what}: {', '.join(map(str, keys))}"
+            for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
+            if keys
+        ]
+        raise CheckpointError(
+            f"{where} does not fit {type(module).__name__} ({'; '.join(found)}). "
+            "Build the module as it was trained; for missing or unexpected names only, pass strict=False."
+        )
