@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.plan import STRATEGIES
 from drivetrain.registry import Registry, load
-from drivetrain.strategies import SingleDeviceStrategy
+from drivetrain.strategies import SingleDeviceStrategy, StrategyRegistry
 
 CONTRACT = """
 from abc import ABC, abstractmethod
@@ -60,27 +59,27 @@ def test_the_folder_is_the_registry(shapes: Registry[Any]) -> None:
 
 def test_nothing_is_imported_until_it_is_asked_for(shapes: Registry[Any]) -> None:
     assert "broken" in shapes.available()
-    shapes.entry("circle").cls
+    shapes.entry("circle")
     assert not [name for name in sys.modules if name.startswith("shapes_") and name.endswith(".broken")]
     with pytest.raises(RuntimeError, match="imported too early"):  # the control: importing it does fail
-        shapes.entry("broken").cls
+        shapes.entry("broken")
 
 
 @pytest.mark.parametrize(("name", "found"), [("empty", r"not \[\]"), ("twins", r"not \['A', 'B'\]")])
 def test_a_file_defines_exactly_one(shapes: Registry[Any], name: str, found: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"{name} must define exactly one public Shape, {found}"):
-        shapes.entry(name).cls
+        shapes.entry(name)
 
 
 @pytest.mark.parametrize("name", ["shape", "_tools", "__init__"])
 def test_what_is_no_backend_has_no_name(shapes: Registry[Any], name: str) -> None:
     with pytest.raises(ConfigurationError, match="There is no shape called"):
-        shapes.entry(name).cls
+        shapes.entry(name)
 
 
 def test_an_unknown_name_gets_a_suggestion(shapes: Registry[Any]) -> None:
     with pytest.raises(ConfigurationError, match="no shape called 'circel'. Did you mean 'circle'"):
-        shapes.entry("circel").cls
+        shapes.entry("circel")
 
 
 def test_register_adds_a_name_and_wins_over_a_file(shapes: Registry[Any]) -> None:
@@ -148,8 +147,8 @@ def test_installed_packages_offer_theirs(shapes: Registry[Any], monkeypatch: pyt
 
 
 def test_the_strategies() -> None:
-    assert STRATEGIES.available() == ["single_device"]
-    assert STRATEGIES.entry("single_device").cls is SingleDeviceStrategy
+    assert StrategyRegistry.available() == ["single_device"]
+    assert StrategyRegistry.entry("single_device").cls is SingleDeviceStrategy
 
 
 def test_a_contract_whose_file_name_has_an_underscore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,5 +185,5 @@ def test_a_name_of_the_folder_is_not_shadowed_by_accident(shapes: Registry[Any])
     class Other:
         pass
 
-    with pytest.raises(ConfigurationError, match=r"name 'circle' already belongs to Circle \(.*\.circle\)\. .*override=True"):
+    with pytest.raises(ConfigurationError, match=r"'circle' already belongs to Circle \(.*\.circle\)\. .*override=True"):
         shapes.register("circle", Other)

@@ -33,8 +33,8 @@ from typing import Any
 
 import torch
 
-from drivetrain.accelerators._torch_device import TorchDeviceAccelerator
 from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
+from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import (
     ConfigurationError,
@@ -49,11 +49,9 @@ from drivetrain.precision.double import DoublePrecision
 from drivetrain.precision.half import HalfPrecision
 from drivetrain.precision.mixed import MixedPrecision
 from drivetrain.precision.precision import Precision
-from drivetrain.registry import Entry, Registry
+from drivetrain.registry import Entry
 from drivetrain.settings import Settings
-from drivetrain.strategies.strategy import Strategy
-
-STRATEGIES: Registry[Strategy] = Registry("drivetrain.strategies", "strategy", "strategy")
+from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 _PRECISIONS = {
     None: "32-true", 32: "32-true", "32": "32-true", "32-true": "32-true",
@@ -71,7 +69,7 @@ _PRECISION_CLASSES: dict[str, Callable[[str], Precision]] = {
     "bf16-true": HalfPrecision,
 }
 _LATER_PRECISIONS = ("transformer-engine", "transformer-engine-float16")
-_LATER_STRATEGIES = (
+_LATER_StrategyRegistry = (
     "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "fsdp_cpu_offload", "deepspeed",
 )  # fmt: skip
 
@@ -204,19 +202,19 @@ def _strategy(settings: Settings) -> tuple[type[Strategy] | Strategy, str]:
             f"strategy={shown(given)}: a strategy is a name or a Strategy instance. Write strategy={instead}."
         )
     if given == "auto":
-        return STRATEGIES.entry("single_device").cls, "there is one device"
-    if given.split("_find_unused")[0] in _LATER_STRATEGIES or given.startswith("deepspeed"):
+        return StrategyRegistry.entry("single_device").cls, "there is one device"
+    if given.split("_find_unused")[0] in _LATER_StrategyRegistry or given.startswith("deepspeed"):
         raise NotSupportedError(
             f'strategy={given!r} trains in several processes, and this version trains in one. Write strategy="auto".'
         )
-    if given not in STRATEGIES.available():
-        likely = closest(given, ["auto", *STRATEGIES.available(), *_LATER_STRATEGIES])
-        if likely in _LATER_STRATEGIES:
+    if given not in StrategyRegistry.available():
+        likely = closest(given, ["auto", *StrategyRegistry.available(), *_LATER_StrategyRegistry])
+        if likely in _LATER_StrategyRegistry:
             raise ConfigurationError(
                 f"There is no strategy called {given!r}. Did you mean {likely!r}? It trains in several processes, and "
                 'this version trains in one. Write strategy="auto".'
             )
-    return STRATEGIES.entry(given).cls, f'strategy="{given}"'
+    return StrategyRegistry.entry(given).cls, f'strategy="{given}"'
 
 
 def _accelerator(settings: Settings, strategy: type[Strategy] | Strategy) -> tuple[Accelerator, str]:

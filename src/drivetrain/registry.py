@@ -52,9 +52,12 @@ class Registry(Generic[T]):
         package: the folder, for example ``"drivetrain.loggers"``.
         contract: its module inside the folder that holds the abstract class, for example ``"logger"``.
         kind: the word that messages use for one entry, for example ``"logger"``.
+        by_file: the names of the folder's files are names of classes; False where all of its classes name themselves
+            and its ``__init__`` imports them, because they have several names, or the folder holds other files too.
     """
 
-    def __init__(self, package: str, contract: str, kind: str) -> None:
+    def __init__(self, package: str, contract: str, kind: str, by_file: bool = True) -> None:
+        self._by_file = by_file
         self._package = package
         self._contract = contract
         self._kind = kind
@@ -191,6 +194,8 @@ class Registry(Generic[T]):
 
     def _files(self) -> set[str]:
         package = importlib.import_module(self._package)
+        if not self._by_file:
+            return set()
         names = {module.name for module in pkgutil.iter_modules(package.__path__)}
         return {name for name in names if name != self._contract and not name.startswith("_")}
 

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from drivetrain.data.feed import set_epoch
 from drivetrain.errors import ConfigurationError, did_you_mean, shown
+from drivetrain.strategies.redirection import redirected
 from drivetrain.tree import map_leaves, move
 
 TakeStep = Callable[[Optimizer, "Callable[[], Any] | None", "dict[str, Any]"], Any]
@@ -186,28 +187,7 @@ class EngineModule(nn.Module):
         self._marked.add(name)
 
     def _redirected(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """``method`` run as ``forward``: once, as the original's forward, where the strategy wraps it (trap T42)."""
-        forward_module, original = self._forward_module, self._original
-
-        def through_strategy(*args: Any, **kwargs: Any) -> Any:
-            own = original.__dict__.get("forward")
-
-            def once(*args: Any, **kwargs: Any) -> Any:
-                put_back()  # inside, self(x) means forward again
-                return method(*args, **kwargs)
-
-            def put_back() -> None:
-                original.__dict__.pop("forward", None)
-                if own is not None:
-                    original.__dict__["forward"] = own
-
-            original.__dict__["forward"] = once
-            try:
-                return forward_module(*args, **kwargs)
-            finally:
-                put_back()
-
-        call = method if forward_module is original else through_strategy
+        call = redirected(method, self._original, self._forward_module)
         return lambda *args, **kwargs: self._run(call, args, kwargs)
 
     def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -146,13 +146,13 @@ class _Accelerators(Registry[Accelerator]):
         return self.available()
 
     def fallback(self, name: str) -> Entry[Accelerator] | None:
-        from drivetrain.accelerators._torch_device import of_type  # it is a subclass of what stands above
+        from drivetrain.accelerators.torch_device import of_type  # it is a subclass of what stands above
 
         cls = of_type(name)
         return None if cls is None else Entry(name, cls, f"torch's device {name!r}")
 
 
-AcceleratorRegistry = _Accelerators("drivetrain.accelerators", "accelerator", "accelerator")
+AcceleratorRegistry = _Accelerators("drivetrain.accelerators", "accelerator", "accelerator", by_file=False)
 """The accelerators by name: those of the files beside this one, of users, and of installed packages."""
 
 

@@ -9,6 +9,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.errors import ConfigurationError
+from drivetrain.registry import Registry
 
 
 class CPUAccelerator(Accelerator):
@@ -18,6 +19,10 @@ class CPUAccelerator(Accelerator):
     """
 
     auto_priority = 0
+
+    @classmethod
+    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
+        accelerator_registry.register("cpu", cls)
 
     @staticmethod
     def parse_devices(devices: Any) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from drivetrain.accelerators._torch_device import TorchDeviceAccelerator
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
 from drivetrain.registry import Registry
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from drivetrain.accelerators._torch_device import as_numbers
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.accelerators.torch_device import as_numbers
 from drivetrain.errors import ConfigurationError
 from drivetrain.registry import Registry
 

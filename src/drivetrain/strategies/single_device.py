@@ -7,6 +7,7 @@ import torch
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
+from drivetrain.registry import Registry
 from drivetrain.strategies.strategy import Strategy
 
 
@@ -16,6 +17,10 @@ class SingleDeviceStrategy(Strategy):
     Args:
         device: where the model lives; ``None`` takes the accelerator's first device.
     """
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        strategy_registry.register("single_device", cls)
 
     def __init__(
         self,

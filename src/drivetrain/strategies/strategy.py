@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
+from drivetrain.registry import Registry
+from drivetrain.strategies.redirection import redirected
 
 
 class Strategy(ABC):
@@ -67,6 +69,20 @@ class Strategy(ABC):
     def root_device(self) -> torch.device:
         """The device this process computes on."""
 
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        """Give the class its names: ``strategy_registry.register("name", cls, description="...")``.
+
+        Called once, when a subclass that defines it is defined, so that no other line is needed.
+        """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "register_strategies" in cls.__dict__:
+            cls.register_strategies(StrategyRegistry)
+
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def connect(self, module: nn.Module) -> None:
@@ -97,6 +113,15 @@ class Strategy(ABC):
         """Move the model to the root device."""
         assert self.model is not None  # connect() came first
         self.model.to(self.root_device)
+
+    def bind(self, name: str) -> Callable[..., Any]:
+        """The module's method of this name, called so that what is wrapped around the module sees it (trap T42)."""
+        method: Callable[..., Any] = getattr(self.lightning_module, name)
+        assert self.model is not None  # setup() came first
+        return redirected(method, self.lightning_module, self.model)
+
+    def before_manual_backward(self, loss: torch.Tensor) -> None:
+        """A backward pass begins that user code has asked for, inside its step (trap T19)."""
 
     def block_backward_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
         """A block whose backward passes leave gradients to this process, to be averaged by a later one."""
@@ -130,6 +155,28 @@ class Strategy(ABC):
         """Every rank's tensor, stacked; of one process, the tensor itself."""
         return tensor
 
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether all ranks decide so, or any of them; the same answer on every rank (trap T5)."""
+        return decision
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        """``obj`` of every rank, in order; on every rank."""
+        return [obj]
+
+    def gather_keyed(self, names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
+        """Every rank's 1-D ``values``, one row each, after a check that all ranks mean the same ``names`` (trap T8).
+
+        Raises:
+            LoggingError: they do not; on all ranks, and it says who has which.
+        """
+        return values.unsqueeze(0)
+
+    # ---- data ----------------------------------------------------------------------------------------------------
+
+    def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
+        """``loader``, or a copy that gives this rank's part: see :func:`drivetrain.data.samplers.share`."""
+        return loader
+
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -151,6 +198,10 @@ class Strategy(ABC):
         if weights_only is None:
             return self.checkpoint_io.load_checkpoint(path)
         return self.checkpoint_io.load_checkpoint(path, weights_only=weights_only)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What of an optimizer a checkpoint holds; every rank must call it."""
+        return optimizer.state_dict()
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete on global rank 0."""
@@ -185,6 +236,10 @@ class Strategy(ABC):
 
     def on_exception(self, exception: BaseException) -> None:
         """The run ends by ``exception``."""
+
+
+StrategyRegistry: Registry[Strategy] = Registry("drivetrain.strategies", "strategy", "strategy", by_file=False)
+"""The strategies by name: those of the files beside this one, of users, and of installed packages."""
 
 
 def _optimizer_to(optimizer: Optimizer, device: torch.device) -> None:

@@ -1,0 +1,212 @@
+"""The parser of a training program: its options are the arguments of classes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from pathlib import PurePath
+from typing import Any, NoReturn
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+try:
+    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse.typing import class_from_function
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "The command line of a program needs the package jsonargparse, which is not installed. "
+        'Run `pip install "jsonargparse[signatures]"`.',
+        name=error.name,
+    ) from error
+
+from drivetrain import callbacks, loggers
+from drivetrain.callback import Callback
+from drivetrain.cli.class_paths import Recipe, ReduceLROnPlateau
+from drivetrain.cli.hints import with_hint
+from drivetrain.datamodule import LightningDataModule
+from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
+from drivetrain.module import LightningModule
+from drivetrain.settings import Settings
+from drivetrain.trainer import Trainer
+
+AUTOMATIC = "AUTOMATIC"
+"""``link_to`` of an optimizer or a scheduler that becomes the model's ``configure_optimizers``."""
+
+
+class LightningArgumentParser(ArgumentParser):
+    """A parser whose options are the arguments of classes: ``--<key>.<argument>``.
+
+    An option must be written in full; where one is wrong, the message says what it may have been meant to be.
+
+    Args:
+        kwargs: of ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from the
+            environment: ``PL_FIT__TRAINER__MAX_EPOCHS`` is ``fit --trainer.max_epochs``.
+
+    Attributes:
+        callback_keys: under which keys callbacks were added that are always there.
+        optimizers, lr_schedulers: under each key, what may stand there, and what it is linked to.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"env_prefix": "PL", "allow_abbrev": False, **kwargs})
+        self.callback_keys: list[str] = []
+        self.optimizers: dict[str, tuple[type | tuple[type, ...], str]] = {}
+        self.lr_schedulers: dict[str, tuple[type | tuple[type, ...], str]] = {}
+
+    def add_lightning_class_args(
+        self,
+        lightning_class: type | Callable[..., Any],
+        nested_key: str,
+        subclass_mode: bool = False,
+        required: bool = True,
+    ) -> list[str]:
+        """Add the arguments of a Trainer, a module, a data module or a callback, as ``--<nested_key>.<argument>``.
+
+        A callback that is added so is always there; its arguments can be set and it cannot be left out.
+
+        Args:
+            lightning_class: the class, or a function that says which of them it returns.
+            nested_key: the word before the dot.
+            subclass_mode: take any subclass, by its class path, instead of this class.
+            required: in that mode, whether one must be given.
+
+        Returns:
+            The options that were added, without their dashes; in ``subclass_mode`` none, because it is not known yet.
+
+        Raises:
+            ConfigurationError: it is none of these classes.
+        """
+        kinds = (Trainer, LightningModule, LightningDataModule, Callback)
+        cls = class_of(lightning_class)
+        if not issubclass(cls, kinds):
+            raise ConfigurationError(
+                f"add_lightning_class_args got {described(lightning_class)}, which is none of "
+                f"{', '.join(kind.__name__ for kind in kinds)}. Write add_class_arguments for other classes."
+            )
+        if issubclass(cls, Callback):
+            self.callback_keys.append(nested_key)
+        if subclass_mode:
+            self.add_subclass_arguments(cls, nested_key, fail_untyped=False, required=required)
+            return []
+        if issubclass(cls, Trainer):
+            return self._add_trainer(cls, nested_key)
+        added: list[str] = self.add_class_arguments(cls, nested_key, fail_untyped=False, sub_configs=True)
+        for name, parameter in inspect.signature(cls).parameters.items():
+            # the base class lets an argument without a type be left out, and passes None
+            if parameter.annotation is parameter.empty and parameter.default is parameter.empty:
+                for action in self._actions:
+                    action.required = action.required or action.dest == f"{nested_key}.{name}"
+        return added
+
+    def add_optimizer_args(
+        self,
+        optimizer_class: type[Optimizer] | tuple[type[Optimizer], ...] = (Optimizer,),
+        nested_key: str = "optimizer",
+        link_to: str = AUTOMATIC,
+    ) -> None:
+        """Add an optimizer: ``--<nested_key>=SGD --<nested_key>.lr=0.1``.
+
+        Args:
+            optimizer_class: the optimizer; or a tuple of base classes, of which any subclass may be named.
+            nested_key: the word before the dot.
+            link_to: the option, such as "model.optimizer_init", that gets the optimizer's description for
+                :func:`~drivetrain.cli.instantiate_class`; by default it becomes the model's ``configure_optimizers``.
+        """
+        self._add_described(optimizer_class, nested_key, skip="params", title="The optimizer")
+        self.optimizers[nested_key] = (optimizer_class, link_to)
+
+    def add_lr_scheduler_args(
+        self,
+        lr_scheduler_class: type[LRScheduler] | tuple[type[LRScheduler], ...] = (LRScheduler, ReduceLROnPlateau),
+        nested_key: str = "lr_scheduler",
+        link_to: str = AUTOMATIC,
+    ) -> None:
+        """Add a learning-rate scheduler, with the arguments of :meth:`add_optimizer_args`."""
+        self._add_described(lr_scheduler_class, nested_key, skip="optimizer", title="The learning-rate scheduler")
+        self.lr_schedulers[nested_key] = (lr_scheduler_class, link_to)
+
+    def link_described(self) -> None:
+        """Link the optimizers and schedulers that belong to an option; call it when all options are there."""
+        for key, (offered, link_to) in {**self.optimizers, **self.lr_schedulers}.items():
+            if link_to != AUTOMATIC:
+                self.link_arguments(key, link_to, compute_fn=functools.partial(_described, offered))
+
+    def set_trainer_defaults(self, defaults: Mapping[str, Any]) -> None:
+        """Replace defaults of the Trainer's arguments; objects, which no file could hold, are passed over.
+
+        Raises:
+            ConfigurationError: it has no argument of this name.
+        """
+        options = (action.dest for action in self._actions if action.dest.startswith("trainer."))
+        known = {option.removeprefix("trainer.") for option in options if option.count(".") == 1}
+        for name, value in defaults.items():
+            if name not in known:
+                raise ConfigurationError(
+                    f"LightningCLI(trainer_defaults={{{name!r}: {shown(value)}}}): the Trainer has no such argument. "
+                    f"{did_you_mean(name, known)}"
+                )
+            if is_plain(value):
+                self.set_defaults({f"trainer.{name}": value})
+            elif name == "callbacks" and (plain := [item for item in listed(value) if is_plain(item)]):
+                self.set_defaults({f"trainer.{name}": plain})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """End the program with code 2, or raise, if the parser was told so."""
+        super().error(with_hint(message, self), ex)
+
+    def _add_trainer(self, cls: type[Trainer], key: str) -> list[str]:
+        _import_public_names()
+        names: list[str] = self.add_class_arguments(cls, key, instantiate=False, fail_untyped=False, sub_configs=True)
+        docs = {f"{key}.{field.name}": field.metadata["doc"] for field in dataclasses.fields(Settings)}
+        for action in self._actions:
+            if action.dest in docs and action.help != argparse.SUPPRESS:
+                action.help = docs[action.dest].replace("%", "%%")
+        return names
+
+    def _add_described(self, offered: type | tuple[type, ...], key: str, skip: str, title: str) -> None:
+        """The arguments of a class that is not made by the parser, because it lacks one: ``skip``."""
+        if isinstance(offered, tuple):
+            group = self.add_argument_group(title, name=key)
+            group.add_subclass_arguments(
+                offered, key, as_group=False, skip={skip}, instantiate=False, fail_untyped=False
+            )
+        else:
+            self.add_class_arguments(offered, key, skip={skip}, instantiate=False, fail_untyped=False, sub_configs=True)
+
+
+def class_of(given: type | Callable[..., Any]) -> type:
+    """``given``, or the class that a function says it returns, made by calling it."""
+    return given if isinstance(given, type) else class_from_function(given)
+
+
+def listed(value: Any) -> list[Any]:
+    """``value`` as a list: one object, several, or none."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping, Namespace)) else [value]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a configuration can hold it: plain data, or a class with arguments (``jsonargparse.lazy_instance``)."""
+    if isinstance(value, Mapping):
+        return all(is_plain(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(is_plain(item) for item in value)
+    data = (str, int, float, timedelta, PurePath, Namespace)
+    return value is None or isinstance(value, data) or hasattr(value, "lazy_get_init_args")
+
+
+def _described(offered: type | tuple[type, ...], value: Namespace | None) -> dict[str, Any] | None:
+    return None if value is None else Recipe(offered, value).described()
+
+
+def _import_public_names() -> None:
+    """So that ``--trainer.callbacks+=EarlyStopping`` finds it: only classes that exist have a name."""
+    for folder in (callbacks, loggers):
+        for name in folder.__all__:
+            getattr(folder, name)

@@ -1,0 +1,64 @@
+"""The command ``drivetrain``: one subcommand per entry of :data:`COMMANDS`, imported when it is called.
+
+To add one, write a function that takes the arguments behind its name, and the words to call itself by in messages, and
+returns an exit code; then give it a line here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import drivetrain
+from drivetrain.errors import did_you_mean
+from drivetrain.registry import load
+
+
+class Command(NamedTuple):
+    """One subcommand.
+
+    Attributes:
+        function: where it is, as ``"module:name"``; called with ``(arguments, prog)``.
+        help: one line for ``drivetrain --help``.
+    """
+
+    function: str
+    help: str
+
+
+COMMANDS: dict[str, Command] = {
+    "devices": Command("drivetrain.cli.devices:main", "list the hardware that can be used here"),
+    "exec": Command("drivetrain.compat.command:main", "run a program that was written for Lightning"),
+    "run": Command("drivetrain.cli.run:main", "run a program with a loop of its own on hardware chosen here"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script: find the subcommand and call it.
+
+    Args:
+        arguments: what follows "drivetrain" on the command line; ``None``: ``sys.argv[1:]``.
+
+    Returns:
+        The process's exit code. Wrong usage ends in ``SystemExit(2)``, ``--help`` in ``SystemExit(0)``, as argparse
+        does it.
+    """
+    listed = "\n".join(f"  {name:<10}{command.help}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        "drivetrain", description="One PyTorch training program, whatever drives it.", epilog=f"commands:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"drivetrain {drivetrain.__version__}")
+    parser.add_argument("command", metavar="COMMAND", help="one of those below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="see: drivetrain COMMAND --help")
+    given = parser.parse_args(arguments)
+    if given.command not in COMMANDS:
+        parser.error(f"there is no command {given.command!r}. {did_you_mean(given.command, COMMANDS)}")
+    function: Callable[[Sequence[str], str], int] = load(COMMANDS[given.command].function)
+    return function(given.arguments, f"drivetrain {given.command}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The command ``drivetrain devices``: the hardware that can be named here, and why some of it cannot be used."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from drivetrain.accelerators import Accelerator
+    from drivetrain.registry import Entry
+
+_GIB = 1 << 30
+
+
+@dataclass
+class Row:
+    """One accelerator on this machine.
+
+    Attributes:
+        name: what to write as ``accelerator``.
+        description: the one line that it was registered with.
+        available: whether it can be used here.
+        reason: why not, or the error that it raised; empty where it can.
+        devices: how many.
+        total_memory: bytes of each; ``None`` where that is not known.
+        auto_priority: where it stands in ``accelerator="auto"``; ``None``: nowhere.
+    """
+
+    name: str
+    description: str = ""
+    available: bool = False
+    reason: str = ""
+    devices: int = 0
+    total_memory: list[int | None] = field(default_factory=list)
+    auto_priority: int | None = None
+
+    @property
+    def state(self) -> str:
+        """What a reader wants to know of it, in a few words."""
+        if not self.available:
+            return f"no: {self.reason}"
+        count = f"{self.devices} device{'' if self.devices == 1 else 's'}"
+        sizes = ["?" if size is None else f"{size / _GIB:.1f}" for size in self.total_memory]
+        if set(sizes) <= {"?"}:
+            return count
+        each = " each" if len(sizes) > 1 else ""
+        return f"{count}, {sizes[0]} GiB{each}" if len(set(sizes)) == 1 else f"{count}, {', '.join(sizes)} GiB"
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain devices") -> int:
+    """Print what there is.
+
+    Args:
+        arguments: what follows the command's name; ``None``: ``sys.argv[1:]``.
+        prog: what the command calls itself in messages.
+
+    Returns:
+        The exit code, 0.
+    """
+    parser = argparse.ArgumentParser(prog, description="List the hardware that drivetrain can use on this machine.")
+    parser.add_argument("--json", action="store_true", help="the same for programs; memory in bytes")
+    given = parser.parse_args(arguments)
+
+    from drivetrain.accelerators import AcceleratorRegistry, torch_device  # bring torch, which --help has no use for
+
+    rows = list(_registered())
+    other = sorted(set(torch_device.known_types()) - set(AcceleratorRegistry.available()))
+    for name in other:
+        entry = AcceleratorRegistry.fallback(name)
+        if entry is not None and entry.cls.is_available():
+            rows.append(_row(entry))
+    absent = [name for name in other if all(name != row.name for row in rows)]
+    if given.json:
+        print(json.dumps({"accelerators": [asdict(row) for row in rows], "other": absent}, indent=2))
+    else:
+        _print(rows, absent)
+    return 0
+
+
+def _registered() -> Iterator[Row]:
+    from drivetrain.accelerators import AcceleratorRegistry
+
+    for name in AcceleratorRegistry.available():
+        try:
+            entry = AcceleratorRegistry.entry(name)
+        except Exception as error:  # a package that does not import must not hide the others
+            yield Row(name, reason=f"it cannot be imported: {_shown(error)}")
+        else:
+            yield _row(entry)
+
+
+def _row(entry: Entry[Accelerator]) -> Row:
+    row = Row(entry.name, entry.description, auto_priority=entry.cls.auto_priority)
+    try:
+        if not entry.cls.is_available():
+            row.reason = entry.cls.why_unavailable()
+            return row
+        accelerator = entry.build()
+        count = accelerator.auto_device_count()
+        devices = accelerator.get_parallel_devices(list(range(count)))
+        row.total_memory = [accelerator.total_memory(device) for device in devices]
+        row.available, row.devices = True, count
+    except Exception as error:  # likewise
+        row.reason = f"asking it raised {_shown(error)}"
+    return row
+
+
+def _shown(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _print(rows: Sequence[Row], absent: Sequence[str]) -> None:
+    table = [("accelerator", "here", "what it is"), *((row.name, row.state, row.description) for row in rows)]
+    wide_name, wide_state = (max(len(line[column]) for line in table) for column in (0, 1))
+    for name, state, description in table:
+        print(f"{name:<{wide_name}}  {state:<{wide_state}}  {description}".rstrip())
+    print(f"\nOther device types of torch's, none of them here: {', '.join(absent)}")

@@ -1,0 +1,88 @@
+"""What was probably meant, for the messages of a command line's parser."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from drivetrain.accelerators import Accelerator
+from drivetrain.callback import Callback
+from drivetrain.datamodule import LightningDataModule
+from drivetrain.errors import UnknownArgumentError, closest
+from drivetrain.loggers.logger import Logger
+from drivetrain.module import LightningModule
+from drivetrain.settings import complete
+from drivetrain.strategies import Strategy
+
+_NAMEABLE = (
+    LightningModule, LightningDataModule, Callback, Logger, Strategy, Accelerator, Optimizer, LRScheduler,
+)  # fmt: skip
+"""The base classes whose subclasses a configuration may call by their bare names."""
+
+_CHOICE = re.compile(r"invalid choice: '(\S+?)'")
+_CLASS_NAME = re.compile(r"Expected a dot import path string: (\w+)\s")
+_OPTION = re.compile(r"(?:^Group '([\w.]+)' does not accept option|does not accept option|^Option) '([\w.]+)'")
+
+
+def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
+    """``message`` of ``parser``, and what was probably meant, where that can be told from it."""
+    hints = list(dict.fromkeys(_hints(message, parser)))
+    return "\n".join([message, *hints])
+
+
+def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    if found := _CHOICE.search(message):
+        if close := closest(found[1], _subcommands(parser)):
+            yield f"Did you mean {close!r}?"
+    elif found := _CLASS_NAME.search(message):
+        if close := closest(found[1], {cls.__name__ for base in _NAMEABLE for cls in _subclasses(base)}):
+            yield f"Did you mean {close!r}?"
+    else:
+        known = set(_options(parser))
+        for word in message.partition("unrecognized arguments: ")[2].split():
+            if word.startswith("--"):
+                yield from _for_option(word.partition("=")[0].strip("-+"), known, dashes="--")
+        for group, name in _OPTION.findall(message):  # in a file, or an argument of a class
+            yield from _for_option(f"{group}.{name}" if group else name, known, dashes="")
+
+
+def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
+    """Compared with its sisters only: that both begin with "trainer." says nothing."""
+    parent, dot, leaf = name.rpartition(".")
+    sisters = {option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == parent}
+    longer = [sister for sister in sorted(sisters) if sister.startswith(leaf)]  # it was abbreviated
+    if close := longer[0] if longer else closest(leaf, sisters):
+        yield f"Did you mean {dashes}{parent}{dot}{close}?"
+    elif not sisters and (close := closest(name, known)):
+        yield f"Did you mean {dashes}{close}?"
+    elif parent == "trainer":
+        try:
+            complete({leaf: "..."}, {})  # it knows what became of the arguments of older Trainers
+        except UnknownArgumentError as error:
+            yield str(error)
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                yield from _options(subparser)
+        elif action.option_strings and action.dest != argparse.SUPPRESS and not action.dest.endswith(".help"):
+            yield action.dest
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> Iterable[str]:
+    return {
+        name for action in parser._actions if isinstance(action, argparse._SubParsersAction) for name in action.choices
+    }
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    direct: list[type] = type.__subclasses__(cls)
+    for subclass in direct:
+        yield subclass
+        yield from _subclasses(subclass)

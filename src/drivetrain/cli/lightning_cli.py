@@ -1,0 +1,344 @@
+"""LightningCLI: a training program's command line and configuration files, out of its classes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from drivetrain.cli.argument_parser import AUTOMATIC, LightningArgumentParser, class_of, is_plain, listed
+from drivetrain.cli.class_paths import (
+    LRSchedulerCallable,
+    OptimizerCallable,
+    Recipe,
+    ReduceLROnPlateau,
+    instantiate_class,
+)
+from drivetrain.cli.save_config import SaveConfigCallback
+from drivetrain.datamodule import LightningDataModule
+from drivetrain.errors import ConfigurationError, arguments_checked
+from drivetrain.introspect import overrides
+from drivetrain.module import LightningModule
+from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.seed import seed_everything
+from drivetrain.settings import complete
+from drivetrain.trainer import Trainer
+
+if TYPE_CHECKING:
+    from jsonargparse import Namespace
+
+__all__ = [
+    "LRSchedulerCallable",
+    "LightningArgumentParser",
+    "LightningCLI",
+    "OptimizerCallable",
+    "ReduceLROnPlateau",
+    "SaveConfigCallback",
+    "instantiate_class",
+]
+
+
+_ABOUT = {
+    "fit": "train the model",
+    "validate": "one pass over the validation data",
+    "test": "one pass over the test data",
+    "predict": "the model's outputs for the prediction data",
+}
+_METHOD_HELP = {
+    "ckpt_path": 'a checkpoint to go on from, or whose weights to take: its path, "best" or "last"',
+    "weights_only": "null or true: read checkpoints as plain data; false: unpickle them, which can run any code",
+    "verbose": "print the metrics",
+    "return_predictions": "false: keep none of the outputs, for a callback that writes them",
+}
+
+
+class LightningCLI:
+    """The whole program: ``LightningCLI(Net, Data)`` as its last line gives it the subcommands fit, validate, test and
+    predict.
+
+    ``python train.py fit --trainer.max_epochs=3 --model.width=64 --config base.yaml``: every argument of the Trainer,
+    of the model and of the data module is an option; ``--config`` may be repeated, and what comes later wins. The run's
+    configuration is written to its folder.
+
+    Override :meth:`add_arguments_to_parser` to add or link options, and define ``before_fit``, ``after_fit`` and so on
+    to act around a subcommand. ``def fit(self, model, **kwargs)`` replaces the Trainer's.
+
+    Args:
+        model_class: the model, or a function that returns it; ``None``: any, named by ``--model``.
+        datamodule_class: the data module, likewise; ``None``: any, named by ``--data``, or none.
+        save_config_callback: what keeps the configuration; ``None``: nothing does.
+        save_config_kwargs: arguments of it, such as ``{"overwrite": True}``.
+        trainer_class: the Trainer, a subclass, or a function that returns one.
+        trainer_defaults: other defaults for the Trainer's arguments. Objects among them are not part of the
+            configuration that is written; callbacks among them are always there.
+        seed_everything_default: False: the random generators are left alone; True: seeded as by
+            ``seed_everything()``; a number: with it. ``--seed_everything`` replaces it.
+        parser_kwargs: arguments of the parser; under a subcommand's name, those of its parser.
+        parser_class: the parser, a subclass of :class:`LightningArgumentParser`.
+        subclass_mode_model, subclass_mode_data: take any subclass of the class that was given.
+        args: what to parse instead of ``sys.argv``: words, or the options as a dictionary or namespace.
+        run: False: no subcommands; the objects are made, and running them is left to the program.
+        auto_configure_optimizers: offer ``--optimizer`` and ``--lr_scheduler``.
+
+    Attributes:
+        parser: the parser of the whole command line.
+        subcommand: the name of the one that runs; ``None`` with ``run=False``.
+        config: what was parsed. config_init: the same with its objects made.
+        model, datamodule, trainer: the objects.
+
+    Raises:
+        SystemExit: with code 2 if the command line is wrong, with 0 after ``--help`` and ``--print_config``.
+        ConfigurationError: the program's own part is wrong, or the Trainer refuses a value.
+    """
+
+    trainer: Trainer
+    model: LightningModule
+    datamodule: LightningDataModule | None
+
+    @arguments_checked
+    def __init__(
+        self,
+        model_class: type[LightningModule] | Callable[..., LightningModule] | None = None,
+        datamodule_class: type[LightningDataModule] | Callable[..., LightningDataModule] | None = None,
+        save_config_callback: type[SaveConfigCallback] | None = SaveConfigCallback,
+        save_config_kwargs: dict[str, Any] | None = None,
+        trainer_class: type[Trainer] | Callable[..., Trainer] = Trainer,
+        trainer_defaults: dict[str, Any] | None = None,
+        seed_everything_default: bool | int = True,
+        parser_kwargs: dict[str, Any] | None = None,
+        parser_class: type[LightningArgumentParser] = LightningArgumentParser,
+        subclass_mode_model: bool = False,
+        subclass_mode_data: bool = False,
+        args: list[str] | tuple[str, ...] | dict[str, Any] | Namespace | None = None,
+        run: bool = True,
+        auto_configure_optimizers: bool = True,
+    ) -> None:
+        self.model_class = model_class or LightningModule
+        self.datamodule_class = datamodule_class or LightningDataModule
+        self.save_config_callback = save_config_callback
+        self.save_config_kwargs = save_config_kwargs or {}
+        self.trainer_class = trainer_class
+        self.trainer_defaults = trainer_defaults or {}
+        self.seed_everything_default = seed_everything_default
+        self.parser_class = parser_class
+        self.subclass_mode_model = model_class is None or subclass_mode_model
+        self.subclass_mode_data = datamodule_class is None or subclass_mode_data
+        self.auto_configure_optimizers = auto_configure_optimizers
+        self.subcommand: str | None = None
+        self._environment = complete({})
+        self._subparsers: dict[str, LightningArgumentParser] = {}
+        self._method_options: dict[str, list[str]] = {}
+
+        self.parser = self._build_parsers(parser_kwargs or {}, run)
+        if args is None or isinstance(args, (list, tuple)):
+            self.config: Namespace = self.parser.parse_args(args)
+        else:
+            self.config = self.parser.parse_object(args)
+        self.subcommand = self.config["subcommand"] if run else None
+        self._seed()
+        self.before_instantiate_classes()
+        self.instantiate_classes()
+        self.after_instantiate_classes()
+        if self.subcommand is not None:
+            self._run_subcommand(self.subcommand)
+
+    # ---- what may be overridden ----------------------------------------------------------------------------------
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add options, link them, or set defaults; called for the parser of each subcommand."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The Trainer's methods that are subcommands, with their arguments that are no options."""
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
+            "validate": {"model", "dataloaders", "datamodule"},
+            "test": {"model", "dataloaders", "datamodule"},
+            "predict": {"model", "dataloaders", "datamodule"},
+        }
+
+    def before_instantiate_classes(self) -> None:
+        """Everything is parsed and nothing is made: ``self.config`` may still be changed."""
+
+    def instantiate_classes(self) -> None:
+        """Make the model, the data module and the Trainer."""
+        self.config_init: Namespace = self.parser.instantiate(self.config)
+        made = self._own(self.config_init)
+        self.datamodule = made.get("data")
+        self.model = made["model"]
+        if self.auto_configure_optimizers:
+            self._give_optimizers()
+        self.trainer = self.instantiate_trainer()
+
+    def after_instantiate_classes(self) -> None:
+        """``self.model``, ``self.datamodule`` and ``self.trainer`` are there; nothing has run."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The Trainer as it is configured, with its callbacks.
+
+        Args:
+            kwargs: arguments of the Trainer that replace the configured ones.
+        """
+        parser, made = self._own_parser(), self._own(self.config_init)
+        arguments: dict[str, Any] = {**vars(made["trainer"])} if "trainer" in made else {}
+        for name, value in self._objects_by_default().items():
+            if name != "callbacks" and arguments.get(name) == parser.get_default(f"trainer.{name}"):
+                arguments[name] = value
+        arguments.update(kwargs)
+        own = listed(self._objects_by_default().get("callbacks"))
+        own += [made[key] for key in parser.callback_keys if made.get(key) is not None]
+        if self.save_config_callback is not None and not arguments.get("fast_dev_run"):
+            own.append(self.save_config_callback(parser, self._own(self.config), **self.save_config_kwargs))
+        if "callbacks" in arguments:
+            arguments["callbacks"] = [*listed(arguments["callbacks"]), *own]
+        elif own:
+            rank_zero_warn(
+                f"{getattr(self.trainer_class, '__name__', self.trainer_class)} takes no callbacks, so these are left "
+                f"out: {', '.join(type(callback).__name__ for callback in own)}. Let it take the argument `callbacks`."
+            )
+        return self.trainer_class(**arguments)
+
+    @staticmethod
+    def configure_optimizers(lightning_module: LightningModule, optimizer: Optimizer, lr_scheduler: Any = None) -> Any:
+        """What the model's ``configure_optimizers`` returns where ``--optimizer`` is given.
+
+        Args:
+            lightning_module: the model.
+            optimizer: the one of ``--optimizer``, with all parameters of the model.
+            lr_scheduler: the one of ``--lr_scheduler``, if it is given.
+        """
+        if lr_scheduler is None:
+            return optimizer
+        if isinstance(lr_scheduler, ReduceLROnPlateau):
+            lr_scheduler = {"scheduler": lr_scheduler, "monitor": lr_scheduler.monitor}
+        return {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
+
+    # ---- parsers -------------------------------------------------------------------------------------------------
+
+    def _build_parsers(self, kwargs: dict[str, Any], run: bool) -> LightningArgumentParser:
+        names = self.subcommands() if run else {}
+        parser = self._new_parser({key: value for key, value in kwargs.items() if key not in names})
+        if not run:
+            self._fill(parser)
+            return parser
+        trainer = class_of(self.trainer_class)
+        added = parser.add_subcommands(dest="subcommand", required=True)
+        for name, skip in names.items():
+            if not callable(method := getattr(trainer, name, None)):
+                raise ConfigurationError(
+                    f"subcommands() names {name!r}, and {trainer.__name__} has no such method. Define it there, or "
+                    "leave the name out."
+                )
+            about = _ABOUT.get(name) or (method.__doc__ or name).strip().splitlines()[0]
+            subparser = self._new_parser({"usage": "%(prog)s", "description": about, **kwargs.get(name, {})})
+            self._fill(subparser)
+            group = subparser.add_argument_group(f"Arguments of {name}")
+            self._method_options[name] = group.add_method_arguments(trainer, name, as_group=False, skip={*skip})
+            for action in subparser._actions:
+                if action.dest in self._method_options[name]:
+                    action.help = _METHOD_HELP.get(action.dest, action.help)
+            self._subparsers[name] = subparser
+            added.add_subcommand(name, subparser, help=about)
+        return parser
+
+    def _new_parser(self, kwargs: dict[str, Any]) -> LightningArgumentParser:
+        parser = self.parser_class(**kwargs)
+        parser.add_argument("-c", "--config", action="config", help="a YAML file with options; what follows it wins")
+        return parser
+
+    def _fill(self, parser: LightningArgumentParser) -> None:
+        """Give ``parser`` every option but those of a Trainer's method."""
+        parser.add_argument(
+            "--seed_everything", type=bool | int, default=self.seed_everything_default,
+            help="seed of all random generators; true: PL_GLOBAL_SEED or 0; false: leave them alone",
+        )  # fmt: skip
+        options = parser.add_lightning_class_args(self.trainer_class, "trainer")
+        # The Trainer is given every argument, so what the environment says must be a default of the parser (T55).
+        found = {name: value for name, value in self._environment.items() if f"trainer.{name}" in options}
+        parser.set_trainer_defaults({**found, **self.trainer_defaults})
+        parser.add_lightning_class_args(self.model_class, "model", self.subclass_mode_model)
+        parser.add_lightning_class_args(self.datamodule_class, "data", self.subclass_mode_data, required=False)
+        self.add_arguments_to_parser(parser)
+        if self.auto_configure_optimizers:
+            if not parser.optimizers:
+                parser.add_optimizer_args()
+            if not parser.lr_schedulers:
+                parser.add_lr_scheduler_args()
+        parser.link_described()
+
+    def _objects_by_default(self) -> dict[str, Any]:
+        """Those of ``trainer_defaults`` that no configuration could hold."""
+        found = {name: value for name, value in self.trainer_defaults.items() if not is_plain(value)}
+        if "callbacks" in found:
+            found["callbacks"] = [item for item in listed(found["callbacks"]) if not is_plain(item)]
+        return found
+
+    def _own_parser(self) -> LightningArgumentParser:
+        return self.parser if self.subcommand is None else self._subparsers[self.subcommand]
+
+    def _own(self, config: Namespace) -> Namespace:
+        """The part of ``config`` that belongs to the subcommand."""
+        own: Namespace = config if self.subcommand is None else config[self.subcommand]
+        return own
+
+    # ---- the run -------------------------------------------------------------------------------------------------
+
+    def _seed(self) -> None:
+        config = self._own(self.config)
+        if (seed := config["seed_everything"]) is not False:
+            config["seed_everything"] = seed_everything(None if seed is True else seed, workers=True)
+
+    def _give_optimizers(self) -> None:
+        """Make ``--optimizer`` and ``--lr_scheduler`` the model's ``configure_optimizers``."""
+        parser, config = self._own_parser(), self._own(self.config_init)
+        optimizer = self._recipe(parser.optimizers, config, "optimizer")
+        scheduler = self._recipe(parser.lr_schedulers, config, "lr_scheduler")
+        if optimizer is None:
+            if scheduler is not None:
+                raise ConfigurationError(
+                    "--lr_scheduler is given without --optimizer, so there is nothing that it could schedule. "
+                    "Write --optimizer=SGD, or leave --lr_scheduler out."
+                )
+            return
+        if overrides(self.model, "configure_optimizers", LightningModule):
+            rank_zero_warn(
+                f"--optimizer is given, and {type(self.model).__name__} defines configure_optimizers, which is not "
+                "called then. Leave --optimizer out to use the model's own."
+            )
+        configured = functools.partial(_configured, self.configure_optimizers, self.model, optimizer, scheduler)
+        self.model.configure_optimizers = configured  # type: ignore[method-assign]
+
+    def _recipe(
+        self, added: Mapping[str, tuple[type | tuple[type, ...], str]], config: Namespace, kind: str
+    ) -> Recipe | None:
+        keys = [key for key, (_, link_to) in added.items() if link_to == AUTOMATIC]
+        given = [key for key in keys if config.get(key) is not None]
+        if len(given) > 1:
+            raise ConfigurationError(
+                f"The configuration has several of kind {kind} for one model: {', '.join(given)}. "
+                f'Write parser.add_{kind}_args(..., link_to="model.<argument>") for each, and define the model\'s '
+                "configure_optimizers."
+            )
+        return Recipe(added[given[0]][0], config[given[0]]) if given else None
+
+    def _run_subcommand(self, name: str) -> None:
+        self._call_if_defined(f"before_{name}")
+        config = self._own(self.config_init)
+        arguments = {option: config[option] for option in self._method_options[name]}
+        if self.datamodule is not None:
+            arguments["datamodule"] = self.datamodule
+        getattr(self, name, getattr(self.trainer, name))(model=self.model, **arguments)
+        self._call_if_defined(f"after_{name}")
+
+    def _call_if_defined(self, name: str) -> None:
+        if callable(method := getattr(self, name, None)):
+            method()
+
+
+def _configured(
+    configure: Callable[..., Any], model: LightningModule, optimizer: Recipe, scheduler: Recipe | None
+) -> Any:
+    made = optimizer.make(model.parameters())
+    return configure(model, made) if scheduler is None else configure(model, made, scheduler.make(made))

@@ -1,0 +1,109 @@
+"""Run a program as ``python program.py`` and ``python -m program`` would; what the commands that do so share."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import os
+import pkgutil
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from types import ModuleType, TracebackType
+from typing import Any
+
+
+def add_program_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let ``parser`` take a program and its arguments, after its own options."""
+    parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module's name")
+    parser.add_argument("program", metavar="PROGRAM", help="a file, or a folder or an archive with a __main__.py")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="handed to the program")
+
+
+def run_program(given: argparse.Namespace, prog: str) -> int:
+    """Run what :func:`add_program_arguments` has found on the command line of ``prog``.
+
+    Returns:
+        0, or 2 where there is no such file. What the program raises, ``SystemExit`` included, goes through.
+    """
+    if given.is_module:
+        run_module(given.program, given.arguments)
+    elif os.path.exists(given.program):
+        run_file(given.program, given.arguments)
+    else:
+        print(f"{prog}: there is no file {given.program!r}. For a module, write -m before its name.", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run_file(path: str, arguments: Sequence[str]) -> None:
+    """Run the file, folder or archive at ``path`` as ``__main__``."""
+    sys.argv = [path, *arguments]
+    full = os.path.join(os.getcwd(), path)  # not normalised, which Python does not do either
+    if os.path.isdir(path) or pkgutil.get_importer(path) is not None:
+        _put_first_on_path(full, always=True)
+        _run(lambda main: runpy._run_module_as_main("__main__", False))  # type: ignore[attr-defined]
+    else:
+        _put_first_on_path(os.path.dirname(os.path.realpath(path)))
+        _run(lambda main: _run_code(main, full))
+
+
+def run_module(name: str, arguments: Sequence[str]) -> None:
+    """Run the module, or the package's ``__main__``, called ``name``, as ``__main__``."""
+    sys.argv = ["-m", *arguments]  # runpy, which is what ``python -m`` calls, puts the module's file in the first place
+    _put_first_on_path(os.getcwd())
+    _run(lambda main: runpy._run_module_as_main(name))  # type: ignore[attr-defined]
+
+
+def _put_first_on_path(folder: str, always: bool = False) -> None:
+    """In the place of what Python put there for us; where it was told to put nothing there (-P, -I), if ``always``."""
+    if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
+        sys.path[0] = folder
+    elif always:
+        sys.path.insert(0, folder)
+
+
+def _run_code(main: ModuleType, path: str) -> None:
+    if path.endswith(".pyc"):
+        loader: Any = SourcelessFileLoader("__main__", path)
+        code = loader.get_code("__main__")
+    else:  # compiled here, because the loader's own way leaves a __pycache__ beside the program
+        loader = SourceFileLoader("__main__", path)
+        code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
+    vars(main).update(__file__=path, __loader__=loader, __cached__=None)
+    exec(code, vars(main))
+
+
+def _run(start: Callable[[ModuleType], object]) -> None:
+    """Call ``start`` with a fresh ``__main__``, which stays there to the end of the process, as Python's own does.
+
+    An exception goes through, so that Python does what it does for each kind of it; only its traceback is printed
+    without our own frames.
+    """
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    try:
+        start(main)
+    except BaseException:
+        hook = sys.excepthook
+
+        def without_us(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            traceback = _of_program(traceback)
+            hook(kind, error.with_traceback(traceback), traceback)
+
+        sys.excepthook = without_us
+        raise
+
+
+def _of_program(traceback: TracebackType | None) -> TracebackType | None:
+    """The part of ``traceback`` below this module; nothing where the program could not even be compiled."""
+    while traceback is not None and not _is_ours(traceback):
+        traceback = traceback.tb_next
+    while traceback is not None and _is_ours(traceback):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _is_ours(traceback: TracebackType) -> bool:
+    return traceback.tb_frame.f_globals is globals()

@@ -1,0 +1,56 @@
+"""The command ``drivetrain run``: a program with a loop of its own, on hardware that the command line chooses."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.settings import COMMAND_LINE_PREFIX
+
+# What Engine() takes from the command line where the program leaves it out, with a line of help each.
+_OF_ENGINE = {
+    "accelerator": "what to run on, such as cpu or auto",
+    "strategy": "how the model lives on its devices, such as ddp or auto",
+    "devices": "how many, their indices as in 0,1, or auto",
+    "num_nodes": "machines that take part",
+    "precision": "how numbers are kept, such as bf16-mixed",
+}
+
+# What several machines find each other by.
+_OF_CLUSTER = {
+    "node_rank": ("NODE_RANK", "which of the machines this is, from 0"),
+    "main_address": ("MASTER_ADDR", "where the first machine is reached"),
+    "main_port": ("MASTER_PORT", "and on which port"),
+}
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain run") -> int:
+    """Export what ``arguments`` choose, and run the program that they name.
+
+    Args:
+        arguments: what follows the command's name; ``None``: ``sys.argv[1:]``.
+        prog: what the command calls itself in messages.
+
+    Returns:
+        The exit code, where the program does not exit by itself.
+    """
+    parser = argparse.ArgumentParser(
+        prog,
+        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
+        "Run a program that makes an Engine, with these choices in place of the Engine's defaults.",
+        allow_abbrev=False,
+    )
+    for name, text in (*_OF_ENGINE.items(), *((name, text) for name, (_, text) in _OF_CLUSTER.items())):
+        kind = int if name in ("num_nodes", "node_rank", "main_port") else str
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind, help=text)
+    add_program_arguments(parser)
+    given = parser.parse_args(arguments)
+
+    variables = {name: f"{COMMAND_LINE_PREFIX}{name.upper()}" for name in _OF_ENGINE}
+    variables.update((name, variable) for name, (variable, _) in _OF_CLUSTER.items())
+    for name, variable in variables.items():
+        if (value := getattr(given, name)) is not None:
+            os.environ[variable] = str(value)
+    return run_program(given, prog)

@@ -1,0 +1,79 @@
+"""Keep the configuration of a run beside its results."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+
+class SaveConfigCallback(Callback):
+    """Writes the whole configuration, defaults included, to the run's folder, so that ``--config`` repeats the run.
+
+    To keep it somewhere else, derive from it and override :meth:`save_config`.
+
+    Args:
+        parser: the parser of the subcommand.
+        config: what it parsed.
+        config_filename: the file's name in ``trainer.log_dir``.
+        overwrite: whether a file of this name may be replaced.
+        multifile: whether parts that came from files of their own are written to files of their own.
+        save_to_log_dir: whether to write the file at all; if not, only :meth:`save_config` is called.
+
+    Raises:
+        ConfigurationError: the file exists and ``overwrite`` is False. Every process raises it (trap T31).
+    """
+
+    def __init__(
+        self,
+        parser: ArgumentParser,
+        config: Namespace,
+        config_filename: str = "config.yaml",
+        overwrite: bool = False,
+        multifile: bool = False,
+        save_to_log_dir: bool = True,
+    ) -> None:
+        self.parser = parser
+        self.config = config
+        self.config_filename = config_filename
+        self.overwrite = overwrite
+        self.multifile = multifile
+        self.save_to_log_dir = save_to_log_dir
+        self.already_saved = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.already_saved:  # one program may fit and then test; its configuration is one
+            return
+        if self.save_to_log_dir:
+            self._write(trainer)
+        if trainer.is_global_zero:
+            self.save_config(trainer, pl_module, stage)
+        self.already_saved = True
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Called on rank 0, once, after the file was written; does nothing unless it is overridden."""
+
+    def _write(self, trainer: Trainer) -> None:
+        folder = trainer.log_dir or trainer.default_root_dir  # on every rank: finding it out may be a collective (T30)
+        path = os.path.join(folder, self.config_filename)
+        taken = not self.overwrite and trainer.is_global_zero and os.path.isfile(path)
+        if trainer.strategy.broadcast(taken):
+            raise ConfigurationError(
+                f"{path} holds the configuration of an earlier run, which this one would overwrite. Write "
+                'LightningCLI(save_config_kwargs={"overwrite": True}), or give this run a folder of its own with '
+                "--trainer.logger or --trainer.default_root_dir."
+            )
+        if trainer.is_global_zero:
+            os.makedirs(folder, exist_ok=True)
+            self.parser.save(
+                self.config, path, skip_unset=False, skip_validation=True, overwrite=self.overwrite,
+                multifile=self.multifile,
+            )  # fmt: skip

@@ -1,0 +1,81 @@
+"""Programs written for Lightning 2.6 run on drivetrain unchanged.
+
+``drivetrain exec train.py`` (or ``python -m drivetrain.compat train.py``) runs a program as Python would, with
+``lightning``, ``pytorch_lightning`` and ``lightning_fabric`` served from here. Inside a program or a notebook
+:func:`install` does the same, before the first of them is imported. Processes started from there inherit it.
+
+See docs/compat.md for what is served, and :mod:`drivetrain.parity` for the switches.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from drivetrain import parity
+from drivetrain.compat import children, table
+from drivetrain.compat.finder import CompatFinder, ServedModule
+from drivetrain.errors import ConfigurationError, did_you_mean, shown
+
+__all__ = ["install", "uninstall"]
+
+_finder = CompatFinder()
+_before: parity.Parity | None = None
+
+
+def install(numbers: str | Iterable[str] = ()) -> None:
+    """Serve the original's modules from here on, in this process and in those that it starts.
+
+    Calling it again replaces the switches.
+
+    Args:
+        numbers: where drivetrain's numbers differ from the original's on purpose, the switches of
+            :mod:`drivetrain.parity` that make them the original's again, such as "undersized_windows" (traps T3, T6,
+            T12, T14): their names, in one string with commas or in several; "original" is all of them.
+
+    Raises:
+        ConfigurationError: there is no such switch, or the original has been imported already.
+    """
+    global _before
+    switches = _switches(numbers)
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in table.ROOTS and not isinstance(module, ServedModule):
+            raise ConfigurationError(
+                f"drivetrain.compat cannot replace {name}, which was imported from "
+                f"{getattr(module, '__file__', None) or 'elsewhere'} before. Call drivetrain.compat.install() before "
+                "the first import of it, or start the program with: drivetrain exec program.py"
+            )
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    sys.meta_path.insert(0, _finder)
+    replaced = parity.use(parity.Parity(pickle=True, **dict.fromkeys(switches, True)))
+    if _before is None:
+        _before = replaced
+    children.inherit(switches)
+
+
+def uninstall() -> None:
+    """Take everything back that :func:`install` did; what the program imported in between stays in its hands."""
+    global _before
+    if _before is None:
+        return
+    sys.meta_path.remove(_finder)
+    for name in [name for name, module in sys.modules.items() if isinstance(module, ServedModule)]:
+        del sys.modules[name]
+    parity.use(_before)
+    _before = None
+    children.forget()
+
+
+def _switches(numbers: str | Iterable[str]) -> list[str]:
+    names = numbers.split(",") if isinstance(numbers, str) else list(numbers)
+    names = [name for name in names if name]
+    if "original" in names:
+        return list(parity.NUMBERS)
+    for name in names:
+        if name not in parity.NUMBERS:
+            raise ConfigurationError(
+                f"drivetrain.compat: there is no number called {shown(name)} that could be as in the original. "
+                f"{did_you_mean(name, [*parity.NUMBERS, 'original'])}"
+            )
+    return names

@@ -1,0 +1,103 @@
+"""``utilities.apply_func`` and ``utilities.data``: questions about batches and loaders."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from drivetrain.data.feed import sized_length
+from drivetrain.errors import ConfigurationError
+from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.tree import batch_sizes, map_leaves, move
+
+
+def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:
+    """A tree of tensors, and of whatever else has ``.to``, on ``device``."""
+    return move(batch, torch.device(device))
+
+
+def convert_to_tensors(data: Any, device: torch.device | str | int) -> Any:
+    """A tree with its numbers and arrays as tensors on ``device``; bools and integers become small ones."""
+    return move_data_to_device(map_leaves(_as_tensor, data), device)
+
+
+def convert_tensors_to_scalars(data: Any) -> Any:
+    """A tree with its one-element tensors as Python numbers.
+
+    Raises:
+        ValueError: a tensor has more elements, or none.
+    """
+    return map_leaves(_as_number, data)
+
+
+def extract_batch_size(batch: Any) -> int:
+    """The first dimension of the first tensor in a batch; a warning where tensors differ (trap T9).
+
+    Raises:
+        ConfigurationError: there is no tensor in it.
+    """
+    sizes = list(batch_sizes(batch))
+    if not sizes:
+        raise ConfigurationError(
+            f"A batch of type {type(batch).__name__} holds no tensor to take its size from. "
+            "Write self.log(..., batch_size=...)."
+        )
+    if len(set(sizes)) > 1:
+        rank_zero_warn(f"The tensors of a batch have first dimensions {sorted(set(sizes))}; {sizes[0]} is taken.")
+    return sizes[0]
+
+
+def sized_len(dataloader: object) -> int | None:
+    """``len(dataloader)``; ``None`` where it has none."""
+    return sized_length(dataloader)
+
+
+def has_len(dataloader: object) -> bool:
+    """Whether it has a length; a warning where that is 0."""
+    length = sized_len(dataloader)
+    if length == 0:
+        rank_zero_warn(f"{type(dataloader).__name__} has the length 0: it gives no batch.")
+    return length is not None
+
+
+def has_iterable_dataset(dataloader: object) -> bool:
+    """Whether it is a loader over an iterable-style dataset."""
+    return isinstance(dataloader, DataLoader) and isinstance(dataloader.dataset, IterableDataset)
+
+
+def suggested_max_num_workers(local_world_size: int) -> int:
+    """How many workers each process's loader may have: its part of the processors, less one for the process itself.
+
+    Args:
+        local_world_size: processes on this machine.
+
+    Raises:
+        ValueError: there is less than one.
+    """
+    if local_world_size < 1:
+        raise ValueError(f"local_world_size={local_world_size}: there is at least one process. Write 1.")
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    processors = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, processors // local_world_size - 1)
+
+
+def _as_tensor(leaf: Any) -> Any:
+    if isinstance(leaf, bool):
+        return torch.tensor(leaf, dtype=torch.uint8)
+    if isinstance(leaf, int):
+        return torch.tensor(leaf, dtype=torch.int32)
+    if isinstance(leaf, float):
+        return torch.tensor(leaf, dtype=torch.float32)
+    return torch.from_numpy(leaf) if type(leaf).__module__ == "numpy" and hasattr(leaf, "ndim") else leaf
+
+
+def _as_number(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        if leaf.numel() != 1:
+            raise ValueError(f"A tensor of shape {list(leaf.shape)} is no single number. Reduce it first.")
+        return leaf.item()
+    return leaf

@@ -1,0 +1,174 @@
+"""``demos.boring_classes``: the smallest models and data that train, as test suites use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from drivetrain.datamodule import LightningDataModule
+from drivetrain.module import LightningModule
+
+_FEATURES = 32
+_SAMPLES = 64  # of each stage
+
+
+class RandomDataset(Dataset[Tensor]):
+    """``length`` normal vectors of ``size`` numbers, drawn once."""
+
+    def __init__(self, size: int, length: int) -> None:
+        self.len = length
+        self.data = torch.randn(length, size)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.data[index]
+
+    def __len__(self) -> int:
+        return self.len
+
+
+class RandomDictDataset(Dataset[dict[str, Tensor]]):
+    """The same; a sample holds a vector "a", and "b", which is 2 more."""
+
+    def __init__(self, size: int, length: int) -> None:
+        self.len = length
+        self.data = torch.randn(length, size)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"a": self.data[index], "b": self.data[index] + 2}
+
+    def __len__(self) -> int:
+        return self.len
+
+
+class RandomIterableDataset(IterableDataset[Tensor]):
+    """``count`` normal vectors of ``size`` numbers, drawn as they are asked for."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self.size = size
+        self.count = count
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.randn(self.size) for _ in range(self.count))
+
+
+class RandomIterableDatasetWithLen(RandomIterableDataset):
+    """The same with a length."""
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class BoringModel(LightningModule):
+    """One linear layer from 32 numbers to 2, trained by SGD to answer 1; it brings its own loaders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(_FEATURES, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        return result
+
+    def loss(self, preds: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The mean squared distance from ``labels``, or from 1."""
+        return F.mse_loss(preds, torch.ones_like(preds) if labels is None else labels)
+
+    def step(self, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        return self.loss(self(batch))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"loss": self.step(batch)}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"x": self.step(batch)}
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"y": self.step(batch)}
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(RandomDataset(_FEATURES, _SAMPLES))
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(RandomDataset(_FEATURES, _SAMPLES))
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(RandomDataset(_FEATURES, _SAMPLES))
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(RandomDataset(_FEATURES, _SAMPLES))
+
+
+class ManualOptimBoringModel(BoringModel):
+    """The same with manual optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        loss = self.step(batch)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+class DemoModel(LightningModule):
+    """One linear layer and a squashed answer, trained by Adam; with arguments for command lines to set."""
+
+    def __init__(self, out_dim: int = 10, learning_rate: float = 0.02) -> None:
+        super().__init__()
+        self.l1 = nn.Linear(_FEATURES, out_dim)
+        self.learning_rate = learning_rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.l1(x.view(x.size(0), -1)))
+
+    def training_step(self, batch: Any, batch_nb: int) -> Any:
+        return {"loss": self(batch).sum()}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
+
+
+class BoringDataModule(LightningDataModule):
+    """Random vectors for :class:`BoringModel`, a part of one data set for each stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random_full = RandomDataset(_FEATURES, 4 * _SAMPLES)
+        self.random_train: Dataset[Tensor]
+        self.random_val: Dataset[Tensor]
+        self.random_test: Dataset[Tensor]
+        self.random_predict: Dataset[Tensor]
+
+    def setup(self, stage: str) -> None:
+        """Cut the parts that ``stage`` needs."""
+        parts = {"train": ("fit",), "val": ("fit", "validate"), "test": ("test",), "predict": ("predict",)}
+        for position, (name, stages) in enumerate(parts.items()):
+            if stage in stages:
+                part = Subset(self.random_full, range(position * _SAMPLES, (position + 1) * _SAMPLES))
+                setattr(self, f"random_{name}", part)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.random_train)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.random_val)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(self.random_test)
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(self.random_predict)

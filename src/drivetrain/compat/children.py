@@ -1,0 +1,41 @@
+"""Processes that a program starts inherit drivetrain.compat, through two environment variables.
+
+``PYTHONPATH`` begins with the folder ``startup``, whose ``sitecustomize.py`` every Python imports when it starts: the
+children of multiprocessing with "spawn" and "forkserver", and ``subprocess.run([sys.executable, ...])``. There it reads
+:data:`VARIABLE` and installs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+VARIABLE = "DRIVETRAIN_COMPAT"
+"""Holds the number switches with commas between them, or "none"."""
+
+_STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+
+
+def inherit(switches: Sequence[str]) -> None:
+    """Let processes that are started from now on install with these ``switches``."""
+    os.environ[VARIABLE] = ",".join(switches) or "none"
+    os.environ["PYTHONPATH"] = os.pathsep.join([_STARTUP, *_others()])
+
+
+def forget() -> None:
+    """Take back what :func:`inherit` wrote."""
+    os.environ.pop(VARIABLE, None)
+    if others := _others():
+        os.environ["PYTHONPATH"] = os.pathsep.join(others)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def inherited() -> list[str]:
+    """The switches that :data:`VARIABLE` holds."""
+    return [name for name in os.environ.get(VARIABLE, "").split(",") if name and name != "none"]
+
+
+def _others() -> list[str]:
+    path = os.environ.get("PYTHONPATH", "")
+    return [entry for entry in path.split(os.pathsep) if entry != _STARTUP] if path else []

@@ -1,0 +1,40 @@
+"""The command ``drivetrain exec``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from drivetrain import compat, parity
+from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.errors import ConfigurationError
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain exec") -> int:
+    """Install :mod:`drivetrain.compat`, and run the program that ``arguments`` name.
+
+    Args:
+        arguments: what follows the command's name; ``None``: ``sys.argv[1:]``.
+        prog: what the command calls itself in messages.
+
+    Returns:
+        The exit code, where the program does not exit by itself.
+    """
+    parser = argparse.ArgumentParser(
+        prog,
+        "%(prog)s [--numbers NAMES] PROGRAM [ARGUMENT ...]\n       %(prog)s [--numbers NAMES] -m MODULE [ARGUMENT ...]",
+        "Run a program that was written for Lightning on drivetrain.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--numbers", default="", metavar="NAMES",
+        help=f"compute as the original where drivetrain differs: original, or some of {', '.join(parity.NUMBERS)}, "
+        "with commas between them",
+    )  # fmt: skip
+    add_program_arguments(parser)
+    given = parser.parse_args(arguments)
+    try:
+        compat.install(given.numbers)
+    except ConfigurationError as error:
+        parser.error(str(error))
+    return run_program(given, prog)

@@ -1,0 +1,39 @@
+"""What ``importlib.metadata`` finds under the original's names: a version, and that it is drivetrain's doing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from importlib.metadata import Distribution
+from pathlib import Path
+
+from drivetrain.compat import table
+
+NAMES = ("lightning", "pytorch-lightning", "lightning-fabric")
+
+
+class ServedDistribution(Distribution):
+    """One distribution of the original, as if it were installed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def read_text(self, filename: str) -> str | None:
+        """The text of a file of its metadata; ``None`` for those that it has not."""
+        if filename == "METADATA":
+            return (
+                f"Metadata-Version: 2.1\nName: {self._name}\nVersion: {table.VERSION}\n"
+                "Summary: Served by drivetrain.compat\nRequires-Dist: drivetrain\n"
+            )
+        return f"{self._name.replace('-', '_')}\n" if filename == "top_level.txt" else None
+
+    def locate_file(self, path: str | os.PathLike[str]) -> Path:
+        """Where a file of it would be."""
+        return Path(__file__).parent / path
+
+
+def distributions(name: str | None) -> Iterator[Distribution]:
+    """The one called ``name``, in any spelling; all for ``None``."""
+    wanted = None if name is None else re.sub(r"[-_.]+", "-", name).lower()
+    return (ServedDistribution(name) for name in NAMES if wanted in (None, name))

@@ -1,0 +1,62 @@
+"""Enumerations of the original's options. drivetrain takes the plain words, which these are equal to."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeVar
+
+E = TypeVar("E", bound="LightningEnum")
+
+
+class LightningEnum(str, Enum):
+    """Words that compare without regard to case."""
+
+    @classmethod
+    def from_str(cls: type[E], value: str, source: str = "key") -> E:
+        """The member whose name is ``value``, or whose value is (``source="value"``), or either (``"any"``).
+
+        Raises:
+            ValueError: there is none.
+        """
+        if (found := cls.try_from_str(value, source)) is None:
+            raise ValueError(f"{cls.__name__} has no member {value!r}. Known: {', '.join(cls.__members__)}.")
+        return found
+
+    @classmethod
+    def try_from_str(cls: type[E], value: str, source: str = "key") -> E | None:
+        """The same; ``None`` if there is none."""
+        for member in cls:
+            candidates = {"key": [member.name], "value": [member.value]}.get(source, [member.name, member.value])
+            if value.lower() in map(str.lower, candidates):
+                return member
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and str.lower(self.value) == str.lower(getattr(other, "value", other))
+
+    def __hash__(self) -> int:
+        return hash(str.lower(self.value))
+
+
+class GradClipAlgorithmType(LightningEnum):
+    """How ``Trainer(gradient_clip_algorithm=...)`` clips."""
+
+    VALUE = "value"
+    NORM = "norm"
+
+    @staticmethod
+    def supported_type(val: str) -> bool:
+        """Whether there is such a way."""
+        return val in GradClipAlgorithmType.supported_types()
+
+    @staticmethod
+    def supported_types() -> list[str]:
+        """All of them."""
+        return [member.value for member in GradClipAlgorithmType]
+
+
+class Interval(LightningEnum):
+    """When ``Timer(interval=...)`` looks at the clock."""
+
+    step = "step"
+    epoch = "epoch"

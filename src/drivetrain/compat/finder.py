@@ -1,0 +1,128 @@
+"""The import hook: modules of the original, made of names that live here.
+
+A served module is a :class:`ServedModule`, which looks a name up in the table when it is asked for it. Whatever is
+below a served package and not in the table is refused here, so that no installed original is ever mixed in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.compat import table
+from drivetrain.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution, DistributionFinder
+
+_CURE = "Leave it out of the program, or run the program with Lightning itself: without drivetrain.compat."
+_VERSIONED = ("", "pytorch", "fabric")
+
+
+class ServedModule(ModuleType):
+    """One module of the original; ``__all__`` lists the names that it offers."""
+
+    def __init__(self, name: str, path: str) -> None:
+        super().__init__(name, f"{name}, served by drivetrain.compat: see drivetrain/compat/table.py.")
+        self.__file__ = table.__file__
+        # No folder to search, but a package: so ``from here import absent`` asks the finder, which says what is wrong.
+        self.__path__: list[str] = []
+        self._compat_path = path
+        if path in _VERSIONED:
+            self.__version__ = table.VERSION
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return sorted(name for name in self._compat_names() if not name.startswith("_"))
+        if name.startswith("__"):  # import, inspect and warnings ask for many of these
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if (found := find(self._compat_path, name)) is not None:
+            value = getattr(importlib.import_module(found[0]), found[1])
+            setattr(self, name, value)
+            return value
+        if _below(self._compat_path, name) in table.SERVED:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        raise AttributeError(_refusal(self.__name__, self._compat_path, name))
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *self._compat_names(), *submodules(self._compat_path)})
+
+    def _compat_names(self) -> set[str]:
+        return {offered for offered, _, _ in offers(self._compat_path)}
+
+
+class CompatFinder:
+    """Stands first in ``sys.meta_path``.
+
+    It and its loader are what ``importlib.abc`` describes without saying so: importing that costs every child as much
+    as all the rest.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a served module; ``None`` for what is no part of the original.
+
+        Raises:
+            ModuleNotFoundError: it belongs to the original and is not served.
+        """
+        root, _, rest = fullname.partition(".")
+        if root not in table.ROOTS:
+            return None
+        inner = ".".join(part for part in (table.ROOTS[root], rest) if part)
+        if inner in table.SERVED:
+            loader: Any = _TableLoader(inner)
+            return ModuleSpec(fullname, loader, origin=table.__file__, is_package=True)
+        parent, _, name = fullname.rpartition(".")
+        # The error's ``name`` must not be the full name: importlib would take that for "no such submodule" and go on
+        # to a message that does not say who is missing what.
+        raise ModuleNotFoundError(_refusal(parent, inner.rpartition(".")[0], name), name=f"{parent}:{name}")
+
+    def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterator[Distribution]:
+        """What ``importlib.metadata`` asks: the original's distributions, in place of those that are installed."""
+        from drivetrain.compat.distribution import distributions  # here, because importing it costs every child
+
+        return distributions(None if context is None else context.name)
+
+
+class _TableLoader:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return ServedModule(spec.name, self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: a served module is complete when it is made."""
+
+
+def offers(path: str) -> Iterator[tuple[str, str, str]]:
+    """What the table offers in a module: the name there, our module, and our name."""
+    for source in table.SERVED[path]:
+        home, _, names = source.partition(":")
+        listed: Iterable[str] = names.split() or importlib.import_module(home).__all__
+        for name in listed:
+            offered, _, ours = name.partition("=")
+            yield offered, home, ours or offered
+
+
+def find(path: str, name: str) -> tuple[str, str] | None:
+    """Our module and our name for a name of the original's module ``path``; ``None`` if it is not served."""
+    return next(((home, ours) for offered, home, ours in offers(path) if offered == name), None)
+
+
+def submodules(path: str) -> list[str]:
+    """The served modules directly below a served one."""
+    return [key.rpartition(".")[2] for key in table.SERVED if key and key.rpartition(".")[0] == path]
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _refusal(module: str, path: str, name: str) -> str:
+    known = {offered for offered, _, _ in offers(path)} | set(submodules(path)) if path in table.SERVED else set()
+    return f"drivetrain.compat does not serve {module}.{name} (yet). {did_you_mean(name, known)} {_CURE}"

@@ -1,0 +1,97 @@
+"""What authors of loggers import: the decorator of ``experiment``, and how parameters and metrics become plain."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from drivetrain.compat.rank_zero import rank_zero_only
+from drivetrain.loggers.dummy import DummyLogger
+
+
+def rank_zero_experiment(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a logger's ``experiment``: on ranks above 0 it is an object that takes everything and does nothing.
+
+    Put it below ``@property``.
+    """
+
+    @functools.wraps(fn)
+    def experiment(self: Any) -> Any:
+        return fn(self) if rank_zero_only.rank == 0 else DummyLogger().experiment
+
+    return experiment
+
+
+def merge_dicts(
+    dicts: Sequence[Mapping[str, Any]],
+    agg_key_funcs: Mapping[str, Any] | None = None,
+    default_func: Callable[[Sequence[float]], float] = statistics.fmean,
+) -> dict[str, Any]:
+    """One dictionary of several: the values of each key through a function; dictionaries in them likewise.
+
+    Args:
+        dicts: what to merge; a key need not be in all of them.
+        agg_key_funcs: the function by key; for a nested dictionary, a mapping again.
+        default_func: for keys without one.
+    """
+    functions = agg_key_funcs or {}
+    merged: dict[str, Any] = {}
+    for key in dict.fromkeys(key for one in dicts for key in one):
+        values = [one[key] for one in dicts if key in one]
+        function = functions.get(key)
+        if isinstance(values[0], Mapping):
+            merged[key] = merge_dicts(values, function, default_func)
+        else:
+            merged[key] = (function or default_func)(values)
+    return merged
+
+
+# ---- private there, and imported by loggers of third parties ---------------------------------------------------------
+
+
+def _convert_params(params: Mapping[str, Any] | Namespace | None) -> dict[str, Any]:
+    """Hyperparameters as a dictionary."""
+    return dict(vars(params)) if isinstance(params, Namespace) else dict(params or {})
+
+
+def _flatten_dict(params: Mapping[Any, Any], delimiter: str = "/", parent_key: str = "") -> dict[str, Any]:
+    """Nested mappings and namespaces as one dictionary, their keys joined."""
+    flat: dict[str, Any] = {}
+    for key, value in params.items():
+        name = f"{parent_key}{delimiter}{key}" if parent_key else str(key)
+        value = vars(value) if isinstance(value, Namespace) else value
+        flat.update(_flatten_dict(value, delimiter, name) if isinstance(value, Mapping) else {name: value})
+    return flat
+
+
+def _sanitize_callable_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Functions replaced by what they return when they can be called with nothing, else by their names."""
+    return {key: _called(value) for key, value in params.items()}
+
+
+def _called(value: Any) -> Any:
+    if isinstance(value, type):
+        return value.__name__
+    if callable(value):
+        try:
+            result = value()
+        except Exception:  # somebody's function, which may need arguments
+            return getattr(value, "__name__", None)
+        return getattr(value, "__name__", None) if callable(result) else result
+    return value
+
+
+def _sanitize_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything but numbers, text and tensors as text."""
+    return {key: value if isinstance(value, (bool, int, float, str, Tensor)) else str(value)
+            for key, value in params.items()}  # fmt: skip
+
+
+def _add_prefix(metrics: Mapping[str, Any], prefix: str, separator: str) -> Mapping[str, Any]:
+    """``prefix`` before every key, where there is one."""
+    return {f"{prefix}{separator}{key}": value for key, value in metrics.items()} if prefix else metrics

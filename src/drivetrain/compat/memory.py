@@ -1,0 +1,50 @@
+"""``utilities.memory``: what went wrong with memory, and freeing it."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+from drivetrain.tree import detach, move_to_host
+
+_OF_DEVICE = ("out of memory",)
+_OF_CUDNN = ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",)
+_OF_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
+def is_oom_error(exception: BaseException) -> bool:
+    """Whether a step failed for lack of memory, so that a smaller batch may succeed."""
+    return is_cuda_out_of_memory(exception) or is_cudnn_snafu(exception) or is_out_of_cpu_memory(exception)
+
+
+def is_cuda_out_of_memory(exception: BaseException) -> bool:
+    """Whether it was the device's memory, of whatever kind the device is."""
+    return isinstance(exception, torch.OutOfMemoryError) or _says(exception, _OF_DEVICE)
+
+
+def is_cudnn_snafu(exception: BaseException) -> bool:
+    """Whether it is what cuDNN says when it cannot get a workspace."""
+    return _says(exception, _OF_CUDNN)
+
+
+def is_out_of_cpu_memory(exception: BaseException) -> bool:
+    """Whether it was the host's memory."""
+    return _says(exception, _OF_HOST)
+
+
+def garbage_collection_cuda() -> None:
+    """Collect garbage, and give the device's unused memory back to the system."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.get_device_module(torch.accelerator.current_accelerator()).empty_cache()
+
+
+def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
+    """A tree of tensors, cut from their graphs; ``to_cpu``: and in the host's memory."""
+    return move_to_host(in_dict) if to_cpu else detach(in_dict)
+
+
+def _says(exception: BaseException, texts: tuple[str, ...]) -> bool:
+    return isinstance(exception, RuntimeError) and any(text in str(exception) for text in texts)

@@ -1,0 +1,116 @@
+"""``utilities.model_summary``: drivetrain's summary under the names that programs read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from drivetrain.callbacks.model_summary import UNKNOWN, Summary, human_count
+from drivetrain.callbacks.model_summary import summarize as _summarize
+
+UNKNOWN_SIZE = UNKNOWN
+
+
+class ModelSummary:
+    """A module's parts, parameter counts and, with an ``example_input_array``, sizes; ``str`` makes a table of it.
+
+    Args:
+        model: any module.
+        max_depth: levels of submodules: 1 for the children, -1 for all, 0 for the totals alone.
+
+    Raises:
+        ConfigurationError: ``max_depth`` is below -1.
+    """
+
+    def __init__(self, model: nn.Module, max_depth: int = 1) -> None:
+        self._model = model
+        self._max_depth = max_depth
+        self._summary: Summary = _summarize(model, max_depth)
+
+    @property
+    def named_modules(self) -> list[tuple[str, nn.Module]]:
+        """The submodules with their names."""
+        return [(name, self._model.get_submodule(name)) for name in self.layer_names]
+
+    @property
+    def layer_names(self) -> list[str]:
+        """Their names."""
+        return [row.name for row in self._summary.rows]
+
+    @property
+    def layer_types(self) -> list[str]:
+        """The names of their classes."""
+        return [row.type for row in self._summary.rows]
+
+    @property
+    def in_sizes(self) -> list[Any]:
+        """The shapes of what goes in; "?" where nobody knows."""
+        return [UNKNOWN if row.in_sizes is None else row.in_sizes for row in self._summary.rows]
+
+    @property
+    def out_sizes(self) -> list[Any]:
+        """The shapes of what comes out, likewise."""
+        return [UNKNOWN if row.out_sizes is None else row.out_sizes for row in self._summary.rows]
+
+    @property
+    def param_nums(self) -> list[int]:
+        """Their parameters' elements."""
+        return [row.num_parameters for row in self._summary.rows]
+
+    @property
+    def training_modes(self) -> list[bool]:
+        """Whether each is in training mode."""
+        return [row.training for row in self._summary.rows]
+
+    @property
+    def total_training_modes(self) -> dict[str, int]:
+        """How many submodules of any depth are in each mode."""
+        return {"train": self._summary.modules_in_train, "eval": self._summary.modules_in_eval}
+
+    @property
+    def total_parameters(self) -> int:
+        """Elements of all parameters."""
+        return self._summary.total
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Elements of those that train."""
+        return self._summary.trainable
+
+    @property
+    def model_size(self) -> float:
+        """All parameters, in MB."""
+        return self._summary.size_bytes / 1e6
+
+    @property
+    def total_flops(self) -> int:
+        """Operations of one forward pass of the example input; 0 where nothing could be counted."""
+        return self._summary.flops or 0
+
+    def __str__(self) -> str:
+        return str(self._summary)
+
+    __repr__ = __str__
+
+
+def summarize(lightning_module: nn.Module, max_depth: int = 1) -> ModelSummary:
+    """The same as a function."""
+    return ModelSummary(lightning_module, max_depth)
+
+
+def get_human_readable_count(number: int) -> str:
+    """``number`` with its unit: 999, 1.2 K, 3.4 M."""
+    return human_count(number)
+
+
+def get_formatted_model_size(total_model_size: float) -> str:
+    """Megabytes to three places."""
+    return f"{total_model_size:,.3f}"
+
+
+def parse_batch_shape(batch: Any) -> str | list[Any]:
+    """The shape of a tensor, those of a list's items; "?" for anything else."""
+    if isinstance(batch, Tensor):
+        return list(batch.shape)
+    return [parse_batch_shape(item) for item in batch] if isinstance(batch, (list, tuple)) else UNKNOWN

@@ -1,0 +1,72 @@
+"""``utilities.grads``, ``utilities.parameter_tying`` and ``utilities.measure_flops``: questions about a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: str = "/") -> dict[str, Tensor]:
+    """The norm of each parameter's gradient, and of all of them together, ready for ``self.log_dict``.
+
+    Args:
+        module: its parameters without a gradient are left out.
+        norm_type: above 0, or "inf".
+        group_separator: between the norm and the parameter in a key, as in "grad_2.0_norm/layer.weight".
+
+    Raises:
+        ValueError: ``norm_type`` is not above 0.
+    """
+    kind = float(norm_type)
+    if kind <= 0:
+        raise ValueError(f"grad_norm(norm_type={norm_type}): there is no such norm. Write a number above 0, or 'inf'.")
+    norms = {
+        f"grad_{kind}_norm{group_separator}{name}": parameter.grad.detach().norm(kind)
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+    return {**norms, f"grad_{kind}_norm_total": torch.stack(list(norms.values())).norm(kind)} if norms else {}
+
+
+def find_shared_parameters(module: nn.Module) -> list[list[str]]:
+    """The names under which each parameter is found that has more than one."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [found for found in names.values() if len(found) > 1]
+
+
+def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[str]]) -> nn.Module:
+    """Tie parameters again, as :func:`find_shared_parameters` listed them: the first of each list is kept."""
+    for first, *others in shared_params:
+        parameter = module.get_parameter(first)
+        for name in others:
+            owner, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, parameter)
+    return module
+
+
+def measure_flops(
+    model: nn.Module, forward_fn: Callable[[], Tensor], loss_fn: Callable[[Tensor], Tensor] | None = None
+) -> int:
+    """Floating-point operations of one forward pass and, with ``loss_fn``, of its backward pass.
+
+    Args:
+        model: what is asked about; its mode and its gradients stay as they are.
+        forward_fn: runs it once.
+        loss_fn: makes a loss of what ``forward_fn`` returned.
+    """
+    counter = FlopCounterMode(display=False)
+    grads = [parameter.grad for parameter in model.parameters()]
+    with counter:
+        output = forward_fn()
+        if loss_fn is not None:
+            for parameter in model.parameters():
+                parameter.grad = None  # backward would add to it in place
+            torch.autograd.backward(loss_fn(output))
+    for parameter, grad in zip(model.parameters(), grads, strict=True):
+        parameter.grad = grad
+    return counter.get_total_flops()

@@ -1,0 +1,155 @@
+"""``utilities.parsing`` and ``utilities.model_helpers``: what a class defines, and what its constructor was given."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import types
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from drivetrain.callback import Callback
+from drivetrain.datamodule import LightningDataModule
+from drivetrain.hparams import HyperparametersMixin
+from drivetrain.introspect import overrides
+from drivetrain.module import LightningModule
+from drivetrain.rank_zero import rank_zero_warn
+
+_CONTRACTS = (LightningModule, LightningDataModule, Callback)
+
+
+def is_overridden(method_name: str, instance: object | None = None, parent: type | None = None) -> bool:
+    """Whether ``instance`` has a method of its own in place of the contract's.
+
+    Args:
+        method_name: a name that the contract has; with any other name the answer is no.
+        instance: a module, a data module, a callback, or with ``parent`` anything; ``None`` overrides nothing.
+        parent: the contract, where it is none of these three.
+
+    Raises:
+        ValueError: ``instance`` is of another kind, and no ``parent`` is given.
+    """
+    if instance is None:
+        return False
+    contract = parent or next((cls for cls in _CONTRACTS if isinstance(instance, cls)), None)
+    if contract is None:
+        raise ValueError(f"{type(instance).__name__} is no module, data module or callback. Pass parent=.")
+    return hasattr(contract, method_name) and overrides(instance, method_name, contract)
+
+
+def is_param_in_hook_signature(
+    hook_fx: Callable[..., Any], param: str, explicit: bool = False, min_args: int | None = None
+) -> bool:
+    """Whether ``hook_fx`` takes ``param``.
+
+    Args:
+        hook_fx: a method, bound or not: its first parameter is the instance and does not count.
+        param: the argument's name.
+        explicit: it must be named; else ``*args`` takes it too.
+        min_args: so many arguments are enough, whatever their names.
+    """
+    (_, *names), rest, *_ = inspect.getfullargspec(hook_fx)
+    return param in names or (not explicit and rest is not None) or (min_args is not None and len(names) >= min_args)
+
+
+def get_init_args(frame: types.FrameType) -> dict[str, Any]:
+    """The arguments that the ``__init__`` running in ``frame`` has, by name; those of its ``**kwargs`` among them.
+
+    Empty where the frame is no method that names ``super()`` or ``__class__``: there the class is not known.
+    """
+    code, values = frame.f_code, frame.f_locals
+    if "__class__" not in values:
+        return {}
+    names, _, keywords = inspect.getargs(code)
+    found = {name: values[name] for name in names[1:] if name in values}
+    return {**found, **(values.get(keywords, {}) if keywords else {})}
+
+
+def parse_class_init_keys(cls: type) -> tuple[str, str | None, str | None]:
+    """How the ``__init__`` of ``cls`` calls the instance, ``*args`` and ``**kwargs``; ``None`` for what it has not."""
+    names, args, kwargs = inspect.getargs(inspect.unwrap(cls.__init__).__code__)  # type: ignore[misc]
+    return names[0], args, kwargs
+
+
+def save_hyperparameters(
+    obj: HyperparametersMixin,
+    *args: Any,
+    ignore: Any = None,
+    frame: types.FrameType | None = None,
+    given_hparams: Mapping[str, Any] | None = None,
+) -> None:
+    """``obj.save_hyperparameters``, as a function."""
+    frame = frame or inspect.currentframe()
+    HyperparametersMixin.save_hyperparameters(obj, *args, ignore=ignore, frame=frame, given_hparams=given_hparams)
+
+
+def is_picklable(obj: object) -> bool:
+    """Whether ``pickle`` takes it."""
+    try:
+        pickle.dumps(obj)
+    except Exception:  # whatever somebody's __reduce__ raises
+        return False
+    return True
+
+
+def clean_namespace(hparams: MutableMapping[str, Any]) -> None:
+    """Remove what ``pickle`` does not take, with a warning each."""
+    for name in [name for name, value in hparams.items() if not is_picklable(value)]:
+        rank_zero_warn(f"The hyperparameter {name!r} was removed: a {type(hparams[name]).__name__} cannot be pickled.")
+        del hparams[name]
+
+
+# ---- an attribute of a module, of its hyperparameters or of its data module ------------------------------------------
+
+
+def lightning_hasattr(model: Any, attribute: str) -> bool:
+    """Whether the module, its ``hparams`` or its data module's has ``attribute``."""
+    return any(True for _ in _holders(model, attribute))
+
+
+def lightning_getattr(model: Any, attribute: str) -> Any:
+    """``attribute`` of the last of these three that has it.
+
+    Raises:
+        AttributeError: none has it.
+    """
+    holder = list(_found(model, attribute))[-1]
+    return holder[attribute] if isinstance(holder, Mapping) else getattr(holder, attribute)
+
+
+def lightning_setattr(model: Any, attribute: str, value: Any) -> None:
+    """Set ``attribute`` on each of these three that has it.
+
+    Raises:
+        AttributeError: none has it.
+    """
+    for holder in _found(model, attribute):
+        if isinstance(holder, MutableMapping):
+            holder[attribute] = value
+        else:
+            setattr(holder, attribute, value)
+
+
+def _found(model: Any, attribute: str) -> list[Any]:
+    if not (holders := list(_holders(model, attribute))):
+        raise AttributeError(
+            f"Neither {type(model).__name__}, nor its hparams, nor its data module has {attribute!r}. Set it in one."
+        )
+    return holders
+
+
+def _holders(model: Any, attribute: str) -> Iterator[Any]:
+    trainer = vars(model).get("_trainer")
+    datamodule = getattr(trainer, "datamodule", None)
+    for owner in (model, datamodule):
+        if owner is None:
+            continue
+        if hasattr(owner, attribute):
+            yield owner
+        hparams = getattr(owner, "hparams", None)
+        if isinstance(hparams, Mapping):
+            if attribute in hparams:
+                yield hparams
+        elif isinstance(hparams, Namespace) and hasattr(hparams, attribute):
+            yield hparams

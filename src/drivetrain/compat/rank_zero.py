@@ -1,0 +1,97 @@
+"""``utilities.rank_zero``: the parts beyond what :mod:`drivetrain.rank_zero` has for itself."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from drivetrain.rank_zero import _RANK_VARIABLES as RANK_VARIABLES
+from drivetrain.rank_zero import log, rank_from_environ, rank_zero_warn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LightningDeprecationWarning(DeprecationWarning):
+    """What :func:`rank_zero_deprecation` issues."""
+
+
+class _RankZeroOnly:
+    """A decorator: the function runs on global rank 0; elsewhere it returns ``default``.
+
+    ``rank_zero_only.rank`` may be read, and set by a program that knows its rank better than the environment does.
+    """
+
+    def __init__(self) -> None:
+        self._rank: int | None = None
+
+    @property
+    def rank(self) -> int:
+        """The global rank of this process."""
+        return rank_from_environ() if self._rank is None else self._rank
+
+    @rank.setter
+    def rank(self, value: int) -> None:
+        self._rank = value
+
+    def __call__(self, fn: Callable[P, R], default: Any = None) -> Callable[P, R]:
+        @functools.wraps(fn)
+        def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R:
+            result: R = fn(*args, **kwargs) if self.rank == 0 else default
+            return result
+
+        return on_rank_zero
+
+
+rank_zero_only = _RankZeroOnly()
+
+
+def _get_rank() -> int | None:
+    """The global rank that a launcher exported; ``None`` where none did."""
+    return rank_from_environ() if any(os.environ.get(name, "").isdigit() for name in RANK_VARIABLES) else None
+
+
+@rank_zero_only
+def rank_zero_debug(message: object, *args: Any, stacklevel: int = 4, **kwargs: Any) -> None:
+    """Log ``message % args`` at DEBUG on the logger named "drivetrain"."""
+    log.debug(message, *args, **kwargs)
+
+
+@rank_zero_only
+def rank_zero_info(message: object, *args: Any, stacklevel: int = 4, **kwargs: Any) -> None:
+    """Log ``message % args`` at INFO on the logger named "drivetrain"."""
+    log.info(message, *args, **kwargs)
+
+
+def rank_zero_deprecation(message: str, stacklevel: int = 5, **_: Any) -> None:
+    """Issue a :class:`LightningDeprecationWarning`."""
+    rank_zero_warn(str(message), category=LightningDeprecationWarning, stacklevel=stacklevel)
+
+
+def rank_prefixed_message(message: str, rank: int | None) -> str:
+    """``message`` with its rank in front, where there is one."""
+    return message if rank is None else f"[rank: {rank}] {message}"
+
+
+class WarningCache(set[str]):
+    """Issues each message once."""
+
+    def warn(self, message: str, stacklevel: int = 5, **kwargs: Any) -> None:
+        """Warn of ``message`` unless it has been said."""
+        if message not in self:
+            self.add(message)
+            rank_zero_warn(message, stacklevel=stacklevel, **kwargs)
+
+    def deprecation(self, message: str, stacklevel: int = 6, **_: Any) -> None:
+        """The same as a deprecation."""
+        if message not in self:
+            self.add(message)
+            rank_zero_deprecation(message, stacklevel=stacklevel)
+
+    def info(self, message: str, stacklevel: int = 5, **_: Any) -> None:
+        """The same as a line of the log."""
+        if message not in self:
+            self.add(message)
+            rank_zero_info(message)

@@ -1,0 +1,32 @@
+"""Imported by every Python that starts with this folder on PYTHONPATH: see drivetrain/compat/children.py."""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+def _install() -> None:
+    """Install drivetrain.compat as the parent had it; nothing where this Python has no drivetrain."""
+    if "DRIVETRAIN_COMPAT" in os.environ and importlib.util.find_spec("drivetrain") is not None:
+        from drivetrain import compat
+        from drivetrain.compat import children
+
+        compat.install(children.inherited())
+
+
+def _chain() -> None:
+    """Run the sitecustomize that this one hides, in its place."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = [entry for entry in sys.path if os.path.abspath(entry) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+try:
+    _install()
+finally:
+    _chain()

@@ -1,0 +1,236 @@
+"""Which module of the original is served, and where its names live here: the one table.
+
+A key is a module's path below ``lightning``. ``pytorch_lightning`` is another spelling of "pytorch" and
+``lightning_fabric`` of "fabric". A value lists sources. "drivetrain.callbacks" alone offers everything that is in the
+``__all__`` of that module; with names behind a colon it offers only those, and ``Fabric=Engine`` offers our ``Engine``
+as ``Fabric``. Nothing is imported before somebody asks for a name. A module that is not here, and a name that no
+source offers, does not exist for the program: see docs/compat.md.
+"""
+
+from __future__ import annotations
+
+VERSION = "2.6.6"
+"""The version of the original whose names these are."""
+
+ROOTS = {"lightning": "", "pytorch_lightning": "pytorch", "lightning_fabric": "fabric"}
+"""Top-level packages that are served, and the path below ``lightning`` for which each of them stands."""
+
+_C = "drivetrain.compat"  # names that exist for such programs only
+_SEED_EVERYTHING = f"{_C}.seed: seed_everything"
+_FRONT = ("drivetrain: Callback LightningDataModule LightningModule Trainer", _SEED_EVERYTHING)
+_MISCONFIGURATION = "drivetrain.errors: MisconfigurationException=DrivetrainError"  # catches all that we diagnose
+_LOGGERS = "drivetrain.loggers: CSVLogger TensorBoardLogger"
+_ATTRIBUTE_DICT = "drivetrain.hparams: AttributeDict"
+_RANK_ZERO = (
+    "drivetrain.rank_zero: rank_zero_warn",
+    f"{_C}.rank_zero: rank_zero_debug rank_zero_deprecation rank_zero_info rank_zero_only",
+)
+_RANK_ZERO_MODULE = (
+    *_RANK_ZERO,
+    f"{_C}.rank_zero: LightningDeprecationWarning WarningCache rank_prefixed_message _get_rank",
+)
+_SAID_OF_BOTH = (
+    _ATTRIBUTE_DICT,
+    *_RANK_ZERO,
+    f"{_C}.batches: move_data_to_device suggested_max_num_workers",
+    f"{_C}.enums: LightningEnum",
+    f"{_C}.parameters: measure_flops",
+    f"{_C}.user_warnings: disable_possible_user_warnings",
+)
+_SUMMARY_MODULE = (
+    f"{_C}.model_summary: ModelSummary get_formatted_model_size get_human_readable_count parse_batch_shape summarize",
+)
+_CHECKPOINT_IO = "drivetrain.checkpoints.io: CheckpointIO"
+_TORCH_IO = "drivetrain.checkpoints.file: TorchCheckpointIO"
+_PRECISIONS = {
+    "amp": ("drivetrain.precision.mixed: MixedPrecision",),
+    "double": ("drivetrain.precision.double: DoublePrecision",),
+    "half": ("drivetrain.precision.half: HalfPrecision",),
+    "precision": ("drivetrain.precision.precision: Precision",),
+}
+_ACCELERATORS = {
+    "accelerator": ("drivetrain.accelerators.accelerator: Accelerator",),
+    "cpu": ("drivetrain.accelerators.cpu: CPUAccelerator",),
+    "cuda": ("drivetrain.accelerators.cuda: CUDAAccelerator",),
+    "mps": ("drivetrain.accelerators.mps: MPSAccelerator",),
+    "xla": ("drivetrain.accelerators.xla: XLAAccelerator",),
+}
+_SINGLE_DEVICE = ("drivetrain.strategies.single_device: SingleDeviceStrategy",)
+_STRATEGY = ("drivetrain.strategies.strategy: Strategy", f"{_C}.type_names: TBroadcast TReduce")
+
+SERVED: dict[str, tuple[str, ...]] = {
+    "": (*_FRONT, "drivetrain.engine: Fabric=Engine"),
+    # ---- lightning.pytorch ------------------------------------------------------------------------------------------
+    "pytorch": _FRONT,
+    "pytorch.accelerators": ("drivetrain.accelerators",),
+    **{f"pytorch.accelerators.{name}": source for name, source in _ACCELERATORS.items()},
+    "pytorch.callbacks": ("drivetrain.callbacks",),
+    "pytorch.callbacks.callback": ("drivetrain.callback: Callback",),
+    "pytorch.callbacks.checkpoint": ("drivetrain.callback: Checkpoint",),
+    "pytorch.callbacks.early_stopping": ("drivetrain.callbacks.early_stopping: EarlyStopping EarlyStoppingReason",),
+    "pytorch.callbacks.gradient_accumulation_scheduler": (
+        "drivetrain.callbacks.gradient_accumulation: GradientAccumulationScheduler",
+    ),
+    "pytorch.callbacks.lambda_function": ("drivetrain.callbacks.lambda_function: LambdaCallback",),
+    "pytorch.callbacks.lr_monitor": ("drivetrain.callbacks.lr_monitor: LearningRateMonitor",),
+    "pytorch.callbacks.model_checkpoint": ("drivetrain.callbacks.model_checkpoint: ModelCheckpoint",),
+    "pytorch.callbacks.model_summary": ("drivetrain.callbacks.model_summary: ModelSummary",),
+    "pytorch.callbacks.on_exception_checkpoint": (
+        "drivetrain.callbacks.on_exception_checkpoint: OnExceptionCheckpoint",
+    ),
+    "pytorch.callbacks.prediction_writer": (
+        "drivetrain.callbacks.prediction_writer: BasePredictionWriter WriteInterval",
+    ),
+    "pytorch.callbacks.progress": ("drivetrain.callbacks: ProgressBar RichProgressBar TQDMProgressBar",),
+    "pytorch.callbacks.progress.progress_bar": ("drivetrain.callbacks.progress_bar: ProgressBar",),
+    "pytorch.callbacks.progress.rich_progress": ("drivetrain.callbacks.rich_progress: RichProgressBar",),
+    "pytorch.callbacks.progress.tqdm_progress": ("drivetrain.callbacks.tqdm_progress: TQDMProgressBar",),
+    "pytorch.callbacks.rich_model_summary": ("drivetrain.callbacks.rich_model_summary: RichModelSummary",),
+    "pytorch.callbacks.timer": ("drivetrain.callbacks.timer: Timer", f"{_C}.enums: Interval"),
+    "pytorch.cli": (
+        "drivetrain.cli",
+        f"{_C}.type_names: ArgsType LRSchedulerTypeTuple LRSchedulerTypeUnion",
+    ),
+    "pytorch.core": ("drivetrain: LightningDataModule LightningModule",),
+    "pytorch.core.datamodule": ("drivetrain.datamodule: LightningDataModule",),
+    "pytorch.core.hooks": ("drivetrain.hooks: CheckpointHooks=ModelHooks DataHooks ModelHooks",),
+    "pytorch.core.mixins": ("drivetrain.hparams: HyperparametersMixin",),
+    "pytorch.core.mixins.hparams_mixin": ("drivetrain.hparams: HyperparametersMixin",),
+    "pytorch.core.module": ("drivetrain.module: LightningModule", f"{_C}.type_names: MODULE_OPTIMIZERS"),
+    "pytorch.core.optimizer": ("drivetrain.optimizers: LightningOptimizer",),
+    "pytorch.core.saving": (f"{_C}.files: load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
+    "pytorch.demos": (f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel",),
+    "pytorch.demos.boring_classes": (
+        f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel ManualOptimBoringModel RandomDataset "
+        "RandomDictDataset RandomIterableDataset RandomIterableDatasetWithLen",
+    ),
+    "pytorch.loggers": (_LOGGERS, "drivetrain.loggers: Logger"),
+    "pytorch.loggers.csv_logs": ("drivetrain.loggers.csv: CSVLogger",),
+    "pytorch.loggers.logger": (
+        "drivetrain.loggers: DummyLogger Logger",
+        f"{_C}.loggers: merge_dicts rank_zero_experiment",
+    ),
+    "pytorch.loggers.tensorboard": ("drivetrain.loggers.tensorboard: TensorBoardLogger",),
+    # There are no loop objects here; these are the views that trainer.fit_loop and its relatives are.
+    "pytorch.loops": (
+        "drivetrain.view_loops: _EvaluationLoop=EvaluationView _FitLoop=FitView _PredictionLoop=PredictionView",
+    ),
+    "pytorch.loops.evaluation_loop": ("drivetrain.view_loops: _EvaluationLoop=EvaluationView",),
+    "pytorch.loops.fit_loop": ("drivetrain.view_loops: _FitLoop=FitView",),
+    "pytorch.loops.prediction_loop": ("drivetrain.view_loops: _PredictionLoop=PredictionView",),
+    "pytorch.loops.training_epoch_loop": ("drivetrain.view_loops: _TrainingEpochLoop=TrainingEpochView",),
+    "pytorch.plugins": ("drivetrain.plugins",),
+    "pytorch.plugins.io": (_CHECKPOINT_IO, _TORCH_IO),
+    "pytorch.plugins.io.checkpoint_plugin": (_CHECKPOINT_IO,),
+    "pytorch.plugins.io.torch_plugin": (_TORCH_IO,),
+    "pytorch.plugins.precision": ("drivetrain.precision",),
+    **{f"pytorch.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
+    "pytorch.strategies": ("drivetrain.strategies",),
+    "pytorch.strategies.single_device": _SINGLE_DEVICE,
+    "pytorch.strategies.strategy": _STRATEGY,
+    "pytorch.trainer": ("drivetrain: Trainer", _SEED_EVERYTHING),
+    "pytorch.trainer.states": (
+        "drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",
+    ),
+    "pytorch.trainer.trainer": ("drivetrain.trainer: Trainer",),
+    "pytorch.utilities": (
+        *_SAID_OF_BOTH,
+        "drivetrain.data.combined: CombinedLoader",
+        f"{_C}.enums: GradClipAlgorithmType",
+        f"{_C}.parameters: find_shared_parameters grad_norm set_shared_parameters",
+        f"{_C}.parsing: is_picklable",
+        f"{_C}.type_names: FLOAT16_EPSILON FLOAT32_EPSILON FLOAT64_EPSILON",
+    ),
+    "pytorch.utilities.combined_loader": ("drivetrain.data.combined: CombinedLoader",),
+    "pytorch.utilities.data": (f"{_C}.batches: extract_batch_size has_iterable_dataset has_len sized_len",),
+    "pytorch.utilities.enums": (f"{_C}.enums: GradClipAlgorithmType LightningEnum",),
+    "pytorch.utilities.exceptions": (_MISCONFIGURATION,),
+    "pytorch.utilities.grads": (f"{_C}.parameters: grad_norm",),
+    "pytorch.utilities.imports": (
+        f"{_C}.versions: _OMEGACONF_AVAILABLE _PYTHON_GREATER_EQUAL_3_11_0 _RICH_AVAILABLE "
+        "_TORCHMETRICS_GREATER_EQUAL_0_11 _TORCHMETRICS_GREATER_EQUAL_0_9_1 _TORCHMETRICS_GREATER_EQUAL_1_0_0 "
+        "_TORCHVISION_AVAILABLE _TORCH_GREATER_EQUAL_2_6",
+    ),
+    "pytorch.utilities.memory": (
+        f"{_C}.memory: garbage_collection_cuda is_cuda_out_of_memory is_cudnn_snafu is_oom_error is_out_of_cpu_memory "
+        "recursive_detach",
+    ),
+    "pytorch.utilities.model_helpers": (f"{_C}.parsing: is_overridden",),
+    "pytorch.utilities.model_summary": _SUMMARY_MODULE,
+    "pytorch.utilities.model_summary.model_summary": (*_SUMMARY_MODULE, f"{_C}.model_summary: UNKNOWN_SIZE"),
+    "pytorch.utilities.parameter_tying": (f"{_C}.parameters: find_shared_parameters set_shared_parameters",),
+    "pytorch.utilities.parsing": (
+        _ATTRIBUTE_DICT,
+        f"{_C}.parsing: clean_namespace get_init_args is_picklable lightning_getattr lightning_hasattr "
+        "lightning_setattr parse_class_init_keys save_hyperparameters",
+    ),
+    "pytorch.utilities.rank_zero": _RANK_ZERO_MODULE,
+    "pytorch.utilities.seed": (f"{_C}.seed: isolate_rng",),
+    "pytorch.utilities.signature_utils": (f"{_C}.parsing: is_param_in_hook_signature",),
+    "pytorch.utilities.types": (
+        "drivetrain.optimizers: LRSchedulerConfig",
+        "torch.nn.parallel: DistributedDataParallel",
+        f"{_C}.type_names: EVAL_DATALOADERS LRSchedulerConfigType LRSchedulerPLType LRSchedulerType "
+        "LRSchedulerTypeTuple LRSchedulerTypeUnion OptimizerConfig OptimizerLRScheduler OptimizerLRSchedulerConfig "
+        "STEP_OUTPUT TRAIN_DATALOADERS",
+    ),
+    "pytorch.utilities.warnings": (f"{_C}.user_warnings: PossibleUserWarning",),
+    # ---- lightning.fabric -------------------------------------------------------------------------------------------
+    "fabric": ("drivetrain.engine: Fabric=Engine", _SEED_EVERYTHING, f"{_C}.wrapped: is_wrapped"),
+    "fabric.accelerators": (
+        "drivetrain.accelerators",
+        "drivetrain.accelerators: ACCELERATOR_REGISTRY=AcceleratorRegistry",
+    ),
+    **{f"fabric.accelerators.{name}": source for name, source in _ACCELERATORS.items()},
+    "fabric.accelerators.cuda": ("drivetrain.accelerators.cuda: CUDAAccelerator find_usable_cuda_devices",),
+    "fabric.fabric": ("drivetrain.engine: Fabric=Engine",),
+    "fabric.loggers": (_LOGGERS, "drivetrain.loggers: Logger"),
+    "fabric.loggers.csv_logs": ("drivetrain.loggers.csv: CSVLogger",),
+    "fabric.loggers.logger": ("drivetrain.loggers: Logger", f"{_C}.loggers: rank_zero_experiment"),
+    "fabric.loggers.tensorboard": ("drivetrain.loggers.tensorboard: TensorBoardLogger",),
+    "fabric.plugins": ("drivetrain.plugins",),
+    "fabric.plugins.io": (_CHECKPOINT_IO, _TORCH_IO),
+    "fabric.plugins.io.checkpoint_io": (_CHECKPOINT_IO,),
+    "fabric.plugins.io.torch_io": (_TORCH_IO,),
+    "fabric.plugins.precision": ("drivetrain.precision",),
+    **{f"fabric.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
+    "fabric.strategies": ("drivetrain.strategies",),
+    "fabric.strategies.single_device": _SINGLE_DEVICE,
+    "fabric.strategies.strategy": _STRATEGY,
+    "fabric.utilities": _SAID_OF_BOTH,
+    "fabric.utilities.apply_func": (
+        f"{_C}.batches: convert_tensors_to_scalars convert_to_tensors move_data_to_device",
+    ),
+    "fabric.utilities.cloud_io": (f"{_C}.files: _load get_filesystem",),
+    "fabric.utilities.data": (
+        _ATTRIBUTE_DICT,
+        f"{_C}.batches: has_iterable_dataset has_len sized_len suggested_max_num_workers",
+    ),
+    "fabric.utilities.distributed": ("torch.distributed: group",),
+    "fabric.utilities.enums": (f"{_C}.enums: LightningEnum",),
+    "fabric.utilities.exceptions": (_MISCONFIGURATION,),
+    "fabric.utilities.imports": (
+        f"{_C}.versions: _IS_INTERACTIVE _IS_WINDOWS _NUMPY_AVAILABLE _TORCHMETRICS_GREATER_EQUAL_1_0_0 "
+        "_TORCH_GREATER_EQUAL_2_2 _TORCH_GREATER_EQUAL_2_3 _TORCH_GREATER_EQUAL_2_4 _TORCH_GREATER_EQUAL_2_4_1 "
+        "_TORCH_GREATER_EQUAL_2_5 _TORCH_GREATER_EQUAL_2_6",
+    ),
+    "fabric.utilities.logger": (
+        f"{_C}.loggers: _add_prefix _convert_params _flatten_dict _sanitize_callable_params _sanitize_params",
+    ),
+    "fabric.utilities.rank_zero": _RANK_ZERO_MODULE,
+    "fabric.utilities.seed": (
+        f"{_C}.seed: max_seed_value min_seed_value pl_worker_init_function reset_seed seed_everything",
+    ),
+    "fabric.utilities.throughput": (f"{_C}.parameters: measure_flops",),
+    "fabric.utilities.types": (
+        "torch: UntypedStorage",
+        "torch.distributed: ProcessGroup ReduceOp",
+        f"{_C}.type_names: CollectibleGroup Optimizable Steppable _DEVICE _MAP_LOCATION_TYPE _PARAMETERS _PATH",
+    ),
+    "fabric.utilities.warnings": (f"{_C}.user_warnings: PossibleUserWarning disable_possible_user_warnings",),
+    "fabric.wrappers": (
+        f"{_C}.wrapped: is_wrapped",
+        "drivetrain.wrappers: _FabricDataLoader=EngineLoader _FabricModule=EngineModule",
+        "drivetrain.wrappers: _FabricOptimizer=OptimizerHandle",
+    ),
+}

@@ -1,0 +1,117 @@
+"""``utilities.types``: what programs write behind colons and arrows."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+STEP_OUTPUT = Tensor | Mapping[str, Any] | None
+TRAIN_DATALOADERS = Any
+EVAL_DATALOADERS = Any
+
+ArgsType = list[str] | dict[str, Any] | Namespace | None
+
+LRSchedulerTypeTuple = (LRScheduler, ReduceLROnPlateau)
+LRSchedulerTypeUnion = LRScheduler | ReduceLROnPlateau
+LRSchedulerPLType = LRSchedulerTypeUnion
+LRSchedulerType = type[LRScheduler] | type[ReduceLROnPlateau]
+
+
+class _RequiredOfScheduler(TypedDict):
+    scheduler: LRSchedulerTypeUnion
+
+
+class LRSchedulerConfigType(_RequiredOfScheduler, total=False):
+    """A scheduler in the dictionary that ``configure_optimizers`` returns."""
+
+    name: str | None
+    interval: str
+    frequency: int
+    reduce_on_plateau: bool
+    monitor: str | None
+    strict: bool
+
+
+class OptimizerConfig(TypedDict):
+    """What ``configure_optimizers`` may return: an optimizer alone."""
+
+    optimizer: Optimizer
+
+
+class _RequiredOfBoth(TypedDict):
+    optimizer: Optimizer
+    lr_scheduler: LRSchedulerTypeUnion | LRSchedulerConfigType
+
+
+class OptimizerLRSchedulerConfig(_RequiredOfBoth, total=False):
+    """What ``configure_optimizers`` may return: an optimizer and its scheduler."""
+
+    monitor: str
+
+
+OptimizerLRScheduler = (
+    Optimizer
+    | Sequence[Optimizer]
+    | tuple[Sequence[Optimizer], Sequence[LRSchedulerTypeUnion | LRSchedulerConfigType]]
+    | OptimizerConfig
+    | OptimizerLRSchedulerConfig
+    | Sequence[OptimizerConfig]
+    | Sequence[OptimizerLRSchedulerConfig]
+    | None
+)
+MODULE_OPTIMIZERS = Optimizer | list[Optimizer] | Any
+
+FLOAT16_EPSILON = torch.finfo(torch.float16).eps
+FLOAT32_EPSILON = torch.finfo(torch.float32).eps
+FLOAT64_EPSILON = torch.finfo(torch.float64).eps
+
+TBroadcast = TypeVar("TBroadcast")
+TReduce = TypeVar("TReduce")
+
+_PATH = str | Path
+_DEVICE = torch.device | str | int
+_MAP_LOCATION_TYPE = (
+    _DEVICE | Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None] | dict[_DEVICE, _DEVICE] | None
+)
+_PARAMETERS = Iterator[nn.Parameter]
+
+
+@runtime_checkable
+class Steppable(Protocol):
+    """Anything with an optimizer's step."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters."""
+
+
+@runtime_checkable
+class Optimizable(Steppable, Protocol):
+    """Anything that steps, has parameter groups and can be saved, as an optimizer does and has."""
+
+    param_groups: list[dict[Any, Any]]
+    defaults: dict[Any, Any]
+    state: Any
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it back."""
+
+
+@runtime_checkable
+class CollectibleGroup(Protocol):
+    """Anything that has a size and a rank, as a process group has."""
+
+    def size(self) -> int:
+        """How many processes."""
+
+    def rank(self) -> int:
+        """Which of them this is."""

@@ -1,0 +1,135 @@
+"""Prints what helper functions of Lightning answer. It runs under Lightning and under drivetrain.compat."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from argparse import Namespace
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars, convert_to_tensors
+from lightning.fabric.utilities.data import has_iterable_dataset, sized_len, suggested_max_num_workers
+from lightning.fabric.utilities.logger import (
+    _add_prefix,
+    _convert_params,
+    _flatten_dict,
+    _sanitize_callable_params,
+    _sanitize_params,
+)
+from lightning.fabric.utilities.rank_zero import _get_rank, rank_prefixed_message
+from lightning.pytorch.core.saving import update_hparams
+from lightning.pytorch.demos.boring_classes import BoringModel, DemoModel, RandomDataset, RandomIterableDataset
+from lightning.pytorch.loggers.logger import merge_dicts
+from lightning.pytorch.utilities import (
+    find_shared_parameters,
+    grad_norm,
+    is_picklable,
+    measure_flops,
+    rank_zero_only,
+    set_shared_parameters,
+)
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.memory import is_oom_error
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.model_summary import ModelSummary, parse_batch_shape
+from lightning.pytorch.utilities.parsing import (
+    get_init_args,
+    lightning_getattr,
+    lightning_hasattr,
+    lightning_setattr,
+    parse_class_init_keys,
+)
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.b.weight = self.a.weight
+
+
+class Given:
+    def __init__(self, a: int, *rest: int, b: int = 2, **more: int) -> None:
+        super().__init__()
+        self.found = get_init_args(inspect.currentframe())  # type: ignore[arg-type]
+
+    def hook(self, batch: Any, batch_idx: int) -> None: ...
+
+    def starred(self, *args: Any) -> None: ...
+
+
+def outcome(fn: Any) -> Any:
+    """What ``fn`` returns, or the kind of error it raises."""
+    try:
+        return fn()
+    except (MisconfigurationException, ValueError, AttributeError) as error:
+        known = {"misconfigured": MisconfigurationException, "attribute": AttributeError, "value": ValueError}
+        return next(name for name, kind in known.items() if isinstance(error, kind))
+
+
+def set_and_get(model: Any) -> Any:
+    lightning_setattr(model, "learning_rate", 0.5)
+    return lightning_getattr(model, "learning_rate")
+
+
+def updated(hparams: dict[str, Any], updates: dict[str, Any]) -> dict[str, Any]:
+    update_hparams(hparams, updates)
+    return hparams
+
+
+def main() -> None:
+    layer = nn.Linear(2, 2)
+    layer(torch.ones(1, 2)).sum().backward()
+    summary = ModelSummary(BoringModel())
+    dicts: list[dict[str, Any]] = [{"a": 1, "d": {"x": 2, "y": 3}}, {"a": 2, "b": 3, "d": {"x": 3}}]
+    params = {"a": {"b": 1, "c": {"d": 2}}, "e": [1], "f": Namespace(g=1), 5: 6}
+    tied = set_shared_parameters(Tied(), [["a.weight", "b.weight"]])
+    answers = {
+        "grad_norm": outcome(lambda: {k: float(v) for k, v in grad_norm(layer, 2).items()}),
+        "grad_norm inf": outcome(lambda: list(grad_norm(layer, "inf", "-"))),
+        "grad_norm bad": outcome(lambda: grad_norm(layer, -1)),
+        "shared": [find_shared_parameters(Tied()), tied.a.weight is tied.b.weight],
+        "workers": [outcome(lambda n=n: suggested_max_num_workers(n)) for n in (0, 1, 2)],
+        "flops": measure_flops(layer, lambda: layer(torch.ones(3, 2)), torch.sum),
+        "size": [outcome(lambda b=b: extract_batch_size(b)) for b in (torch.ones(3, 2), {"a": torch.tensor(1)}, "x")],
+        "lengths": [sized_len([1]), sized_len(iter([])), has_iterable_dataset(DataLoader(RandomIterableDataset(2, 2)))],
+        "scalars": convert_tensors_to_scalars({"a": torch.tensor(1.5), "b": [torch.tensor(2)]}),
+        "tensors": {k: str(v.dtype) for k, v in convert_to_tensors({"a": 1, "b": 2.5, "c": True}, "cpu").items()},
+        "overridden": [is_overridden(name, BoringModel()) for name in ("training_step", "on_fit_start", "nothing")],
+        "overridden bad": outcome(lambda: is_overridden("nothing", object())),
+        "hooks": [
+            is_param_in_hook_signature(Given.hook, "batch"),
+            is_param_in_hook_signature(Given(1).hook, "self"),
+            is_param_in_hook_signature(Given.starred, "batch", explicit=True),
+            is_param_in_hook_signature(Given.hook, "other", min_args=2),
+            is_param_in_hook_signature(Given.hook, "other", min_args=3),
+        ],
+        "arguments": [Given(1, 5, b=3, c=4).found, parse_class_init_keys(Given)],
+        "attributes": [lightning_hasattr(DemoModel(), "learning_rate"), set_and_get(DemoModel())],
+        "no attribute": outcome(lambda: lightning_getattr(DemoModel(), "nothing")),
+        "pickle": [is_picklable(1), is_picklable(lambda: 1)],
+        "memory": [is_oom_error(RuntimeError(text)) for text in ("CUDA out of memory", "shapes")],
+        "clip": [*GradClipAlgorithmType.supported_types(), GradClipAlgorithmType("norm") == "NORM"],
+        "rank": [_get_rank(), rank_zero_only.rank, rank_zero_only(lambda: 3)(), rank_prefixed_message("m", 1)],
+        "merged": merge_dicts(dicts, {"a": min, "d": {"x": sum}}),
+        "params": [_convert_params(None), _convert_params(Namespace(a=1)), _flatten_dict(params)],
+        "callables": _sanitize_callable_params({"a": lambda: 3, "b": nn.Linear, "c": 4}),
+        "plain": _sanitize_params({"a": 1, "b": [1], "c": None, "d": True}),
+        "prefixed": [_add_prefix({"a": 1}, "p", "/"), _add_prefix({"a": 1}, "", "/")],
+        "summary": [summary.layer_names, summary.layer_types, summary.param_nums, summary.total_parameters],
+        "modes": [summary.training_modes, summary.total_training_modes, summary.in_sizes, summary.total_flops],
+        "shapes": [parse_batch_shape(torch.ones(1, 2)), parse_batch_shape([torch.ones(1), "x"]), parse_batch_shape(3)],
+        "update": updated({"a": {"b": 1}}, {"a": {"c": 2}, "d": 1}),
+        "data": [len(RandomDataset(3, 5)), list(RandomDataset(3, 5)[0].shape)],
+    }
+    print(json.dumps(answers, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    main()

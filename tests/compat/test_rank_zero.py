@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from drivetrain.compat import rank_zero
+from drivetrain.compat.rank_zero import (
+    LightningDeprecationWarning,
+    WarningCache,
+    _get_rank,
+    rank_prefixed_message,
+    rank_zero_debug,
+    rank_zero_deprecation,
+    rank_zero_info,
+    rank_zero_only,
+)
+
+
+@rank_zero_only
+def answer(value: int) -> int:
+    """It says its value."""
+    return value
+
+
+def test_t30_the_rank_is_what_the_launcher_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert (rank_zero_only.rank, _get_rank(), answer(3)) == (0, None, 3)
+    monkeypatch.setenv("RANK", "2")
+    assert (rank_zero_only.rank, _get_rank(), answer(3)) == (2, 2, None)
+    assert rank_zero_only(answer.__wrapped__, default=5)(3) == 5  # type: ignore[attr-defined]
+    monkeypatch.setenv("RANK", "0")
+    assert (_get_rank(), answer(3)) == (0, 3)
+
+
+def test_a_program_may_set_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_zero_only, "_rank", None)
+    rank_zero_only.rank = 1
+    assert answer(3) is None
+    assert answer.__doc__ == "It says its value."
+
+
+def test_methods_and_properties_may_be_decorated() -> None:
+    class Owner:
+        @rank_zero_only
+        def method(self, more: int) -> int:
+            return 1 + more
+
+        @property
+        @rank_zero_only
+        def prop(self) -> int:
+            return 2
+
+    assert (Owner().method(1), Owner().prop) == (2, 2)
+
+
+def test_lines_of_the_log_take_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="drivetrain"):
+        rank_zero_info("a %s", 1)
+        rank_zero_debug("b %s", 2, stacklevel=6)
+    assert [(record.levelname, record.message) for record in caplog.records] == [("INFO", "a 1"), ("DEBUG", "b 2")]
+
+
+def test_deprecations_have_a_category_of_their_own() -> None:
+    with pytest.warns(LightningDeprecationWarning, match="old"):
+        rank_zero_deprecation("old", stacklevel=3)
+
+
+def test_a_cache_says_each_thing_once(caplog: pytest.LogCaptureFixture) -> None:
+    cache = WarningCache()
+    with pytest.warns(UserWarning, match="once"):
+        cache.warn("once")
+    with pytest.warns(LightningDeprecationWarning, match="old"):
+        cache.deprecation("old")
+    cache.warn("once")  # would be an error, as every warning here is
+    cache.deprecation("old")
+    with caplog.at_level(logging.INFO, logger="drivetrain"):
+        for _ in range(2):
+            cache.info("said")
+    assert caplog.messages == ["said"]
+    assert cache == {"once", "old", "said"}
+
+
+def test_a_rank_before_a_message() -> None:
+    assert rank_prefixed_message("m", 1) == "[rank: 1] m"
+    assert rank_prefixed_message("m", None) == "m"
+
+
+def test_the_warning_is_drivetrains_own() -> None:
+    from drivetrain.rank_zero import rank_zero_warn
+
+    assert rank_zero.rank_zero_warn is rank_zero_warn
