@@ -9,10 +9,14 @@ STAMP := $(VENV)/.installed
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/.installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# Third-party libraries that train with Lightning, beside Lightning and drivetrain.
+COMPAT_VENV := .venv-compat
+COMPAT_STAMP := $(COMPAT_VENV)/.installed
+COMPAT_PINS := tests/interop_compat/compat-constraints.txt
 BENCH_RESULTS := benchmarks/results
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-interop check bench clean
+.PHONY: help demo test test-interop test-compat check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -24,7 +28,10 @@ test: $(STAMP) ## run the whole test suite (PYTEST_ARGS="-k name" for a part of 
 	@$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 test-interop: $(STAMP) $(BENCH_STAMP) ## exchange checkpoints with real Lightning, in the benchmarks' environment
-	@DRIVETRAIN_LIGHTNING_PYTHON=$(CURDIR)/$(BENCH_VENV)/bin/python $(VENV)/bin/python -m pytest tests/interop $(PYTEST_ARGS)
+	@DRIVETRAIN_LIGHTNING_PYTHON=$(CURDIR)/$(BENCH_VENV)/bin/python $(VENV)/bin/python -m pytest tests/interop tests/compat/test_beside_the_original.py $(PYTEST_ARGS)
+
+test-compat: $(STAMP) $(COMPAT_STAMP) ## run third-party libraries on Lightning and on drivetrain, and compare
+	@DRIVETRAIN_COMPAT_PYTHON=$(CURDIR)/$(COMPAT_VENV)/bin/python $(VENV)/bin/python -m pytest tests/interop_compat $(PYTEST_ARGS)
 
 check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk
 	@$(VENV)/bin/ruff check .
@@ -41,7 +48,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 	@$(BENCH_VENV)/bin/python benchmarks/memory.py --json $(BENCH_RESULTS)/memory.json
 
 clean: ## remove the environments and everything that the targets wrote
-	rm -rf $(VENV) $(BENCH_VENV) build dist demo_output
+	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) build dist demo_output
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -57,4 +64,12 @@ $(BENCH_STAMP): pyproject.toml benchmarks/constraints.txt
 	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) -c benchmarks/constraints.txt \
 		torch setuptools rich psutil lightning accelerate pytorch-ignite torchtnt
 	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) --no-deps -e .
+	@touch $@
+
+$(COMPAT_STAMP): pyproject.toml $(COMPAT_PINS)
+	@echo "Setting up $(COMPAT_VENV) ..."
+	@$(PYTHON) -m venv $(COMPAT_VENV)
+	@$(COMPAT_VENV)/bin/python $(PIP_INSTALL) -c $(COMPAT_PINS) \
+		torch lightning tensorboard rich psutil pytorch-forecasting "gluonts[torch]"
+	@$(COMPAT_VENV)/bin/python $(PIP_INSTALL) --no-deps -e .
 	@touch $@

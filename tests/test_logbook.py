@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from drivetrain.errors import LoggingError
-from drivetrain.logbook import Logbook, LogRule, Options
+from drivetrain.logbook import Logbook
+from drivetrain.logged import LogRule, Options
 
 STEP, EPOCH = LogRule(True, False), LogRule(False, True)
 

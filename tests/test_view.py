@@ -75,6 +75,26 @@ def test_what_the_properties_say(validated: Any, loader: DataLoader[Any], make_t
     assert not trainer.received_sigterm
 
 
+def test_nobody_knows_how_many_training_batches_there_are_before_the_loader_is_made(
+    validated: type[LightningModule], loader: DataLoader[Any], make_trainer: Any
+) -> None:
+    """pytorch-forecasting takes the lesser of this and ``limit_train_batches`` in ``configure_optimizers``."""
+    found = []
+
+    class Asking(validated):  # type: ignore[misc, valid-type]
+        def configure_optimizers(self) -> Any:
+            found.append(self.trainer.num_training_batches)
+            return super().configure_optimizers()
+
+    module, trainer = Asking(), make_trainer()
+    trainer.validate(module, loader, verbose=False)
+    assert trainer.num_training_batches == float("inf")
+    trainer.fit(module, loader, loader)
+    trainer.validate(module, loader, verbose=False)
+    assert (found, trainer.num_training_batches) == ([float("inf")], 4)
+    assert make_trainer(limit_train_batches=0).num_training_batches == 0
+
+
 def at(moment: str, do: Callable[[Trainer], None], times: int = 1) -> Callback:
     """A callback that does something the first ``times`` times a hook runs."""
 

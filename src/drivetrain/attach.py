@@ -371,7 +371,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     Raises:
         ConfigurationError: both have one of the same name, with different values.
     """
-    if not trainer.loggers:
+    if not trainer.loggers or not trainer.is_global_zero:
         return
     params: dict[str, Any] = {}
     for party in (trainer.datamodule, trainer.lightning_module):

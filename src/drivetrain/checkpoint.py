@@ -104,11 +104,14 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         "state_dict": strategy.lightning_module_state_dict(),
     }
     if not weights_only:
-        checkpoint.update(_loop_state(trainer, checkpoint))
+        own = _loop_state(trainer, checkpoint)
+        checkpoint.update(own)
+        if strategy.is_distributed:
+            checkpoint["ranks"] = strategy.gather_objects({"rng": own["rng"], "restart": own.get("restart", {})})
         checkpoint["callbacks"] = {
             callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
         }
-        checkpoint["optimizer_states"] = [optimizer.state_dict() for optimizer in strategy.optimizers]
+        checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs]
         if state := strategy.precision_plugin.state_dict():
             checkpoint[type(strategy.precision_plugin).__qualname__] = state
@@ -303,4 +306,23 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         )
     run = trainer.current_run
     assert run is not None  # it is being set up
-    run.restart = {"rng": checkpoint.get("rng"), **checkpoint.get("restart", {})}
+    own = _of_this_rank(trainer, checkpoint, progress.batches_done)
+    run.restart = {"rng": own.get("rng"), **own.get("restart", {})}
+
+
+def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done: int) -> Mapping[str, Any]:
+    """Where this rank was: its random state, its place in the data, its gradients.
+
+    Raises:
+        CheckpointError: an epoch was under way, on another number of processes.
+    """
+    ranks = checkpoint.get("ranks", [checkpoint])
+    if len(ranks) == trainer.world_size:
+        own: Mapping[str, Any] = ranks[trainer.global_rank]
+        return own
+    if batches_done:
+        raise CheckpointError(
+            f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
+            f"{trainer.world_size}. Resume with as many, or from a checkpoint that was saved at the end of an epoch."
+        )
+    return {"rng": checkpoint.get("rng"), "restart": {}}

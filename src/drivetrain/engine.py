@@ -23,6 +23,7 @@ from drivetrain.introspect import overrides
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.ranks import Ranks
+from drivetrain.registry import Entry
 from drivetrain.settings import Settings, from_command_line
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.tree import move
@@ -84,10 +85,11 @@ class Engine(Ranks):
             )
             plan = resolve(Settings(plugins=plugins, **chosen))
         self.plan = plan
-        self.strategy = plan.strategy if isinstance(plan.strategy, Strategy) else _build(plan.strategy, plan)
+        self.strategy = plan.strategy if isinstance(plan.strategy, Strategy) else _build(plan)
         if self.strategy.accelerator is None:
             self.strategy.accelerator = plan.accelerator
         self.strategy.parallel_devices = plan.devices
+        self.strategy.know_job(plan.environment, plan.num_nodes)
         self.strategy.precision_plugin = plan.precision
         if plan.checkpoint_io is not None:
             self.strategy.checkpoint_io = plan.checkpoint_io
@@ -495,5 +497,8 @@ class _NoInit(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _build(strategy: type[Strategy], plan: Plan) -> Strategy:
-    return strategy(accelerator=plan.accelerator, precision_plugin=plan.precision, checkpoint_io=plan.checkpoint_io)
+def _build(plan: Plan) -> Strategy:
+    entry = plan.strategy
+    assert isinstance(entry, Entry)  # the caller has looked
+    parts = {"accelerator": plan.accelerator, "precision_plugin": plan.precision, "checkpoint_io": plan.checkpoint_io}
+    return entry.cls(**parts, **entry.init_params)  # type: ignore[arg-type]

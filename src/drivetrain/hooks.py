@@ -14,7 +14,8 @@ import torch
 
 from drivetrain.callback import Callback
 from drivetrain.introspect import overrides
-from drivetrain.logbook import Logbook, LogRule, Scope
+from drivetrain.logbook import Logbook, Scope
+from drivetrain.logged import LogRule
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.tree import move
 

@@ -21,193 +21,16 @@ holds (trap T9). Folding bounds memory: a long evaluation keeps at most ``_FOLD_
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from drivetrain.errors import LoggingError, described, is_number, shown
+from drivetrain.errors import LoggingError
+from drivetrain.logged import Entry, LogRule, Options, Value, check_arguments, same_options
 from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.tree import batch_sizes
-
-Reduction = Literal["mean", "sum", "min", "max"]
-Value = Tensor | float
-
-_FOLD_AT = 64
-_REDUCTIONS: dict[Any, Reduction] = {
-    "mean": "mean", "avg": "mean", torch.mean: "mean",
-    "sum": "sum", torch.sum: "sum", sum: "sum",
-    "min": "min", torch.min: "min", min: "min",
-    "max": "max", torch.max: "max", max: "max",
-}  # fmt: skip
-
-
-class LogRule(NamedTuple):
-    """What ``self.log`` does by default in one hook, and whether a per-step value makes sense there."""
-
-    on_step: bool
-    on_epoch: bool
-    step_allowed: bool = True
-
-
-class Options(NamedTuple):
-    """The arguments of one ``self.log`` call that must not change between calls in one hook (trap T10)."""
-
-    prog_bar: bool
-    logger: bool | None
-    on_step: bool | None
-    on_epoch: bool | None
-    reduce_fx: Any
-    enable_graph: bool
-    add_dataloader_idx: bool
-
-
-class Entry:
-    """One logged name in one hook: its last value, and its running reduction over the epoch."""
-
-    __slots__ = (
-        "name", "options", "on_step", "on_epoch", "to_logger", "to_bar", "reduction", "keep_graph",
-        "dataloader_idx", "last", "fresh", "_book", "_borrows", "_pending", "_pending_weight", "_total", "_weight",
-        "_metric",
-    )  # fmt: skip
-
-    def __init__(
-        self, book: Logbook, name: str, options: Options, rule: LogRule, dataloader_idx: int | None = None
-    ) -> None:
-        self.name = name
-        self.dataloader_idx = dataloader_idx
-        self.options = options
-        self.on_step = rule.on_step if options.on_step is None else options.on_step
-        self.on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
-        self.to_logger = options.logger is not False
-        self.to_bar = options.prog_bar
-        self.keep_graph = options.enable_graph
-        self.reduction: Reduction = _REDUCTIONS[options.reduce_fx]
-        self.last: Value | None = None
-        self.fresh = False  # whether `last` was written since the last flush
-        self._book = book
-        self._pending: list[Tensor] = []
-        self._pending_weight: float = 1
-        self._total: Value | None = None
-        self._weight: float = 0
-        self._metric: Any = None
-        self._borrows = False  # the epoch's first value under this name was the fresh result of an operation
-
-    def push(self, value: Any, batch_size: float | None) -> None:
-        """Take one value. Never a transfer, and a copy only as [Note: when a value is copied] says."""
-        if self._borrows and not self._book.copies and isinstance(value, Tensor):
-            self.last = value.data
-            self.fresh = True
-            return
-        if isinstance(value, Tensor):
-            if value.ndim:
-                value = self._as_scalar(value)
-            self._borrows = not (self.on_epoch or self.keep_graph or value.is_leaf or value._is_view())
-            value = value.clone() if self.keep_graph else value.detach().clone()
-        elif isinstance(value, nn.Module):
-            self._push_metric(value)
-            return
-        elif not isinstance(value, (int, float)):
-            value = self._as_number(value)
-        self.last = value
-        self.fresh = True
-        if not self.on_epoch:
-            return
-        weight = 1.0
-        if self.reduction == "mean":
-            weight = (self._book.size or self._book.find_batch_size()) if batch_size is None else batch_size
-            self._weight += weight
-        if isinstance(value, Tensor):
-            if weight != self._pending_weight or len(self._pending) >= _FOLD_AT:
-                self._fold()
-                self._pending_weight = weight
-            self._pending.append(value.detach() if self.keep_graph else value)
-        else:
-            self._combine(value * weight if self.reduction == "mean" else value)
-
-    def _push_metric(self, metric: nn.Module) -> None:
-        """A metric object (torchmetrics): its own state is the running reduction (trap T52)."""
-        if not (hasattr(metric, "compute") and hasattr(metric, "reset")):
-            raise LoggingError(
-                f"self.log({self.name!r}, ...) got a {type(metric).__name__}. "
-                "Log a number, a tensor with one element, or a metric object with compute() and reset()."
-            )
-        self._metric = metric
-        value = getattr(metric, "_forward_cache", None)
-        if isinstance(value, Tensor):
-            self.last, self.fresh = value.detach().clone(), True
-
-    def _as_scalar(self, value: Tensor) -> Tensor:
-        if value.numel() != 1:
-            raise LoggingError(
-                f"self.log({self.name!r}, ...) got a tensor of shape {tuple(value.shape)}. "
-                "Log one number per name: reduce it first, for example with .mean()."
-            )
-        return value.reshape(())
-
-    def last_scalar(self) -> Value | None:
-        """The last value, without dimensions: what was borrowed was not looked at."""
-        return self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
-
-    def _as_number(self, value: Any) -> Value:
-        if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy scalar or array of one element
-            number: float = value.item()
-            return number
-        raise LoggingError(
-            f"self.log({self.name!r}, ...) got {described(value)}. "
-            "Log a number, a tensor with one element, or a metric object."
-        )
-
-    def _fold(self) -> None:
-        """Reduce the pending tensors, which share one weight, into the total."""
-        if not self._pending:
-            return
-        stacked = torch.stack(self._pending)
-        self._pending.clear()
-        if self.reduction in ("mean", "sum"):
-            summed = stacked.sum(dtype=self._book.sum_dtype)
-            self._combine(summed * self._pending_weight if self.reduction == "mean" else summed)
-        else:
-            self._combine(stacked.amin() if self.reduction == "min" else stacked.amax())
-
-    def _combine(self, value: Value) -> None:
-        if self._total is None:
-            self._total = value
-        elif self.reduction in ("mean", "sum"):
-            self._total = self._total + value
-        else:
-            pair = torch.as_tensor(self._total), torch.as_tensor(value)
-            self._total = torch.minimum(*pair) if self.reduction == "min" else torch.maximum(*pair)
-
-    def epoch_value(self) -> Value | None:
-        """The reduction over everything pushed since the last :meth:`reset`; ``None`` if there was nothing."""
-        if self._metric is not None:
-            computed: Tensor = self._metric.compute()
-            return computed.detach()
-        self._fold()
-        if self._total is None or self.reduction != "mean":
-            return self._total
-        return self._total / self._weight if self._weight else float("nan")
-
-    def state_dict(self) -> dict[str, Any]:
-        """The running reduction as plain data, but for "metric": a metric object keeps its own."""
-        self._fold()
-        options = {**self.options._asdict(), "reduce_fx": self.reduction}
-        return {"options": options, "total": self._total, "weight": self._weight, "last": self.last_scalar(),
-                "fresh": self.fresh, "metric": self._metric}  # fmt: skip
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` returned."""
-        self._total, self._weight = state["total"], state["weight"]
-        self.last, self.fresh, self._metric = state["last"], state["fresh"], state["metric"]
-
-    def reset(self) -> None:
-        """Forget the epoch."""
-        if self._metric is not None:
-            self._metric.reset()
-        self._pending.clear()
-        self._total, self._weight, self.last, self.fresh = None, 0, None, False
 
 
 class Row(NamedTuple):
@@ -237,6 +60,7 @@ class Logbook:
         scope: the hook that is running; the loops and the hook table keep it true.
         batch: the batch that is being worked on.
         size: its size; ``None`` until a mean over the epoch needs it. The loops set both for every batch.
+        muted: nothing that is logged is kept: the batch is one that a rank repeats.
         copies: the values of this step will be read after it, so they are copied.
         group: what is running: "train", "validate", "test". ``epoch_done``: its epoch's reductions are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
@@ -245,14 +69,19 @@ class Logbook:
         logged_metrics: what the loggers were given last.
         flushes: how often values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 wherever the device has it.
+        gather: where several ranks train together, every rank's numbers, one row each, after a check that all ranks
+            mean the same names; ``None`` where one is alone.
     """
 
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
         self.sum_dtype = sum_dtype
+        self.gather: Callable[[Sequence[str], Tensor], Tensor] | None = None
+        self.device = torch.device("cpu")
         self.scope: Scope | None = None
         self.batch: Any = None
         self.size: int | None = None
         self.copies = True
+        self.muted = False
         self.group = "train"
         self.epoch_done = False
         self.callback_metrics: dict[str, Any] = {}
@@ -338,6 +167,37 @@ class Logbook:
             if entry.on_epoch and (value := entry.epoch_value()) is not None
         ]
 
+    def agree_on_steps(self, rows: list[Row]) -> list[Row]:
+        """``rows`` with one value for all ranks where ``sync_dist`` asks for it; every rank must call it (trap T8)."""
+        if self.gather is None:
+            return rows
+        shared = [row for row in rows if row.entry.shared]
+        agreed = self._agree([(row.name, row.entry) for row in shared], epoch=False)
+        found = dict(zip(map(id, shared), agreed, strict=True))
+        return [row._replace(value=found[id(row)]) if id(row) in found else row for row in rows]
+
+    def agree_on_epoch(self, group: str) -> None:
+        """Let the ranks agree on the epoch's values of ``group`` that they have not agreed on; all must call it."""
+        if self.gather is None:
+            return
+        new = [(_epoch_name(entry), entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
+        for _, entry in sorted(new, key=lambda item: item[0]):
+            entry.compute_together()
+        shared = [(name, entry) for name, entry in new if entry.shared and entry.agreed is None]
+        for (_, entry), value in zip(shared, self._agree(shared, epoch=True), strict=True):
+            entry.agreed = value
+
+    def _agree(self, named: list[tuple[str, Entry]], epoch: bool) -> list[Tensor]:
+        """One keyed exchange: names are compared, then all numbers travel together."""
+        assert self.gather is not None  # the caller has looked
+        parts = [entry.parts(epoch) for _, entry in named]
+        numbers = [number for pair in parts for number in pair]
+        vector = torch.stack([
+            torch.as_tensor(number, dtype=self.sum_dtype, device=self.device) for number in numbers
+        ]) if numbers else torch.zeros(0, dtype=self.sum_dtype, device=self.device)  # fmt: skip
+        everyones = self.gather([name for name, _ in named], vector)
+        return [entry.combine(everyones[:, 2 * i], everyones[:, 2 * i + 1]) for i, (_, entry) in enumerate(named)]
+
     def read(self, rows: list[Row]) -> list[Row]:
         """``rows`` as plain floats, with one transfer for each device and dtype among them; the bar sees them too."""
         values: list[Any] = [row.value for row in rows]
@@ -410,7 +270,7 @@ class Logbook:
                 f"self.log got the name {name!r}. A name is a text without '/dataloader_idx_', which is added "
                 "when there are several loaders."
             )
-        _check_arguments(name, value, options, batch_size)
+        check_arguments(name, value, options, batch_size)
         rule = scope.rule
         on_step = rule.on_step if options.on_step is None else options.on_step
         on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
@@ -424,7 +284,7 @@ class Logbook:
                 f"self.log({name!r}, on_step=False, on_epoch=False) would log nothing. Set one of them to True."
             )
         known = scope.entries.get(name)
-        if known is not None and _same_options(known.options, options):
+        if known is not None and same_options(known.options, options):
             known.options = options  # torch.mean for "mean", or an entry that a checkpoint brought back
             return known
         if known is not None:
@@ -442,32 +302,6 @@ class Logbook:
             full = f"{name}/dataloader_idx_{scope.dataloader_idx}"
         entry = scope.entries[name] = Entry(self, full, options, rule, scope.dataloader_idx)
         return entry
-
-
-def _check_arguments(name: str, value: Any, options: Options, batch_size: Any) -> None:
-    if not isinstance(options.reduce_fx, Hashable) or options.reduce_fx not in _REDUCTIONS:
-        raise LoggingError(
-            f"self.log({name!r}, reduce_fx={shown(options.reduce_fx)}) is no known reduction. "
-            "Write 'mean', 'sum', 'min' or 'max', or log a metric object for anything else."
-        )
-    for field in ("prog_bar", "logger", "on_step", "on_epoch"):
-        if not isinstance(given := getattr(options, field), (int, type(None))):
-            raise LoggingError(f"self.log({name!r}, {field}={shown(given)}): {field} is a bool. Write {field}=True.")
-    # A tensor is let pass: to look at it would be a transfer.
-    if not (batch_size is None or isinstance(batch_size, Tensor) or (is_number(batch_size) and batch_size >= 0)):
-        raise LoggingError(
-            f"self.log({name!r}, batch_size={shown(batch_size)}): batch_size is a number of samples. "
-            "Write batch_size=len(x)."
-        )
-    if isinstance(value, Tensor) and value.is_complex():
-        raise LoggingError(
-            f"self.log({name!r}, ...) got a tensor of dtype {value.dtype}, and a curve is made of real numbers. "
-            "Log its .real, .imag or .abs()."
-        )
-
-
-def _same_options(one: Options, other: Options) -> bool:
-    return one._replace(reduce_fx=_REDUCTIONS[one.reduce_fx]) == other._replace(reduce_fx=_REDUCTIONS[other.reduce_fx])
 
 
 def _forked(entry: Entry) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +33,12 @@ class WeightedLoss(NamedTuple):
     weight: float | Tensor
 
 
-def loss_of(output: Any) -> tuple[Tensor | None, float | Tensor | None]:
+def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float | Tensor | None]:
     """The loss in what ``training_step`` returned, and its weight if it has one (trap T23).
+
+    Args:
+        output: what it returned.
+        keeps_zero: a loss of weight 0 is one too: the other ranks wait for its gradients.
 
     Raises:
         ConfigurationError: it is no loss, no mapping with one under "loss", and not ``None``.
@@ -60,11 +64,11 @@ def loss_of(output: Any) -> tuple[Tensor | None, float | Tensor | None]:
                 f"training_step returned a WeightedLoss with the weight {shown(weight)}. "
                 "A weight counts samples or tokens: give a finite number of at least 0."
             )
-        return (loss, weight) if weight else (None, None)
+        return (loss, weight) if weight or keeps_zero else (None, None)
     if isinstance(output, Mapping):
         inner = output.get("loss")
         if isinstance(inner, (Tensor, WeightedLoss)):
-            return loss_of(inner)
+            return loss_of(inner, keeps_zero)
         instead = f", but {described(inner)}" if "loss" in output else ""
         raise ConfigurationError(
             f"training_step returned a dictionary with {sorted(map(str, output))} and no tensor under 'loss'{instead}. "
@@ -109,6 +113,10 @@ class Window:
 
     Attributes:
         total: the sum of the weights.
+        factor_here: what this rank's mean over the current batch counts for among the ranks': see
+            :class:`drivetrain.data.samplers.Share`. 0 for a batch that is repeated: it counts for nothing.
+        gather: every rank's tensor, stacked; ``None`` where one is alone. Gradients are then averaged over the ranks
+            in the backward pass of a window's last batch.
         undersized: a plain window that ended early keeps what the full one has divided by (``drivetrain.parity``).
         expected: how many batches the window was thought to have when it began: plain losses are divided by it.
         graded: how many gave gradients. position: the last of those, counted from 1.
@@ -117,10 +125,12 @@ class Window:
     """
 
     _STATE = ("expected", "graded", "position", "reference", "total")
-    __slots__ = ("undersized", *_STATE)
+    __slots__ = ("factor_here", "gather", "undersized", *_STATE)
 
     def __init__(self, undersized: bool = False) -> None:
         self.undersized = undersized
+        self.factor_here = 1.0
+        self.gather: Callable[[Tensor], Tensor] | None = None
         self.expected = 1
         self.graded = 0
         self.position = 0
@@ -165,6 +175,29 @@ class Window:
             return loss
         return loss * (weight / reference)
 
+    def weigh_together(self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None) -> Tensor:
+        """:meth:`weigh` for the last batch of a window that several ranks share: in units of the largest weight of all.
+
+        One small exchange; nothing is read from the device.
+        """
+        assert self.gather is not None  # the caller has looked
+        before, there = self.reference, self.graded > 0
+        if before is None and there:
+            raise _mixed()
+        wide = torch.promote_types(loss.dtype, torch.float32)
+        here, held, total = (
+            torch.as_tensor(number, dtype=wide, device=loss.device)
+            for number in (weight, before if there else 0, self.total if there else 0)
+        )
+        total = total + here
+        everyones = self.gather(torch.stack([torch.maximum(held, here), total]))  # (ranks, 2)
+        unit = _at_least_tiny(everyones[:, 0].amax())
+        if there:
+            rescale(optimizer, held / unit)
+        self.reference = unit * len(everyones)  # the mean over the ranks has divided by their number
+        self.total = everyones[:, 1].sum()
+        return loss * (here / unit)
+
     def divide(self, loss: Tensor) -> Tensor:
         """A plain ``loss`` as its part of the window's mean.
 
@@ -182,7 +215,7 @@ class Window:
         """
         if self.reference is None:
             return None if self.graded == self.expected or self.undersized else self.expected / self.graded
-        if self.graded == 1:
+        if self.graded == 1 and self.gather is None:
             return None
         total = self.total
         return self.reference / (_at_least_tiny(total.float()) if isinstance(total, Tensor) else total)

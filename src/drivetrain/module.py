@@ -14,7 +14,8 @@ from drivetrain.export import ExportMixin
 from drivetrain.hooks import DataHooks, ModelHooks
 from drivetrain.hparams import HyperparametersMixin
 from drivetrain.loading import LoadableMixin
-from drivetrain.logbook import Logbook, Options
+from drivetrain.logbook import Logbook
+from drivetrain.logged import Options
 from drivetrain.optimizers import parameters_of
 from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.tree import map_leaves
@@ -208,7 +209,10 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
             on_epoch: reduce over the epoch; ``None``: everywhere else.
             reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
             enable_graph: keep the value's graph, so that it can be differentiated later; it costs memory.
-            sync_dist, sync_dist_group, rank_zero_only: which processes take part; of one process, no difference.
+            sync_dist: with several processes, one value for all of them: their means are weighted by batch size, the
+                other reductions are what they say. Every process must log it then. Otherwise each has its own.
+            sync_dist_group: accepted for compatibility; all processes take part.
+            rank_zero_only: log on global rank 0 only.
             add_dataloader_idx: with several evaluation loaders, append ``/dataloader_idx_<i>``.
             batch_size: the weight in an epoch mean; ``None``: the first dimension of the batch's first tensor.
             metric_attribute: accepted for compatibility; a metric object is kept itself and needs no name.
@@ -226,7 +230,9 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
             _warn_not_logged(type(self).__name__, self._trainer is None)
             return
         scope = book.scope
-        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, add_dataloader_idx)
+        if rank_zero_only and not self.trainer.is_global_zero:
+            return
+        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, add_dataloader_idx, sync_dist)
         entry = None if scope is None else scope.entries.get(name)
         if entry is None or entry.options != options:
             if isinstance(value, Mapping):

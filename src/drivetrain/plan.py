@@ -26,21 +26,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
+from drivetrain.accelerators.accelerator import HOST, Accelerator, AcceleratorRegistry
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
 from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.clusters.environment import detect as detect_cluster
+from drivetrain.clusters.local import LocalEnvironment
 from drivetrain.errors import (
     ConfigurationError,
     NotSupportedError,
     UnknownNameError,
-    closest,
     described,
     did_you_mean,
     shown,
@@ -68,6 +71,7 @@ _PRECISION_CLASSES: dict[str, Callable[[str], Precision]] = {
     "16-true": HalfPrecision,
     "bf16-true": HalfPrecision,
 }
+_LATER_STRATEGIES = ("fsdp", "fsdp_cpu_offload", "deepspeed")
 _LATER_PRECISIONS = ("transformer-engine", "transformer-engine-float16")
 _LATER_StrategyRegistry = (
     "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "fsdp_cpu_offload", "deepspeed",
@@ -81,23 +85,23 @@ class Machine:
     What accelerators there are is not among them: those are asked themselves.
 
     Attributes:
-        world_size: how many processes a launcher has started, this one included.
+        environment: who started this process, and how that was seen; ``None`` for nobody: this program alone.
         has_tensorboard: whether TensorBoardLogger would work.
+        is_notebook: whether the program is no file that could be run again.
     """
 
-    world_size: int
+    environment: tuple[ClusterEnvironment, str] | None
     has_tensorboard: bool
+    is_notebook: bool = False
 
     @classmethod
-    def detect(cls, environ: Mapping[str, str] = os.environ) -> Machine:
+    def detect(cls, environ: MutableMapping[str, str] = os.environ) -> Machine:
         """The facts about here and now."""
-        return cls(world_size=_launched_processes(environ), has_tensorboard=find_spec("tensorboard") is not None)
-
-
-def _launched_processes(environ: Mapping[str, str]) -> int:
-    """The world size a launcher exported together with this process's rank; 1 where there is no such launcher."""
-    size = environ.get("WORLD_SIZE", "")
-    return int(size) if "RANK" in environ and size.isdigit() else 1
+        return cls(
+            environment=detect_cluster(environ),
+            has_tensorboard=find_spec("tensorboard") is not None,
+            is_notebook="ipykernel" in sys.modules,
+        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,9 @@ class Plan:
 
     accelerator: Accelerator
     devices: tuple[torch.device, ...]
-    strategy: type[Strategy] | Strategy
+    strategy: Entry[Strategy] | Strategy
+    environment: ClusterEnvironment
+    num_nodes: int
     precision: Precision
     checkpoint_io: CheckpointIO | None
     default_logger: str | None
@@ -136,15 +142,17 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
         NotSupportedError: a legal choice that this version cannot honour.
     """
     machine = machine or Machine.detect()
-    if machine.world_size > 1:
-        raise NotSupportedError(
-            f"A launcher started {machine.world_size} processes (WORLD_SIZE), and this version trains in one process. "
-            "Start the program once, without a launcher."
-        )
     plugins = _plugins(settings.plugins)
-    strategy, why_strategy = _strategy(settings)
-    accelerator, why_accelerator = _accelerator(settings, strategy)
-    devices, why_devices = _devices(settings, accelerator, strategy)
+    given, why_strategy = _strategy(settings)
+    accelerator, why_accelerator = _accelerator(settings, given)
+    environment, why_environment = _environment(plugins.get(ClusterEnvironment), given, machine)
+    devices, why_devices = _devices(settings, accelerator, given, environment)
+    strategy: Entry[Strategy] | Strategy
+    if given is None:
+        strategy, why_strategy = _auto_strategy(devices, settings.num_nodes, environment, machine)
+    else:
+        strategy = given
+    _check_processes(settings, strategy, accelerator, devices, environment)
     precision, why_precision = _precision(settings, plugins.get(Precision), strategy, accelerator)
     checkpoint_io: CheckpointIO | None = plugins.get(CheckpointIO)
     logger, why_logger = _logger(settings, machine)
@@ -152,21 +160,30 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
         accelerator=accelerator,
         devices=devices,
         strategy=strategy,
+        environment=environment,
+        num_nodes=settings.num_nodes,
         precision=precision,
         checkpoint_io=checkpoint_io,
         default_logger=logger,
         decisions=(
             Decision("accelerator", accelerator.name, why_accelerator),
             Decision("devices", ", ".join(map(str, devices)), why_devices),
-            Decision("strategy", _class_name(strategy), why_strategy),
+            Decision("strategy", _class_of(strategy).__name__, why_strategy),
+            Decision("processes", _processes(environment), why_environment),
             Decision("precision", precision.name, why_precision),
             Decision("logger", logger or "none", why_logger),
         ),
     )
 
 
-def _class_name(thing: Any) -> str:
-    return thing.__name__ if isinstance(thing, type) else type(thing).__name__
+def _class_of(strategy: Entry[Strategy] | Strategy) -> type[Strategy]:
+    return strategy.cls if isinstance(strategy, Entry) else type(strategy)
+
+
+def _processes(environment: ClusterEnvironment) -> str:
+    if environment.creates_processes_externally:
+        return f"{environment.world_size()}, started by {type(environment).__name__.removesuffix('Environment')}"
+    return "started here"
 
 
 def _plugins(given: Any) -> dict[type, Any]:
@@ -174,10 +191,11 @@ def _plugins(given: Any) -> dict[type, Any]:
     for plugin in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
         if plugin is None:
             continue
-        kind = next((kind for kind in (Precision, CheckpointIO) if isinstance(plugin, kind)), None)
+        kind = next((kind for kind in (Precision, CheckpointIO, ClusterEnvironment) if isinstance(plugin, kind)), None)
         if kind is None:
             raise ConfigurationError(
-                f"plugins got {described(plugin)}. Pass a Precision or a CheckpointIO, at most one of each."
+                f"plugins got {described(plugin)}. "
+                "Pass a Precision, a CheckpointIO or a ClusterEnvironment, at most one of each."
             )
         if kind in found:
             raise ConfigurationError(
@@ -187,14 +205,10 @@ def _plugins(given: Any) -> dict[type, Any]:
     return found
 
 
-def _strategy(settings: Settings) -> tuple[type[Strategy] | Strategy, str]:
+def _strategy(settings: Settings) -> tuple[Entry[Strategy] | Strategy | None, str]:
+    """What was asked for; ``None`` for "auto", which the number of devices decides."""
     given = settings.strategy
     if isinstance(given, Strategy):
-        if given.is_distributed:
-            raise NotSupportedError(
-                f"{type(given).__name__} trains in several processes, and this version trains in one. "
-                'Write strategy="auto".'
-            )
         return given, "strategy= is an instance"
     if not isinstance(given, str):
         instead = f"{given.__name__}()" if isinstance(given, type) and issubclass(given, Strategy) else '"auto"'
@@ -202,22 +216,85 @@ def _strategy(settings: Settings) -> tuple[type[Strategy] | Strategy, str]:
             f"strategy={shown(given)}: a strategy is a name or a Strategy instance. Write strategy={instead}."
         )
     if given == "auto":
-        return StrategyRegistry.entry("single_device").cls, "there is one device"
-    if given.split("_find_unused")[0] in _LATER_StrategyRegistry or given.startswith("deepspeed"):
+        return None, ""
+    if given in _LATER_STRATEGIES or given.startswith("deepspeed"):
         raise NotSupportedError(
-            f'strategy={given!r} trains in several processes, and this version trains in one. Write strategy="auto".'
+            f'strategy={given!r} is not supported by this version of drivetrain. Write strategy="ddp".'
         )
-    if given not in StrategyRegistry.available():
-        likely = closest(given, ["auto", *StrategyRegistry.available(), *_LATER_StrategyRegistry])
-        if likely in _LATER_StrategyRegistry:
+    return StrategyRegistry.entry(given), f'strategy="{given}"'
+
+
+def _auto_strategy(
+    devices: Sequence[torch.device], num_nodes: int, environment: ClusterEnvironment, machine: Machine
+) -> tuple[Entry[Strategy], str]:
+    if environment.creates_processes_externally and environment.world_size() > 1:
+        return StrategyRegistry.entry("ddp"), f"{environment.world_size()} processes were started"
+    if len(devices) == 1 and num_nodes == 1:
+        return StrategyRegistry.entry("single_device"), "there is one device"
+    count = f"{len(devices)} devices" if num_nodes == 1 else f"{num_nodes} machines"
+    if machine.is_notebook:
+        return StrategyRegistry.entry("ddp_notebook"), f"there are {count}, and this is a notebook"
+    return StrategyRegistry.entry("ddp"), f"there are {count}"
+
+
+def _environment(
+    plugin: ClusterEnvironment | None, strategy: Entry[Strategy] | Strategy | None, machine: Machine
+) -> tuple[ClusterEnvironment, str]:
+    carried = getattr(strategy, "own_environment", None)
+    if carried is not None and plugin is not None and carried is not plugin:
+        raise ConfigurationError(
+            f"The strategy carries a {type(carried).__name__}, and plugins a {type(plugin).__name__}. "
+            "Give the cluster environment once."
+        )
+    if carried is not None:
+        return carried, "the strategy carries it"
+    if plugin is not None:
+        return plugin, "it was passed in plugins="
+    return machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
+
+
+def _check_processes(
+    settings: Settings,
+    strategy: Entry[Strategy] | Strategy,
+    accelerator: Accelerator,
+    devices: Sequence[torch.device],
+    environment: ClusterEnvironment,
+) -> None:
+    """Whether the strategy, the devices and the processes that there are go together.
+
+    Raises:
+        ConfigurationError: they do not.
+        NotSupportedError: they do, and this version cannot start the processes.
+    """
+    cls = _class_of(strategy)
+    if not cls.is_distributed:
+        if len(devices) > 1 or settings.num_nodes > 1:
             raise ConfigurationError(
-                f"There is no strategy called {given!r}. Did you mean {likely!r}? It trains in several processes, and "
-                'this version trains in one. Write strategy="auto".'
+                f"{cls.__name__} trains on one device, and devices={settings.devices!r} with "
+                f"num_nodes={settings.num_nodes} means {len(devices)} on each machine. "
+                'Write strategy="ddp", or devices=1.'
             )
-    return StrategyRegistry.entry(given).cls, f'strategy="{given}"'
+        if environment.creates_processes_externally and environment.world_size() > 1:
+            raise ConfigurationError(
+                f"{cls.__name__} trains in one process, and {environment.world_size()} were started. "
+                'Write strategy="ddp", or start the program once, without a launcher.'
+            )
+        return
+    if len(devices) > 1 and not accelerator.supports_several_devices:
+        raise ConfigurationError(
+            f"The accelerator {accelerator.name!r} has no jobs of several devices, and devices={settings.devices!r} "
+            f"means {len(devices)}. Write devices=1."
+        )
+    if environment.creates_processes_externally:
+        environment.validate_settings(len(devices), settings.num_nodes)
+        return
+    raise NotSupportedError(
+        f"{cls.__name__} would start {len(devices)} processes, which this version leaves to a launcher. "
+        f"Start the program with torchrun --nproc-per-node={len(devices)}."
+    )
 
 
-def _accelerator(settings: Settings, strategy: type[Strategy] | Strategy) -> tuple[Accelerator, str]:
+def _accelerator(settings: Settings, strategy: Entry[Strategy] | Strategy | None) -> tuple[Accelerator, str]:
     given: Any = settings.accelerator
     carried = strategy.accelerator if isinstance(strategy, Strategy) else None
     if carried is not None:
@@ -298,7 +375,10 @@ def _likely_accelerator(given: str) -> str:
 
 
 def _devices(
-    settings: Settings, accelerator: Accelerator, strategy: type[Strategy] | Strategy
+    settings: Settings,
+    accelerator: Accelerator,
+    strategy: Entry[Strategy] | Strategy | None,
+    environment: ClusterEnvironment,
 ) -> tuple[tuple[torch.device, ...], str]:
     given: Any = settings.devices
     if isinstance(strategy, Strategy) and (own := strategy.own_devices):
@@ -310,11 +390,13 @@ def _devices(
         return own, "the strategy names it"
     if given in (0, "0", [], "", None) or isinstance(given, bool):
         raise ConfigurationError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
+    parsed: Any
     if given == "auto":
-        count = accelerator.auto_device_count()
-        parsed: Any = list(range(min(count, 1)))
-        used = "" if count <= 1 else "; this version uses one of them"
-        why = f'devices="auto", and this accelerator counts {count}{used}'
+        count, why = accelerator.auto_device_count(), 'devices="auto", and this accelerator counts'
+        processes = environment.world_size() // max(settings.num_nodes, 1)
+        if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
+            count, why = processes, 'devices="auto", and the processes on this machine are'  # the host has no number
+        parsed, why = list(range(count)), f"{why} {count}"
     else:
         parsed = accelerator.parse_devices(given)
         if isinstance(parsed, str):  # an accelerator may hand its argument through (spec C2)
@@ -328,15 +410,13 @@ def _devices(
             parsed = list(range(accelerator.auto_device_count() if parsed == -1 else parsed))
         why = f"devices={given!r}"
     devices = tuple(accelerator.get_parallel_devices(parsed))
-    if len(devices) != 1:
-        raise NotSupportedError(
-            f"devices={given!r} means {len(devices)} devices, and this version trains on one. Write devices=1."
-        )
+    if not devices:
+        raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
     return devices, why
 
 
 def _precision(
-    settings: Settings, plugin: Precision | None, strategy: type[Strategy] | Strategy, accelerator: Accelerator
+    settings: Settings, plugin: Precision | None, strategy: Entry[Strategy] | Strategy, accelerator: Accelerator
 ) -> tuple[Precision, str]:
     given = settings.precision
     carried = strategy.own_precision if isinstance(strategy, Strategy) else None

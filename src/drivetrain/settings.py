@@ -90,6 +90,7 @@ class Settings:
     benchmark: bool | None = _argument(None, "torch.backends.cudnn.benchmark while it runs; None: leave it")
     inference_mode: bool = _argument(True, "validate and test under torch.inference_mode instead of no_grad")
     use_distributed_sampler: bool = _argument(True, "split the data over the processes; of one process, no difference")
+    split_batches: bool = _argument(False, "a loader's batch_size is that of all processes together, not of each")
     profiler: Any | str | None = _argument(None, "a profiler or its name")
     detect_anomaly: bool = _argument(False, "torch.autograd.set_detect_anomaly while it trains")
     barebones: bool = _argument(False, "switch off everything that costs time beyond the step")
@@ -284,6 +285,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "benchmark": _one_of(True, False, None),
     "inference_mode": _one_of(True, False),
     "use_distributed_sampler": _one_of(True, False),
+    "split_batches": _one_of(True, False),
     "detect_anomaly": _one_of(True, False),
     "barebones": _one_of(True, False),
     "sync_batchnorm": _one_of(True, False),

@@ -108,6 +108,7 @@ class Trainer(TrainerView):
         benchmark: bool | None = None,
         inference_mode: bool = True,
         use_distributed_sampler: bool = True,
+        split_batches: bool = False,
         profiler: Any | str | None = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
@@ -367,6 +368,8 @@ class Trainer(TrainerView):
         loaders = Loaders(
             model, datamodule, passed, self.limits.batches, hooks.call_method, lambda: progress.current_epoch,
             overfits=bool(self.settings.overfit_batches),
+            share=strategy.share if strategy.is_distributed and self.settings.use_distributed_sampler else None,
+            splits=self.settings.split_batches,
         )  # fmt: skip
         attach.check_loaders(model, loaders, fn, validates=self.limits.val_batches != 0)
         if fn is TrainerFn.FITTING and not self._plan_shown and self.progress_bar_callback is not None:
@@ -374,9 +377,12 @@ class Trainer(TrainerView):
             self.print(self.plan)
 
         self.engine.launch()
+        self.logbook.gather = strategy.gather_keyed if strategy.is_distributed else None
+        self.logbook.device = strategy.root_device
         for party in (datamodule, model):
             if party is not None and self._prepares_data(party):
                 party.prepare_data()
+        strategy.barrier("prepare_data")
         if datamodule is not None:
             datamodule.setup(stage)
         hooks.call_callbacks("setup", stage)
@@ -404,6 +410,7 @@ class Trainer(TrainerView):
             log=self._log if self.loggers else None,
             saves_on_exception=any(callback.saves_on_exception for callback in self.checkpoint_callbacks),
         )
+        run.window.gather = strategy.all_gather if strategy.is_distributed else None
         if fn is TrainerFn.FITTING:
             self._set_up_optimizers(run)
             hooks.call("on_fit_start")
@@ -439,7 +446,7 @@ class Trainer(TrainerView):
             self.datamodule.teardown(fn.value)
         self.hooks.call_callbacks("teardown", fn.value)
         self.hooks.call_method("teardown", fn.value)
-        for logger in self.loggers:
+        for logger in self.loggers if self.is_global_zero else ():
             logger.finalize("success")
 
     def _abort(self, error: BaseException) -> None:
@@ -453,7 +460,7 @@ class Trainer(TrainerView):
             if self.datamodule is not None:
                 _attempt(self.datamodule.on_exception, error)
             _attempt(self.strategy.on_exception, error)
-            for logger in self.loggers:
+            for logger in self.loggers if self.is_global_zero else ():
                 _attempt(logger.finalize, "failed")
             _attempt(self._clean_up)
             _attempt(self.engine.teardown)

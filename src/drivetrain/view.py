@@ -209,7 +209,7 @@ class TrainerView(LimitsView):
         step = int(given.pop("step", step))
         given.setdefault("epoch", self.progress.current_epoch)
         self.logbook.logged_metrics.update(given)
-        if self.progress.stage is not RunningStage.SANITY_CHECKING:
+        if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
             for logger in self.loggers:
                 logger.log_metrics(given, step)
 
@@ -306,8 +306,10 @@ class TrainerView(LimitsView):
 
     @property
     def num_training_batches(self) -> float:
-        """Training batches of an epoch; ``inf`` where nobody knows."""
-        return self.progress.num_training_batches
+        """Training batches of an epoch; ``inf`` where nobody knows, as before the loader is made."""
+        run, count = self._run_parts, self.progress.num_training_batches
+        unknown = count == 0 and self.limits.train_batches != 0 and (run is None or run.loaders.made_training is None)
+        return ENDLESS if unknown else count
 
     @property
     def num_val_batches(self) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -46,3 +47,20 @@ def test_what_it_says_of_itself() -> None:
     assert accelerator.name == "cpu"
     assert accelerator.autocast_device_type == "cpu"
     assert accelerator.supports_float64
+
+
+def test_c1_nobody_counts_what_tensors_take_on_the_host() -> None:
+    accelerator, host = CPUAccelerator(), torch.device("cpu")
+    accelerator.setup_device(host)
+    accelerator.synchronize(host)
+    accelerator.reset_peak_memory(host)
+    accelerator.teardown()
+    assert accelerator.memory_allocated(host) is None
+    assert accelerator.max_memory_allocated(host) is None
+    assert accelerator.process_group_backend == "gloo"
+
+
+def test_the_hosts_memory_in_bytes() -> None:
+    total = CPUAccelerator().total_memory(torch.device("cpu"))
+    assert total == psutil.virtual_memory().total
+    assert type(total) is int

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.accelerators import AcceleratorRegistry, TorchDeviceAccelerator
+from drivetrain.accelerators import AcceleratorRegistry, TorchDeviceAccelerator, torch_device
 from drivetrain.errors import ConfigurationError, UnknownNameError
 
 
@@ -58,9 +58,7 @@ def test_s0_12_parse_rules(devices: Any, indices: list[int]) -> None:
     ],
 )  # fmt: skip
 def test_s0_12_devices_that_are_not_there(devices: Any, named: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match=rf"means the devices {named}, but this machine has 4, numbered"
-    ):
+    with pytest.raises(ConfigurationError, match=rf"means the devices {named}, but this machine has 4, numbered"):
         TorchDeviceAccelerator.parse_devices(devices)
 
 
@@ -141,3 +139,24 @@ def test_s0_7_teardown_frees_the_cache_if_there_is_one(machine: Machine) -> None
 def test_s0_12_what_is_no_device_number(devices: Any) -> None:
     with pytest.raises(ConfigurationError, match="is no list of device numbers"):
         TorchDeviceAccelerator.parse_devices(devices)
+
+
+def test_s0_6_figures_that_are_no_numbers_are_left_out(machine: Machine) -> None:
+    machine.module.memory_stats = lambda of: {"allocated": 3, "pools": {"small": 1}}
+    assert TorchDeviceAccelerator().get_device_stats(torch.device("mtia", 0)) == {"allocated": 3.0}
+
+
+def test_a_backend_from_outside_torch_is_known_once_its_package_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch_device.known_types()
+    with pytest.raises(UnknownNameError):
+        AcceleratorRegistry.get("lab")
+    monkeypatch.setattr(torch_device, "known_types", lambda: (*before, "lab"))  # its import renames torch's own
+    assert AcceleratorRegistry.get("lab").name == "lab"
+
+
+def test_what_torch_has_retired_is_not_offered() -> None:
+    known = torch_device.known_types()
+    assert {"xpu", "hpu", "mtia"} <= set(known)
+    for name in known:
+        torch.device(name)  # a retired one would warn, which is an error here
+    assert not {"mkldnn", "opengl", "cpu", "meta", "hip"} & set(known)

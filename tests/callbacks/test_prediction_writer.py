@@ -107,6 +107,18 @@ def test_a_subclass_may_extend_the_hook_that_is_not_its_intervals(make_trainer: 
     assert (len(writer.batches), writer.epochs, writer.ended) == (2, [], 1)
 
 
+def test_a_subclass_may_do_the_work_of_its_interval_in_the_hook(make_trainer: Any) -> None:
+    """As pytorch-forecasting's writer does, which keeps the predictions and writes nothing."""
+    kept = []
+
+    class Keeping(BasePredictionWriter):
+        def on_predict_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            kept.append(trainer.predict_loop.predictions)
+
+    predictions = make_trainer(callbacks=Keeping("epoch")).predict(Doubling(), numbers(3))
+    assert kept == [predictions]
+
+
 def test_wrong_intervals_and_missing_methods(make_trainer: Any) -> None:
     with pytest.raises(ConfigurationError, match="write_interval='step'.*Write one of 'batch', 'epoch'"):
         BasePredictionWriter("step")  # type: ignore[arg-type]

@@ -10,6 +10,9 @@ import torch
 
 from drivetrain.registry import Entry, Registry
 
+HOST = torch.device("cpu")
+"""Where Python runs; everything that must outlive a device goes there."""
+
 
 class Accelerator(ABC):
     """Connects a program to one kind of hardware.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback, Checkpoint
+    from drivetrain.callbacks.device_stats_monitor import DeviceStatsMonitor
     from drivetrain.callbacks.early_stopping import EarlyStopping
     from drivetrain.callbacks.gradient_accumulation import GradientAccumulationScheduler
     from drivetrain.callbacks.lambda_function import LambdaCallback
@@ -26,6 +27,7 @@ __all__ = [
     "BasePredictionWriter",
     "Callback",
     "Checkpoint",
+    "DeviceStatsMonitor",
     "EarlyStopping",
     "GradientAccumulationScheduler",
     "LambdaCallback",
@@ -45,6 +47,7 @@ _FILES = {
     "BasePredictionWriter": "drivetrain.callbacks.prediction_writer",
     "Callback": "drivetrain.callback",
     "Checkpoint": "drivetrain.callback",
+    "DeviceStatsMonitor": "drivetrain.callbacks.device_stats_monitor",
     "EarlyStopping": "drivetrain.callbacks.early_stopping",
     "GradientAccumulationScheduler": "drivetrain.callbacks.gradient_accumulation",
     "LambdaCallback": "drivetrain.callbacks.lambda_function",

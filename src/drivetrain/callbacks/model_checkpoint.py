@@ -265,11 +265,14 @@ class ModelCheckpoint(Checkpoint):
         self._saved_at_time = time.monotonic()
 
     def _metrics(self, trainer: Trainer) -> dict[str, Any]:
-        return {
+        found = {
             **trainer.callback_metrics,
             "epoch": torch.tensor(trainer.current_epoch),
             "step": torch.tensor(trainer.global_step),
         }
+        # A metric may differ from rank to rank, and all must come to the same decisions (trap T5).
+        shared: dict[str, Any] = trainer.strategy.broadcast(found)
+        return shared
 
     def _score(self, trainer: Trainer, metrics: dict[str, Any]) -> Tensor | None:
         """The value that ranks this checkpoint; ``None`` if there is none yet.

@@ -101,11 +101,11 @@ class BasePredictionWriter(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "predict":
             return
-        for wanted, method in (
-            (self.interval.on_batch, "write_on_batch_end"),
-            (self.interval.on_epoch, "write_on_epoch_end"),
+        for wanted, method, hook in (
+            (self.interval.on_batch, "write_on_batch_end", "on_predict_batch_end"),
+            (self.interval.on_epoch, "write_on_epoch_end", "on_predict_epoch_end"),
         ):
-            if wanted and not overrides(self, method, BasePredictionWriter):
+            if wanted and not any(overrides(self, name, BasePredictionWriter) for name in (method, hook)):
                 raise ConfigurationError(
                     f"{type(self).__name__}(write_interval={self.interval.value!r}) calls {method}, which it does not "
                     "define. Define it, or choose another interval."

@@ -60,7 +60,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain devices
     Returns:
         The exit code, 0.
     """
-    parser = argparse.ArgumentParser(prog, description="List the hardware that drivetrain can use on this machine.")
+    parser = argparse.ArgumentParser(
+        prog, description="List the hardware that drivetrain can use on this machine.", allow_abbrev=False
+    )
     parser.add_argument("--json", action="store_true", help="the same for programs; memory in bytes")
     given = parser.parse_args(arguments)
 
@@ -93,8 +95,9 @@ def _registered() -> Iterator[Row]:
 
 
 def _row(entry: Entry[Accelerator]) -> Row:
-    row = Row(entry.name, entry.description, auto_priority=entry.cls.auto_priority)
+    row = Row(entry.name, entry.description)
     try:
+        row.auto_priority = entry.cls.auto_priority
         if not entry.cls.is_available():
             row.reason = entry.cls.why_unavailable()
             return row

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from drivetrain.logbook import Row
 from drivetrain.loops.loaders import EvalLoader
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.run import Run
+from drivetrain.loops.together import Together
 from drivetrain.seed import isolate_rng
 from drivetrain.tree import move_to_host
 
@@ -31,6 +33,7 @@ _STAGES = {
     "test": RunningStage.TESTING,
     "predict": RunningStage.PREDICTING,
 }
+_NOTHING = object()  # of a rank that the last global batch had nothing for
 _READ_AT = 64  # per-step values kept on the device before they are read together
 
 
@@ -59,7 +62,21 @@ class Predictions:
 def predict(run: Run, predictions: Predictions) -> list[Any]:
     """Run ``predict_step`` over every batch of the prediction loaders, without gradients."""
     evaluate(run, "predict", run.loaders.evaluation("predict"), predictions=predictions)
-    return predictions.result if predictions.keeps else []
+    if not predictions.keeps:
+        return []
+    strategy = run.engine.strategy
+    if strategy.is_distributed:
+        everyones = strategy.gather_objects(predictions.outputs)
+        predictions.outputs = [_in_order(parts) for parts in zip(*everyones, strict=True)]
+        if not strategy.is_global_zero:
+            return []
+    return predictions.result
+
+
+def _in_order(parts: Sequence[list[Any]]) -> list[Any]:
+    """The ranks' outputs of one loader in the order of the data: of each global batch, rank by rank."""
+    rounds = itertools.zip_longest(*parts, fillvalue=_NOTHING)
+    return [output for outputs in rounds for output in outputs if output is not _NOTHING]
 
 
 def evaluate(
@@ -121,8 +138,10 @@ def _evaluate_loaders(
     for index, loader in enumerate(loaders):
         _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, sanity, predictions)
     book.leave_batch()
+    book.agree_on_epoch(stage)  # callbacks look at it in the hook, and that may log more
     book.epoch_done = True
     hooks.call(f"on_{word}_epoch_end")
+    book.agree_on_epoch(stage)
     book.refresh()
     rows = [] if sanity else run.publish(book.epoch_values(stage), run.progress.logger_step, read_all)
     book.reset(stage)
@@ -151,9 +170,14 @@ def _evaluate_loader(
     if predictions is not None:
         loader = _collecting(predictions, loader)
     batches = feed(loader, source.num_batches, None if transfer else move, source.ahead)
+    together = None if run.window.gather is None else Together(run, source.loader)
+    if together is not None:
+        batches = together.over(batches)
     step = bind_eval_step(run, stage, index, batches)
     for batch, _ in batches:
         progress.eval_batch_idx = batch_idx = progress.eval_batch_idx + 1
+        if together is not None:
+            together.begin(batch_idx)
         if transfer is not None:
             batch = transfer(batch, dataloader_idx)
         book.scope = step_scope
@@ -165,6 +189,10 @@ def _evaluate_loader(
         outputs = step(batch, batch_idx)
         for hook in batch_end:
             hook(outputs, batch, batch_idx, *hook_idx)
+        if together is not None:
+            together.end()
+            if together.factor == 0:
+                continue  # the other ranks needed it, nobody else does
         if predictions is not None:
             if predictions.keeps:
                 predictions.outputs[-1].append(move_to_host(outputs))
@@ -186,8 +214,9 @@ def _collecting(predictions: Predictions, loader: Any) -> Any:
 
 def _publish_steps(run: Run, rows: list[tuple[int, list[Row]]]) -> None:
     """Read per-step values together, then log each at its own step."""
+    flattened = run.book.agree_on_steps([row for _, values in rows for row in values])
     if run.log is not None:
-        flat = iter(run.book.read([row for _, values in rows for row in values]))
+        flat = iter(run.book.read(flattened))
         for step, values in rows:
             read = [next(flat) for _ in values]
             if metrics := {row.name: row.value for row in read if row.entry.to_logger}:

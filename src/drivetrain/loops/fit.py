@@ -37,6 +37,7 @@ from drivetrain.loops.restart import (
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import Step, make_step
+from drivetrain.loops.together import Together
 from drivetrain.losses import outputs_for_hooks
 from drivetrain.optimizers import LRSchedulerConfig
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
@@ -58,6 +59,7 @@ class _Bound(NamedTuple):
     validates: bool
     validate_every: float
     looks_after: bool
+    together: Together | None
     keep_start: Callable[[], None] | None
 
 
@@ -82,6 +84,7 @@ def _bind(run: Run) -> _Bound:
         validates=validates,
         validate_every=val_check_every(limits, run.progress.num_training_batches) if validates else ENDLESS,
         looks_after=validates or bool(schedules.step_plateau),
+        together=run.together,
         keep_start=watch_exceptions(run) if run.saves_on_exception else None,
     )
 
@@ -121,6 +124,8 @@ def fit(run: Run) -> None:
             window_ends = held >= accumulate or is_last
             log_every = bound.log_every
             book.copies = flushes = window_ends and log_every > 0 and (progress.stepped_batches + 1) % log_every == 0
+            if bound.together is not None:
+                bound.together.begin(batch_idx)
             if transfer is not None:
                 batch = transfer(batch, 0)
             book.batch, book.size = batch, None
@@ -149,6 +154,8 @@ def fit(run: Run) -> None:
             for hook in bound.batch_end:
                 hook(outputs_for_hooks(output), batch, batch_idx)
 
+            if bound.together is not None:
+                bound.together.end()
             if flushes or bound.looks_after:
                 _after_batch(run, bound)
                 book.scope = training_scope
@@ -165,7 +172,8 @@ def _after_batch(run: Run, bound: _Bound) -> None:
     """What follows a batch that is done: flush the log, validate, step the schedulers that watch a value."""
     progress = run.progress
     if progress.flush_due:
-        run.publish(run.book.step_values("train"), progress.logger_step)
+        run.publish(run.book.agree_on_steps(run.book.step_values("train")), progress.logger_step)
+        run.agree_to_stop()
         progress.flush_due = False
     if progress.validation == "done":
         progress.validation = ""
@@ -257,7 +265,11 @@ def _begin_epoch(run: Run) -> tuple[Iterable[tuple[Any, bool]], _Bound]:
 def _feed(run: Run, loader: Any, resumed: Resumed | None = None) -> Iterator[tuple[Any, bool]]:
     move, transfer = run.transfer
     num_batches = run.progress.num_training_batches
-    return feed(run.loaders.passes(), num_batches, None if transfer else move, fetches_ahead(loader), resumed)
+    source = feed(run.loaders.passes(), num_batches, None if transfer else move, fetches_ahead(loader), resumed)
+    if run.window.gather is None:
+        return source
+    together = run.together = Together(run, loader)
+    return together.over(source)
 
 
 def _bind_with(run: Run, source: Iterator[tuple[Any, bool]]) -> _Bound:
@@ -330,9 +342,11 @@ def _end_epoch(run: Run, schedules: Schedules) -> None:
             f"{progress.current_epoch}. Pass something that can be iterated anew in each epoch, not a generator."
         )
     book.leave_batch()
+    run.agree_to_stop()
     stopped = progress.global_step >= run.limits.max_steps or progress.should_stop
     progress.epoch_cut = stopped and not progress.is_last_batch
     progress.cut_batches = progress.batches_done
+    book.agree_on_epoch("train")  # callbacks look at it in the hook, and that may log more
     book.epoch_done = progress.epoch_ending = book.copies = True
     run.hooks.call("on_train_epoch_end")
     _close_epoch(run, schedules)
@@ -344,6 +358,8 @@ def _close_epoch(run: Run, schedules: Schedules, publishes: bool = True) -> None
     ``publishes`` is False for an epoch that an earlier run has closed too: its row is in the log already.
     """
     progress, book = run.progress, run.book
+    book.agree_on_epoch("train")
+    run.agree_to_stop()
     book.refresh()
     if not progress.epoch_cut:  # its rest may still come, in a run that goes on from here
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
@@ -375,6 +391,7 @@ def _validate(run: Run) -> None:
     loaders = run.loaders.evaluation("validate")
     run.loaders.count_evaluation("validate")
     evaluate(run, "validate", loaders)
+    run.agree_to_stop()
     progress.stage, progress.validation = RunningStage.TRAINING, ""
     run.book.group, run.book.epoch_done = "train", False
     run.validated_at = time.monotonic()

@@ -68,6 +68,8 @@ class Loaders:
         limit: by stage, how many batches to take now; it may change while the run goes on.
         call: calls a module's hook by name.
         epoch: which epoch it is now.
+        share: makes of a loader the one that gives this process's part of the data: :meth:`Strategy.share`.
+        splits: a loader's batch size is that of all processes together.
         overfits: training and validation draw in order, so that they see the same batches in every epoch (trap T35).
     """
 
@@ -80,6 +82,8 @@ class Loaders:
         call: Callable[[str], Any],
         epoch: Callable[[], int],
         overfits: bool = False,
+        share: Callable[..., Any] | None = None,
+        splits: bool = False,
     ) -> None:
         self._module = module
         self._datamodule = datamodule
@@ -88,6 +92,8 @@ class Loaders:
         self._call = call
         self._epoch = epoch
         self._overfits = overfits
+        self._share = share
+        self._splits = splits
         self._evaluation: dict[str, list[EvalLoader]] = {}
         self._training: Any = None
         self._passes: Passes | CombinedPasses | None = None
@@ -210,11 +216,15 @@ class Loaders:
         """What ``stage`` iterates, each loader in it checked and made ready."""
         made = self._make(stage)
         self._made_in[stage] = self._made_before.pop(stage, self._epoch())
+        several = isinstance(made, CombinedLoader) or (stage == "fit" and isinstance(made, (list, tuple, Mapping)))
 
         def prepare(loader: Any) -> Any:
             check_iterable(loader, f"{LOADER_HOOKS[stage]} gave")
             seed_workers(loader)
-            return without_shuffle(loader) if self._overfits and stage in ("fit", "validate") else loader
+            if self._overfits and stage in ("fit", "validate"):
+                loader = without_shuffle(loader)
+            # Several loaders at once go round each at its own pace, so no batch of theirs may count for less.
+            return loader if self._share is None else self._share(loader, self._splits, pads=several)
 
         if isinstance(made, CombinedLoader):
             made.flattened = [prepare(loader) for loader in made.flattened]

@@ -55,7 +55,7 @@ def capture(run: Run) -> State:
         "data": _place(run),
         "logged": _logged(run),
         "callback_metrics": dict(run.book.refresh()),
-        "metrics": _metrics(run.module),
+        "metrics": metrics_of(run.module),
         "loaders": run.loaders.made_in,
         "exact": not in_batch,
     }
@@ -87,7 +87,7 @@ def _place(run: Run) -> State | None:
     return None if passes is None else passes.flight or passes.mark()
 
 
-def _metrics(module: nn.Module) -> dict[str, State]:
+def metrics_of(module: nn.Module) -> dict[str, State]:
     """The running state of torchmetrics objects: a module's ``state_dict`` leaves it out."""
     found: dict[str, State] = {}
     for name, child in module.named_modules():
@@ -104,7 +104,8 @@ def _logged(run: Run) -> list[State]:
     return [{**entry, "metric": places.get(id(entry["metric"]))} for entry in run.book.state_dict("train")]
 
 
-def _set_metrics(module: nn.Module, metrics: dict[str, State]) -> None:
+def set_metrics(module: nn.Module, metrics: dict[str, State]) -> None:
+    """Give them back what :func:`metrics_of` returned."""
     children = dict(module.named_modules())
     for name, saved in metrics.items():
         if (child := children.get(name)) is not None:
@@ -161,7 +162,7 @@ def take_up_state(run: Run) -> None:
     logged = [{**entry, "metric": children.get(entry["metric"])} for entry in state.get("logged", [])]
     run.book.load_state_dict("train", logged, LOG_RULES)
     run.book.callback_metrics.update(state.get("callback_metrics", {}))
-    _set_metrics(run.module, state.get("metrics", {}))
+    set_metrics(run.module, state.get("metrics", {}))
     take_up_window(run)
 
 

@@ -126,6 +126,8 @@ class Run:
         unbinders: undo what binding the step attached to the optimizers.
         stale: somebody changed a limit, a callback, a logger or an optimizer: the loop binds anew at the next batch.
         validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
+        together: keeps this rank's pass over the training data in step with the others'; ``None`` where it is alone.
+        all_stop: the ranks have agreed to stop.
         transfer: ``(move, hooks)`` as :func:`drivetrain.hooks.bind_transfer` returns them.
         loaders: makes the loaders on first use.
     """
@@ -155,6 +157,8 @@ class Run:
     validated_at: float = field(default_factory=time.monotonic)
     unlogged: set[str] = field(default_factory=set)
     told_to_go_on: bool = False
+    all_stop: bool = False
+    together: Any = None
 
     def publish(self, rows: list[Row], step: int, read_all: bool = False) -> list[Row]:
         """Read ``rows`` from the device and give the loggers what is theirs; return what was read.
@@ -200,9 +204,20 @@ class Run:
             return False
         return any(source.num_batches for source in self.loaders.evaluation("validate"))
 
+    def agree_to_stop(self) -> None:
+        """Where any rank was asked to stop, all of them are; every rank calls this at the same points of a run."""
+        if self.engine.strategy.is_distributed:
+            stop = self.engine.strategy.reduce_boolean_decision(self.progress.should_stop, all=False)
+            self.progress.should_stop = self.all_stop = stop
+
     def may_stop(self) -> bool:
-        """Whether a request to stop may be honoured: min_epochs and min_steps are reached (trap T29)."""
+        """Whether a request to stop may be honoured: min_epochs and min_steps are reached (trap T29).
+
+        With several ranks, not before all of them know of it: one that stops alone leaves the others waiting.
+        """
         progress, limits = self.progress, self.limits
+        if self.engine.strategy.is_distributed and not self.all_stop:
+            return False
         # inside an epoch the running one does not count, at its end it does: current_epoch rises after its hooks
         allowed = progress.current_epoch >= limits.min_epochs and progress.global_step >= limits.min_steps
         if not allowed and not self.told_to_go_on:

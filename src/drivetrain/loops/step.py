@@ -40,7 +40,7 @@ Step = Callable[[Any, int, int, bool, int], Any]
 """
 
 TrainingStep = Callable[[Any, int], Any]
-ForwardBackward = Callable[[Any, int, int, int], Any]
+ForwardBackward = Callable[[Any, int, int, bool, int], Any]
 Backward = Callable[..., Any]
 
 
@@ -90,11 +90,11 @@ def _check_closure(run: Run, optimizer: str) -> None:
 
 def _bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[Any] | None]:
     """``training_step`` with the arguments its signature asks for, and the context to run it in (traps T37, T51)."""
-    training_step = run.module.training_step
+    training_step = run.engine.strategy.bind("training_step")
     context = run.engine.forward_context()
     if (batches := run.batches) is not None:
         return batches.bound(training_step), context
-    if positional_arity(training_step) > 1:
+    if positional_arity(run.module.training_step) > 1:
         return training_step, context
     return lambda batch, batch_idx: training_step(batch), context
 
@@ -113,7 +113,7 @@ def _flat(
     scaled_step = run.engine.precision.step if run.engine.precision.scales_loss else None
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        output = forward_backward(batch, batch_idx, position, divisor)
+        output = forward_backward(batch, batch_idx, position, last, divisor)
         if last and window.graded:
             if optimizer is not None:
                 if before_step is not None:
@@ -167,7 +167,7 @@ def _closure(
             nonlocal output
             outer, book.scope = book.scope, training_scope  # it logs as the window's other batches do
             try:
-                output = forward_backward(batch, batch_idx, position, divisor)
+                output = forward_backward(batch, batch_idx, position, True, divisor)
             finally:
                 book.scope = outer
             loss = loss_of(output)[0]
@@ -179,7 +179,7 @@ def _closure(
             return loss
 
         if not last:
-            return forward_backward(batch, batch_idx, position, divisor)
+            return forward_backward(batch, batch_idx, position, False, divisor)
         optimizer_step(progress.current_epoch, batch_idx, handle, closure)
         return output
 
@@ -198,8 +198,11 @@ def _manual(run: Run) -> Step:
         _attach(run, handle, before_step, lambda: True)
     backward, window = _make_backward(run), run.window
 
+    before_backward = run.engine.strategy.before_manual_backward
+
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
         window.graded += 1  # until the next step: a checkpoint in between must hold the gradients
+        before_backward(loss)
         backward(loss, *args, **kwargs)
 
     run.manual_backward = manual_backward
@@ -297,14 +300,15 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
     before_zero_grad = run.hooks.bind("on_before_zero_grad")
     own_zero_grad = run.hooks.bind_method("optimizer_zero_grad")
     backward = _make_backward(run)
+    shared = window.gather is not None
 
-    def forward_backward(batch: Any, batch_idx: int, position: int, divisor: int) -> Any:
+    def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         if context is None:
             output = training_step(batch, batch_idx)
         else:
             with context:
                 output = training_step(batch, batch_idx)
-        loss, weight = (output, None) if type(output) is Tensor else loss_of(output)
+        loss, weight = (output, None) if type(output) is Tensor else loss_of(output, shared)
         if position == 1:
             window.expected, window.graded, window.position, window.reference = divisor, 0, 0, None
             if optimizer is not None:
@@ -314,9 +318,14 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
                     optimizer.zero_grad()
                 else:
                     own_zero_grad(progress.current_epoch, batch_idx, optimizer)
+        if shared:
+            loss, weight = _as_one_of_many(window, loss, weight)
         if loss is not None:
             if weight is not None:
-                loss = window.weigh(loss, weight, optimizer, again=position == window.position)
+                if shared and last:
+                    loss = window.weigh_together(loss, weight, optimizer)
+                else:
+                    loss = window.weigh(loss, weight, optimizer, again=position == window.position)
             elif divisor != 1:
                 loss = window.divide(loss)
             if position != window.position:  # a closure may be run twice
@@ -330,7 +339,41 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
                 raise
         return output
 
-    return forward_backward
+    return _exchanging_last(run, forward_backward) if shared else forward_backward
+
+
+def _as_one_of_many(
+    window: Window, loss: Tensor | None, weight: float | Tensor | None
+) -> tuple[Tensor, float | Tensor | None]:
+    """A rank's loss as its part of the mean over the ranks' batches.
+
+    Raises:
+        ConfigurationError: there is none, and the other ranks would wait for its gradients (trap T21).
+    """
+    if loss is None:
+        raise ConfigurationError(
+            "training_step returned no loss on one of several ranks, and the others wait for its gradients. "
+            "Return a loss of zero that depends on the parameters, or a WeightedLoss of weight 0."
+        )
+    factor = window.factor_here
+    if weight is not None:
+        return loss, weight if factor else weight * 0
+    return (loss if factor == 1 else loss * factor), None
+
+
+def _exchanging_last(run: Run, forward_backward: ForwardBackward) -> ForwardBackward:
+    """``forward_backward`` of a strategy whose ranks exchange gradients: on the window's last batch only."""
+    strategy = run.engine.strategy
+    model = strategy.model
+    assert model is not None  # it was set up
+
+    def exchange_last(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
+        if last:
+            return forward_backward(batch, batch_idx, position, last, divisor)
+        with strategy.block_backward_sync(model):
+            return forward_backward(batch, batch_idx, position, last, divisor)
+
+    return exchange_last
 
 
 def _make_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> Callable[[], None] | None:
@@ -342,7 +385,8 @@ def _make_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> 
     if clip is None and clip_val is not None:
         clip = run.module.configure_gradient_clipping
     unscale = precision.unscale if precision.scales_loss else None
-    several = run.limits.accumulate > 1 or run.progress.held > 0  # a window may have begun under another limit
+    # A window may have begun under another limit; several ranks divide by the weights of all.
+    several = run.limits.accumulate > 1 or run.progress.held > 0 or window.gather is not None
     may_rescale = several and not run.engine.strategy.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):
         return None

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
@@ -89,6 +89,9 @@ class Strategy(ABC):
         """Take the user's module, before any process or device exists."""
         self.lightning_module = self.model = module
 
+    def know_job(self, environment: Any, num_nodes: int) -> None:
+        """Learn which job this process is part of, before any of its processes is started."""
+
     def setup_environment(self) -> None:
         """Make the device current (and, with several processes, create the group)."""
         if self.accelerator is not None:
@@ -129,12 +132,11 @@ class Strategy(ABC):
 
     def teardown(self) -> None:
         """Move model and optimizer state to the host and free the device. Tolerates a half-built run (trap T58)."""
-        host = torch.device("cpu")
-        if self.root_device != host:
+        if self.root_device != HOST:
             for optimizer in self.optimizers:
-                _optimizer_to(optimizer, host)
+                _optimizer_to(optimizer, HOST)
             if self.lightning_module is not None:
-                self.lightning_module.to(host)
+                self.lightning_module.to(HOST)
         if self.accelerator is not None:
             self.accelerator.teardown()
 
@@ -167,7 +169,7 @@ class Strategy(ABC):
         """Every rank's 1-D ``values``, one row each, after a check that all ranks mean the same ``names`` (trap T8).
 
         Raises:
-            LoggingError: they do not; on all ranks, and it says who has which.
+            ConfigurationError: they do not; on all ranks, and it says who has which.
         """
         return values.unsqueeze(0)
 

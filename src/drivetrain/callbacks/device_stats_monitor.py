@@ -1,0 +1,94 @@
+"""What the device says of itself, as curves beside the metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.accelerators.cpu import CPUAccelerator
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError, wrong_value
+
+if TYPE_CHECKING:
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+
+class DeviceStatsMonitor(Callback):
+    """Logs the accelerator's figures about the device, at the start and at the end of batches (spec S0-6).
+
+    A curve is called ``DeviceStatsMonitor.<hook>/<figure>``, for example
+    ``DeviceStatsMonitor.on_train_batch_end/cpu_percent``, with the logger's own separator. In training these are the
+    batches after which the log is flushed. In validation and testing it is every ``log_every_n_steps``-th batch,
+    counted over the loaders and over the passes of a run; that count is their x axis. Nothing waits for the device.
+
+    Args:
+        cpu_stats: True adds the host's figures where the device is another; False leaves them out where the host is
+            the device, so that nothing is logged there; ``None`` logs the device's figures, whatever it is.
+
+    Raises:
+        ConfigurationError: ``cpu_stats`` is something else; or, when a run starts, it has no logger.
+    """
+
+    def __init__(self, cpu_stats: bool | None = None) -> None:
+        if cpu_stats not in (None, True, False):
+            raise wrong_value("DeviceStatsMonitor", "cpu_stats", cpu_stats, "True, False or None", "cpu_stats=True")
+        self.cpu_stats = cpu_stats
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Look whether there is somewhere to log to."""
+        if stage != "predict" and not trainer.loggers:
+            raise ConfigurationError(
+                f"{type(self).__name__} has nowhere to log to: Trainer(logger={trainer.settings.logger!r}) has no "
+                "logger. Pass logger=True to the Trainer, or remove this callback."
+            )
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.logbook.copies:  # which says, before the step runs, whether the log is flushed after it
+            self._log(trainer, "on_train_batch_start", trainer.logger_step)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.logbook.copies:
+            self._log(trainer, "on_train_batch_end", trainer.logger_step)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._log_evaluation(trainer, "validate", "on_validation_batch_start", batch_idx)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        self._log_evaluation(trainer, "validate", "on_validation_batch_end", batch_idx)
+
+    def on_test_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._log_evaluation(trainer, "test", "on_test_batch_start", batch_idx)
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        self._log_evaluation(trainer, "test", "on_test_batch_end", batch_idx)
+
+    def _log_evaluation(self, trainer: Trainer, stage: str, hook: str, batch_idx: int) -> None:
+        every = trainer.limits.log_every_n_steps
+        step = sum(trainer.progress.eval_steps.get(stage, ())) + batch_idx
+        if every > 0 and (step + 1) % every == 0 and not trainer.sanity_checking:
+            self._log(trainer, hook, step)
+
+    def _log(self, trainer: Trainer, hook: str, step: int) -> None:
+        figures = self._figures(trainer)
+        for logger in trainer.loggers if figures else ():
+            prefix = f"{type(self).__qualname__}.{hook}{logger.group_separator}"
+            logger.log_metrics({f"{prefix}{name}": value for name, value in figures.items()}, step=step)
+
+    def _figures(self, trainer: Trainer) -> dict[str, float]:
+        accelerator = trainer.accelerator
+        if isinstance(accelerator, CPUAccelerator):
+            return {} if self.cpu_stats is False else accelerator.get_device_stats(torch.device("cpu"))
+        figures = accelerator.get_device_stats(trainer.strategy.root_device)
+        return {**figures, **CPUAccelerator().get_device_stats(torch.device("cpu"))} if self.cpu_stats else figures

@@ -1,0 +1,223 @@
+"""The contract of a cluster environment (spec S3-10 to S3-13): who this process is in its job."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, MutableMapping
+from typing import Any, ClassVar
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.registry import Registry
+
+DEFAULT_ADDRESS = "127.0.0.1"
+DEFAULT_PORT = 12910
+
+_NAMES_OF_1 = {
+    "main_address": "master_address",
+    "main_port": "master_port",
+    "creates_processes_externally": "creates_children",
+}
+
+
+class ClusterEnvironment:
+    """Reads where a process stands in its job from what the launcher left in the environment.
+
+    As it stands it reads the variables of ``torchrun``: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``,
+    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides what its cluster says differently. The method names of the
+    first generation, ``master_address()``, ``master_port()`` and ``creates_children()``, may be called and overridden
+    in place of the properties. All numbers are ints (spec C10).
+
+    Args:
+        environ: the variables; ``None``: those of this process, also after the object has moved to another one.
+    """
+
+    detect_priority: ClassVar[int | None] = None
+    """Where it stands in the order of :func:`detect`: the highest first; ``None``: only when it is given.
+
+    Of ours: torchrun 500, SLURM 400, LSF 300, MPI 200, HTCondor 100; what is left is local.
+    """
+
+    evidence: ClassVar[str] = "its detect() says so"
+    """What :meth:`detect` has seen, for a plan: "because ..."."""
+
+    environ: MutableMapping[str, str] = os.environ
+
+    def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
+        if environ is not None and environ is not os.environ:
+            self.environ = environ
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for new, old in _NAMES_OF_1.items():
+            _pair_names(cls, new, old)
+
+    # ---- who started the job -------------------------------------------------------------------------------------
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
+        """Whether this process runs in such a cluster."""
+        return False
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Whether somebody else starts all processes of the job; else each machine's first one starts the others."""
+        return True
+
+    # ---- where the processes meet --------------------------------------------------------------------------------
+
+    @property
+    def main_address(self) -> str:
+        """The machine of global rank 0, by name or number."""
+        return self._or_default("MASTER_ADDR", DEFAULT_ADDRESS)
+
+    @property
+    def main_port(self) -> int:
+        """A port there that is free until rank 0 listens on it."""
+        self._or_default("MASTER_PORT", str(DEFAULT_PORT))
+        return self.number("MASTER_PORT")
+
+    # ---- who is who ----------------------------------------------------------------------------------------------
+
+    _world_size: int | None = None
+    _global_rank: int | None = None
+
+    def world_size(self) -> int:
+        """How many processes train together."""
+        return self.number("WORLD_SIZE", self._world_size)
+
+    def set_world_size(self, size: int) -> None:
+        """Tell it, where this process starts the others; ignored where the cluster knows better."""
+        if not self.creates_processes_externally:
+            self._world_size = size
+
+    def global_rank(self) -> int:
+        """Index of this process in the job."""
+        return self.number("RANK", self._global_rank)
+
+    def set_global_rank(self, rank: int) -> None:
+        """Tell it, where this process starts the others; ignored where the cluster knows better."""
+        if not self.creates_processes_externally:
+            self._global_rank = rank
+
+    def local_rank(self) -> int:
+        """Index of this process on its machine."""
+        return self.number("LOCAL_RANK")
+
+    def node_rank(self) -> int:
+        """Index of this machine in the job."""
+        return self.number("GROUP_RANK", 0)
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Compare what the user asked for with what the cluster has started.
+
+        Args:
+            num_devices: of one machine.
+            num_nodes: machines.
+
+        Raises:
+            ConfigurationError: they differ, and the job would wait for ever.
+        """
+        if not self.creates_processes_externally:
+            return
+        size = int(self.world_size())
+        if num_devices * num_nodes != size:
+            raise ConfigurationError(
+                f"{type(self).__name__} says that {size} processes were started, but devices={num_devices} and "
+                f"num_nodes={num_nodes} make {num_devices * num_nodes}. Write devices and num_nodes with the product "
+                f"{size}, or start as many processes."
+            )
+
+    def validate_address(self) -> None:
+        """See that the main address has a number here; called before the processes meet, because that would hang.
+
+        Raises:
+            ConfigurationError: this machine does not know the name.
+        """
+        address = self.main_address
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{type(self).__name__} says that the processes meet on {address!r}, but this machine cannot find it: "
+                f"{error}. Set MASTER_ADDR to a name or number that every machine of the job reaches."
+            ) from error
+
+    def teardown(self) -> None:
+        """The job is over in this process."""
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """The variable ``name`` as an int.
+
+        Raises:
+            ConfigurationError: it holds something else, or there is neither it nor a default.
+        """
+        text = self.environ.get(name)
+        if text is None and default is not None:
+            return default
+        try:
+            return int(text or "")
+        except ValueError:
+            pass
+        found = "is not set" if text is None else f"holds {text!r}, which is no whole number"
+        raise ConfigurationError(
+            f"{type(self).__name__} reads the environment variable {name}, which {found}. Start the program with the "
+            f"launcher that sets it, or pass another cluster environment in Trainer(plugins=[...])."
+        ) from None
+
+    def _or_default(self, name: str, default: str) -> str:
+        """The variable, set to ``default`` with a warning where nobody did (spec S3-11, S3-12)."""
+        if name not in self.environ:
+            rank_zero_warn(f"The environment variable {name} is not set; {default} is used. Set it to silence this.")
+            self.environ[name] = default
+        return self.environ[name]
+
+
+def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
+    """Where ``cls`` defines one of a property and its method of the first generation, let it have the other."""
+    own = vars(cls)
+    if new in own and old not in own:
+        getter = own[new].fget
+        setattr(cls, old, lambda self: getter(self))
+    elif old in own and new not in own:
+        method, kind = own[old], int if new == "main_port" else bool if new.startswith("creates") else str
+        setattr(cls, new, property(lambda self: kind(method(self))))
+
+
+for _new, _old in _NAMES_OF_1.items():  # a class's own definition does not call its __init_subclass__
+    _pair_names(ClusterEnvironment, _new, _old)
+
+
+class _Clusters(Registry[ClusterEnvironment]):
+    def _is_contract(self, cls: type[Any]) -> bool:
+        return cls is ClusterEnvironment
+
+
+ClusterRegistry = _Clusters("drivetrain.clusters", "environment", "cluster environment")
+"""The cluster environments by name: the files beside this one, and those of installed packages."""
+
+
+def detect(
+    environ: Mapping[str, str] | None = None, given: ClusterEnvironment | None = None
+) -> tuple[ClusterEnvironment, str]:
+    """Who started this process: the environment, and the reason in words.
+
+    Args:
+        environ: the variables; ``None``: those of this process.
+        given: one that the user passed, which wins. Otherwise the highest ``detect_priority`` that detects itself.
+    """
+    if given is not None:
+        return given, f"plugins holds a {type(given).__name__}"
+    entries = [entry for entry in ClusterRegistry.entries() if entry.cls.detect_priority is not None]
+    for entry in sorted(entries, key=lambda entry: -(entry.cls.detect_priority or 0)):
+        if entry.cls.detect(os.environ if environ is None else environ):
+            found = entry.build()
+            if environ is not None and environ is not os.environ:
+                found.environ = environ if isinstance(environ, MutableMapping) else dict(environ)
+            return found, entry.cls.evidence
+    raise ConfigurationError("No cluster environment detects itself. Pass one in Trainer(plugins=[...]).")

@@ -1,0 +1,148 @@
+"""HTCondor's parallel universe: one process per slot, which find each other through a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from pathlib import Path
+
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.clusters.local import free_port
+from drivetrain.errors import ConfigurationError
+
+_POLL_S = 0.2
+
+
+class HTCondorEnvironment(ClusterEnvironment):
+    """Rank and size are ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``; every slot counts as a machine with one process.
+
+    HTCondor does not say where rank 0 runs, so rank 0 writes its address and a free port to a file that all slots see,
+    and the others wait for it. They believe it when somebody listens there: the file of an earlier run of the same job
+    may still lie about. ``MASTER_ADDR`` and ``MASTER_PORT``, where both are set, are used in place of the file.
+
+    Args:
+        contact_file: on a file system that all slots share; ``None``: in the job's folder, named after the job.
+        timeout_s: how long the others wait.
+        environ: the variables; ``None``: those of this process.
+    """
+
+    detect_priority = 100
+    evidence = "HTCondor's parallel universe has set _CONDOR_PROCNO and _CONDOR_NPROCS"
+
+    def __init__(
+        self,
+        contact_file: str | Path | None = None,
+        timeout_s: float = 300.0,
+        environ: MutableMapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(environ)
+        self.contact_file = None if contact_file is None else Path(contact_file)
+        self.timeout_s = timeout_s
+        self._contact: tuple[str, int] | None = None
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
+        """Whether the job has several slots; one alone needs nobody else."""
+        return "_CONDOR_PROCNO" in environ and environ.get("_CONDOR_NPROCS", "1") != "1"
+
+    # ---- where the processes meet --------------------------------------------------------------------------------
+
+    @property
+    def main_address(self) -> str:
+        return self._meeting()[0]
+
+    @property
+    def main_port(self) -> int:
+        return self._meeting()[1]
+
+    def _meeting(self) -> tuple[str, int]:
+        """Address and port. Rank 0 publishes them when they are first asked for; the others wait for it.
+
+        Raises:
+            ConfigurationError: rank 0 was not reached in time, or there is no place for the file.
+        """
+        if "MASTER_ADDR" in self.environ and "MASTER_PORT" in self.environ:
+            return self.environ["MASTER_ADDR"], self.number("MASTER_PORT")
+        if self._contact is None:
+            path = self._path()
+            self._contact = _publish(path) if self.global_rank() == 0 else _find(path, self.timeout_s)
+        return self._contact
+
+    def _path(self) -> Path:
+        if self.contact_file is not None:
+            return self.contact_file
+        advertisement = ""
+        with suppress(OSError):
+            advertisement = Path(self.environ.get("_CONDOR_JOB_AD", "")).read_text()
+        number = re.search(r"^ClusterId\s*=\s*(\d+)", advertisement, re.MULTILINE)
+        folder = self.environ.get("_CONDOR_JOB_IWD")
+        if number is None or folder is None:
+            raise ConfigurationError(
+                "HTCondorEnvironment cannot name a file for rank 0's address: _CONDOR_JOB_IWD or the job's number in "
+                "_CONDOR_JOB_AD is missing. Pass HTCondorEnvironment(contact_file=...), a path that all slots share."
+            )
+        return Path(folder) / f".drivetrain-contact-{number[1]}"
+
+    # ---- who is who ----------------------------------------------------------------------------------------------
+
+    def world_size(self) -> int:
+        return self.number("_CONDOR_NPROCS")
+
+    def global_rank(self) -> int:
+        return self.number("_CONDOR_PROCNO")
+
+    def local_rank(self) -> int:
+        """0: a slot sees no devices but its own."""
+        return 0
+
+    def node_rank(self) -> int:
+        return self.global_rank()
+
+    def teardown(self) -> None:
+        """Remove the file that this process has written."""
+        if self._contact is not None and self.global_rank() == 0:
+            self._path().unlink(missing_ok=True)
+        self._contact = None
+
+
+def _publish(path: Path) -> tuple[str, int]:
+    """Write this machine's address and a free port; a reader sees all of it or nothing."""
+    contact = socket.gethostname(), free_port()
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        part.write_text(json.dumps(contact))
+        os.replace(part, path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Rank 0 cannot write its address to {path}: {error}. Pass HTCondorEnvironment(contact_file=...), a path "
+            "that all slots share."
+        ) from error
+    return contact
+
+
+def _find(path: Path, timeout_s: float) -> tuple[str, int]:
+    """Wait for the file, and for somebody who listens where it says."""
+    deadline = time.monotonic() + timeout_s
+    seen = "the file has not appeared"
+    while True:
+        try:
+            address, port = json.loads(path.read_text())
+            with socket.create_connection((address, port), timeout=_POLL_S):
+                return str(address), int(port)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            seen = f"the file is there, but nobody answers where it says: {error}"
+        if time.monotonic() > deadline:
+            raise ConfigurationError(
+                f"Rank 0's address was not found in {path} within {timeout_s:g} s: {seen}. "
+                "Pass HTCondorEnvironment(contact_file=...), a path that all slots share, or set MASTER_ADDR and "
+                "MASTER_PORT."
+            )
+        time.sleep(_POLL_S)

@@ -1,0 +1,21 @@
+"""Kubeflow's PyTorchJob: one pod per process."""
+
+from __future__ import annotations
+
+from drivetrain.clusters.environment import ClusterEnvironment
+
+
+class KubeflowEnvironment(ClusterEnvironment):
+    """Reads ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE`` and ``RANK``. Every pod is a machine with one process.
+
+    It is never detected, because these variables alone do not say that: pass it in ``Trainer(plugins=[...])``.
+
+    Args:
+        environ: the variables; ``None``: those of this process.
+    """
+
+    def local_rank(self) -> int:
+        return 0
+
+    def node_rank(self) -> int:
+        return self.global_rank()

@@ -1,0 +1,102 @@
+"""No cluster: this machine, or a few that somebody starts by hand."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import closing
+
+from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
+from drivetrain.errors import ConfigurationError
+
+
+class LocalEnvironment(ClusterEnvironment):
+    """One program that starts the other processes of its machine itself, unless ``LOCAL_RANK`` says that one did.
+
+    On several machines the program is started once on each, with ``MASTER_ADDR``, ``MASTER_PORT`` and ``NODE_RANK``.
+
+    Args:
+        environ: the variables; ``None``: those of this process.
+    """
+
+    detect_priority = 0
+    evidence = "no launcher or cluster has started this process"
+
+    _main_port: int | None = None
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
+        return True
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return "LOCAL_RANK" in self.environ
+
+    @property
+    def main_address(self) -> str:
+        return self.environ.get("MASTER_ADDR", DEFAULT_ADDRESS)
+
+    @property
+    def main_port(self) -> int:
+        """``MASTER_PORT``, or a port that was free when it was first asked for; the others must be told (trap T45)."""
+        if "MASTER_PORT" in self.environ:
+            return self.number("MASTER_PORT")
+        if self._main_port is None:
+            self._main_port = free_port()
+        return self._main_port
+
+    def world_size(self) -> int:
+        if self._world_size is not None:
+            return self._world_size
+        return self.number("WORLD_SIZE", 1) if self.creates_processes_externally else 1
+
+    def global_rank(self) -> int:
+        if self._global_rank is not None:
+            return self._global_rank
+        return self.number("RANK", self.local_rank()) if self.creates_processes_externally else 0
+
+    def local_rank(self) -> int:
+        return self.number("LOCAL_RANK", 0)
+
+    def node_rank(self) -> int:
+        return self.number("NODE_RANK" if "NODE_RANK" in self.environ else "GROUP_RANK", 0)
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Nothing is started yet: several machines must only know each other, and a started process its place.
+
+        Raises:
+            ConfigurationError: they do not.
+        """
+        meeting = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in self.environ]
+        if num_nodes > 1 and meeting:
+            raise ConfigurationError(
+                f"num_nodes={num_nodes}, but {' and '.join(meeting)} is not set and no cluster says where the machines "
+                "meet. Start the program on each machine with MASTER_ADDR and MASTER_PORT of the first one and with "
+                "NODE_RANK=0, 1, ..., or start it with torchrun."
+            )
+        if not 0 <= self.node_rank() < num_nodes:
+            raise ConfigurationError(
+                f"This machine is number {self.node_rank()} by NODE_RANK or GROUP_RANK, but num_nodes={num_nodes}. "
+                "Number the machines from 0, or write num_nodes."
+            )
+        if self.creates_processes_externally and num_devices * num_nodes > 1 and "MASTER_PORT" in meeting:
+            raise ConfigurationError(
+                f"LOCAL_RANK={self.environ['LOCAL_RANK']} says that this process was started by another one, but "
+                "MASTER_PORT is not set, and each would choose its own. Unset LOCAL_RANK, or set MASTER_PORT for all."
+            )
+        if "WORLD_SIZE" in self.environ:
+            super().validate_settings(num_devices, num_nodes)
+
+    def teardown(self) -> None:
+        """Forget the job: a later Trainer is not misled by its size, and meets at another port (trap T54)."""
+        self.environ.pop("WORLD_SIZE", None)
+        self._world_size = self._global_rank = self._main_port = None
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now, of those that the system hands out."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+    return port

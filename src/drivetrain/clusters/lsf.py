@@ -1,0 +1,80 @@
+"""IBM's LSF: tasks that ``jsrun`` has started."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError
+
+_REQUIRED = ("LSB_JOBID", "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE")
+
+
+class LSFEnvironment(ClusterEnvironment):
+    """One task per process. ``MASTER_ADDR`` and ``MASTER_PORT`` win over what is read from the job.
+
+    Args:
+        environ: the variables; ``None``: those of this process.
+    """
+
+    detect_priority = 300
+    evidence = "LSF's jsrun has set JSM_NAMESPACE_SIZE"
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
+        return all(name in environ for name in _REQUIRED)
+
+    @property
+    def main_address(self) -> str:
+        return self.environ.get("MASTER_ADDR") or self._hosts()[0]
+
+    @property
+    def main_port(self) -> int:
+        """``MASTER_PORT``, or one between 10000 and 10999 that every task knows from the job's number."""
+        if "MASTER_PORT" in self.environ:
+            return self.number("MASTER_PORT")
+        return 10_000 + self.number("LSB_JOBID") % 1_000
+
+    def world_size(self) -> int:
+        return self.number("JSM_NAMESPACE_SIZE")
+
+    def global_rank(self) -> int:
+        return self.number("JSM_NAMESPACE_RANK")
+
+    def local_rank(self) -> int:
+        return self.number("JSM_NAMESPACE_LOCAL_RANK")
+
+    def node_rank(self) -> int:
+        """Where this machine stands in the job's list of hosts.
+
+        Raises:
+            ConfigurationError: it is not in the list.
+        """
+        hosts, own = self._hosts(), socket.gethostname()
+        for rank, host in enumerate(hosts):
+            if own == host or own.partition(".")[0] == host.partition(".")[0]:
+                return rank
+        raise ConfigurationError(
+            f"This machine calls itself {own!r}, but the hosts of the LSF job are {', '.join(hosts)}, as "
+            "LSB_DJOB_RANKFILE says. Start the program with jsrun."
+        )
+
+    def _hosts(self) -> list[str]:
+        """The machines that compute, each once, in order. The file's first line is the one that only launches."""
+        path = Path(self.environ.get("LSB_DJOB_RANKFILE", ""))
+        try:
+            lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        except OSError as error:
+            raise ConfigurationError(
+                f"The list of hosts that LSB_DJOB_RANKFILE names cannot be read: {error}. Start the program with "
+                "jsrun, or set MASTER_ADDR."
+            ) from error
+        if len(lines) < 2:
+            raise ConfigurationError(
+                f"LSB_DJOB_RANKFILE={path} lists {len(lines)} hosts: the one that launches and none that computes. Ask "
+                "LSF for at least one more."
+            )
+        return list(dict.fromkeys(lines[1:]))

@@ -1,0 +1,94 @@
+"""MPI: processes that ``mpirun`` has started."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.clusters.local import free_port
+from drivetrain.rank_zero import rank_zero_warn
+
+# What the launchers of Open MPI, of MPICH and Intel, and of MVAPICH set. MPI itself is asked only where one has:
+# importing it in a process that no launcher has started may end that process.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Of every rank, in order: its machine; and where they meet."""
+
+    rank: int
+    hosts: tuple[str, ...]
+    port: int
+
+
+class MPIEnvironment(ClusterEnvironment):
+    """Ranks and sizes from MPI's world, through mpi4py; address and port are rank 0's, unless ``MASTER_*`` are set.
+
+    All ranks must ask for the first of them together.
+
+    Args:
+        environ: the variables; ``None``: those of this process.
+    """
+
+    detect_priority = 200
+    evidence = "mpirun has started several processes"
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
+        """Whether there are several processes in MPI's world; warns where mpi4py is missing to say so."""
+        started = next((environ[name] for name in _SIZES if environ.get(name, "1") != "1"), None)
+        if started is None:
+            return False
+        if find_spec("mpi4py") is None:
+            rank_zero_warn(
+                f"mpirun has started {started} processes, but mpi4py is not installed, so each would train alone. "
+                "Install it: pip install mpi4py"
+            )
+            return False
+        return bool(_world().Get_size() > 1)
+
+    _told: _Job | None = None
+
+    @property
+    def _job(self) -> _Job:
+        if self._told is None:
+            world = _world()
+            told: list[tuple[str, int]] = world.allgather((socket.gethostname(), free_port()))
+            self._told = _Job(world.Get_rank(), tuple(host for host, _ in told), told[0][1])
+        return self._told
+
+    @property
+    def main_address(self) -> str:
+        return self.environ.get("MASTER_ADDR") or self._job.hosts[0]
+
+    @property
+    def main_port(self) -> int:
+        return self.number("MASTER_PORT") if "MASTER_PORT" in self.environ else self._job.port
+
+    def world_size(self) -> int:
+        return len(self._job.hosts)
+
+    def global_rank(self) -> int:
+        return self._job.rank
+
+    def local_rank(self) -> int:
+        """How many ranks below this one are on its machine."""
+        job = self._job
+        return job.hosts[: job.rank].count(job.hosts[job.rank])
+
+    def node_rank(self) -> int:
+        """Where its machine stands among all, by name."""
+        job = self._job
+        return sorted(set(job.hosts)).index(job.hosts[job.rank])
+
+
+def _world() -> Any:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD

@@ -1,0 +1,223 @@
+"""Which part of each batch is whose, when several processes share one data set.
+
+[Note: one order]
+All ranks draw the *same* order, the one that rank 0 would draw alone: with its random state, from the user's own
+sampler. A *global batch* is what all ranks do together; each rank takes its slice of it. So the sequence of global
+batches depends on their size alone, and not on how many ranks share them (trap T1: a user's ``shuffle=False`` stays).
+
+[Note: uneven ends]
+All ranks give the same number of batches. Where the last global batch does not divide, slices differ by one sample at
+most; a rank that gets nothing of it repeats its last batch, which counts for nothing (trap T3).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from drivetrain.data.resample import SamplerProxy, replaced
+from drivetrain.errors import ConfigurationError
+from drivetrain.seed import rng_state, set_rng_state
+
+Agree = Callable[[Any], Any]
+"""What rank 0 has, on every rank."""
+
+
+class Share(NamedTuple):
+    """One rank's part of a global batch.
+
+    Attributes:
+        indices: its samples.
+        factor: what the mean over them counts for in the mean over ranks that is the mean over the global batch: 1
+            where all have as many, 0 of a batch that is repeated.
+    """
+
+    indices: list[Any]
+    factor: float
+
+
+def share(
+    loader: Any, rank: int, world_size: int, agree: Agree, splits: bool = False, pads: bool = False
+) -> DataLoader[Any] | None:
+    """A copy of ``loader`` that gives this rank's part of each global batch; ``None`` where nothing can be shared out.
+
+    That is: what is no DataLoader, an iterable-style data set, which decides itself, and a loader whose sampler is a
+    DistributedSampler already (trap T1).
+
+    Args:
+        loader: the user's, which stays as it is.
+        rank: of ``world_size``.
+        world_size: how many processes share the data.
+        agree: gives all ranks what rank 0 has.
+        splits: the loader's batch size is that of the global batch; else of each rank's part.
+        pads: every rank gets as many samples, the first ones of the order twice (``drivetrain.parity``, trap T3).
+
+    Raises:
+        ConfigurationError: the order has no length, so nobody knows where it ends.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    batched = loader.batch_sampler is not None
+    drawn: Any = loader.batch_sampler if batched else loader.sampler
+    if isinstance(drawn, DistributedSampler) or isinstance(getattr(drawn, "sampler", None), DistributedSampler):
+        return None
+    if not hasattr(drawn, "__len__"):
+        raise ConfigurationError(
+            f"The {type(drawn).__name__} of the loader has no length, so the ranks cannot agree where an epoch ends. "
+            "Give it __len__, or write Trainer(use_distributed_sampler=False) and share the data out yourself."
+        )
+    batches: RankBatches
+    if type(drawn) is BatchSampler:
+        size = drawn.batch_size if splits else drawn.batch_size * world_size
+        batches = SlicedBatches(drawn.sampler, size, drawn.drop_last, rank, world_size, agree, pads)
+    elif splits:
+        raise ConfigurationError(
+            f"split_batches splits batches of a known size, and this loader's come from {type(drawn).__name__}. "
+            "Give the DataLoader a batch_size, or leave split_batches out."
+        )
+    else:  # lists that somebody has put together, or single samples of a loader without batches
+        batches = DealtBatches(drawn, rank, world_size, agree)
+    return replaced(loader, **{"batch_sampler" if batched else "sampler": batches})
+
+
+class RankBatches(SamplerProxy):
+    """This rank's batches, in place of a batch sampler; see the notes above."""
+
+    def __init__(self, order: Any, rank: int, world_size: int, agree: Agree) -> None:
+        super().__init__(order)
+        self._rank, self._world_size, self._agree = rank, world_size, agree
+
+    def shares(self) -> Iterator[Share]:
+        """One share per global batch."""
+        raise NotImplementedError
+
+    def factor_of(self, number: int) -> float:
+        """The factor of global batch ``number``, counted from 0: see :class:`Share`."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return (share.indices for share in self.shares())
+
+    def _order(self) -> Iterator[Any]:
+        """The order that rank 0 draws."""
+        if type(self._sampler) is SequentialSampler or isinstance(self._sampler, (list, tuple, range)):
+            return iter(self._sampler)
+        generators = [g for g in (getattr(self._sampler, "generator", None),) if g is not None]
+        state = self._agree((rng_state(), [generator.get_state() for generator in generators]))
+        if self._rank == 0:
+            return self._drawn()
+        own = rng_state()
+        _set(state, generators)
+        try:
+            return self._drawn()
+        finally:
+            set_rng_state(own)
+
+    def _drawn(self) -> Iterator[Any]:
+        order = iter(self._sampler)
+        if type(self._sampler) is RandomSampler:
+            first = list(itertools.islice(order, 1))  # draws the seed; what follows comes from a generator of its own
+            return itertools.chain(first, order)
+        return iter(list(order))  # it may draw at any time: now, while the random state is rank 0's
+
+
+def _set(state: tuple[dict[str, Any], list[Any]], generators: list[Any]) -> None:
+    set_rng_state(state[0])
+    for generator, its in zip(generators, state[1], strict=True):
+        generator.set_state(its)
+
+
+class SlicedBatches(RankBatches):
+    """Slices of global batches of single samples.
+
+    Args:
+        order: a sampler of single samples, with a length.
+        size: samples in a global batch.
+        drop_last: leave out the last global batch if it is smaller.
+        rank, world_size, agree, pads: as for :func:`share`.
+    """
+
+    def __init__(
+        self, order: Any, size: int, drop_last: bool, rank: int, world_size: int, agree: Agree, pads: bool
+    ) -> None:
+        super().__init__(order, rank, world_size, agree)
+        if size < world_size:
+            raise ConfigurationError(
+                f"A batch size of {size} cannot be split over {world_size} processes. Write batch_size={world_size} "
+                "or more, or leave split_batches out."
+            )
+        self._size, self._drop_last, self._pads = size, drop_last, pads
+        self.batch_size = size // world_size  # what it is called on one rank
+        self.drop_last = drop_last
+
+    @property
+    def sampler(self) -> Any:
+        """The order that is shared."""
+        return self._sampler
+
+    def __len__(self) -> int:
+        total = self._total()
+        return total // self._size if self._drop_last else -(-total // self._size)
+
+    def _total(self) -> int:
+        total = len(self._sampler)
+        return -(-total // self._world_size) * self._world_size if self._pads else total
+
+    def shares(self) -> Iterator[Share]:
+        order = self._order()
+        total = self._total()
+        if self._pads:
+            order = _padded(order, total)
+        last: list[Any] = []
+        for number in range(len(self)):
+            batch = list(itertools.islice(order, self._size))
+            begin, end = slice_of(len(batch), self._rank, self._world_size)
+            mine = batch[begin:end]
+            last = mine or last or batch[:1]
+            yield Share(last, self.factor_of(number))
+
+    def factor_of(self, number: int) -> float:
+        there = min(self._size, self._total() - number * self._size)
+        begin, end = slice_of(there, self._rank, self._world_size)
+        return (end - begin) * self._world_size / there
+
+
+class DealtBatches(RankBatches):
+    """Whole batches in turn, as somebody's own batch sampler has put them together.
+
+    Args:
+        order: gives lists of indices, or single indices to a loader without batches; with a length.
+        rank, world_size, agree: as for :func:`share`.
+    """
+
+    def __len__(self) -> int:
+        return -(-len(self._sampler) // self._world_size)
+
+    def shares(self) -> Iterator[Share]:
+        order = self._order()
+        last: Any = None
+        for number in range(len(self)):
+            dealt = list(itertools.islice(order, self._world_size))
+            last = dealt[self._rank] if self._rank < len(dealt) else dealt[-1] if last is None else last
+            yield Share(last, self.factor_of(number))
+
+    def factor_of(self, number: int) -> float:
+        there = min(self._world_size, len(self._sampler) - number * self._world_size)
+        return self._world_size / there if self._rank < there else 0.0
+
+
+def slice_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Where the part of ``rank`` begins and ends when ``count`` things are shared as evenly as can be."""
+    each, more = divmod(count, world_size)
+    begin = rank * each + min(rank, more)
+    return begin, begin + each + (rank < more)
+
+
+def _padded(order: Iterator[Any], total: int) -> Iterator[Any]:
+    """``order`` and then its beginning, ``total`` in all."""
+    kept = list(order)
+    return itertools.islice(itertools.cycle(kept), total) if kept else iter(())

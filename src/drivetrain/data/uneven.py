@@ -1,0 +1,48 @@
+"""Batches for ranks that must all run equally many, from loaders that give some of them more than others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from drivetrain.errors import ConfigurationError
+
+
+class KeptTogether:
+    """``(batch, is_last)`` for as long as any rank has a batch; a rank with nothing left repeats its last one.
+
+    Each rank fetches one batch ahead, so that all know whether there is a next one before the current one is worked on.
+
+    Args:
+        source: this rank's own, as :func:`drivetrain.data.feed.feed` yields them.
+        gather: this rank's answer on every rank, in order; called once per batch, and once more.
+
+    Attributes:
+        factor: of the batch that was given last: 1, or 0 if it is repeated.
+    """
+
+    def __init__(self, source: Iterator[tuple[Any, bool]], gather: Callable[[bool], list[bool]]) -> None:
+        self._source = source
+        self._gather = gather
+        self.factor = 1.0
+
+    def __iter__(self) -> Iterator[tuple[Any, bool]]:
+        current = next(self._source, None)
+        having = self._gather(current is not None)
+        if any(having) and not all(having):
+            without = [rank for rank, has in enumerate(having) if not has]
+            raise ConfigurationError(
+                f"The loader gave no batch at all on rank {', '.join(map(str, without))}, and others have some. "
+                "Give every rank at least one batch."
+            )
+        while current is not None:
+            following = next(self._source, None)
+            more = any(self._gather(following is not None))
+            self.factor = 1.0
+            yield current[0], not more
+            if following is None:
+                while more:
+                    more = any(self._gather(False))
+                    self.factor = 0.0
+                    yield current[0], not more
+            current = following

@@ -1,0 +1,256 @@
+"""The life of a started process: it becomes what it is told to be, calls the function, and reports.
+
+Reports are files in a folder that only this user may enter, written by one process of the job and read by another;
+pickle is as safe there as the program itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.launchers._process_state import ProcessState
+
+T = TypeVar("T")
+
+
+class Sealed(Generic[T]):
+    """A value on its way into another process, opened there when that process is ready for it.
+
+    Where it is pickled, tensors go by value: torch would move them into shared memory, where replicas train each
+    other's weights and the host's limits are low (trap T45). Those that are there already stay shared.
+    """
+
+    _pickled: bytes = b""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def open(self) -> T:
+        """The value; user code may be imported here."""
+        if not self._pickled:
+            return self._value
+        value: T = pickle.loads(self._pickled)
+        return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        stream = io.BytesIO()
+        try:
+            _ByValue(stream).dump(self._value)
+        except (pickle.PickleError, AttributeError, TypeError) as error:
+            raise ConfigurationError(
+                f"Something that the new processes need cannot be pickled: {error}. Define classes and functions at "
+                'the top level of a file, or use a start_method that does not pickle: "fork" or "popen".'
+            ) from error
+        return {"_pickled": stream.getvalue()}
+
+
+class _ByValue(ForkingPickler):
+    """Writes tensors by value; those that are views of one memory stay so, and it travels once.
+
+    Args:
+        stream: where to.
+        returns: to a process that is no rank: it uses no device, and outlives what is in shared memory here.
+    """
+
+    def __init__(self, stream: io.BytesIO, returns: bool = False) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._returns = returns
+        self._memories: dict[tuple[int, torch.dtype], torch.TypedStorage] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (torch.TypedStorage, torch.UntypedStorage)):
+            return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if not isinstance(obj, torch.Tensor) or (_in_shared_memory(obj) and not self._returns):
+            return NotImplemented
+        if self._returns and obj.device.type not in ("cpu", "meta"):
+            obj = obj.detach().cpu()
+        make, arguments, *rest = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if arguments and isinstance(arguments[0], torch.TypedStorage):
+            memory, *others = arguments
+            if address := obj.untyped_storage().data_ptr():
+                memory = self._memories.setdefault((address, obj.dtype), memory)
+            arguments = (memory, *others)
+        return make, arguments, *rest
+
+
+class RemoteTraceback(Exception):
+    """The traceback of another process, as text."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a process ended that should not have.
+
+    Attributes:
+        when: seconds on the machine's clock, to tell which process failed first.
+        summary: what it did, to go on after its name.
+        cure: what to do about it, if that is known.
+        follows: whether it looks like the echo of another process's failure.
+        interrupted: whether it was Ctrl-C.
+        traceback: of its exception, as text.
+        exception: pickled; empty where there is none, or it cannot be.
+    """
+
+    when: float
+    summary: str
+    cure: str = ""
+    follows: bool = False
+    interrupted: bool = False
+    traceback: str = ""
+    exception: bytes = b""
+
+    def cause(self) -> BaseException | None:
+        """The exception with its traceback; the traceback alone where the exception does not travel."""
+        if not self.traceback:
+            return None
+        trace = RemoteTraceback(self.traceback)
+        try:
+            exception = pickle.loads(self.exception)
+        except Exception:  # some classes cannot be made again from what they pickle
+            return trace
+        exception.__cause__ = trace
+        return exception if isinstance(exception, BaseException) else trace
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who a process is.
+
+    Attributes:
+        variables: as a launcher exports them.
+        threads: for torch's operations; ``None``: as the variables say.
+        folder: for reports.
+    """
+
+    local_rank: int
+    variables: Mapping[str, str]
+    threads: int | None
+    folder: Path
+
+
+Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
+
+
+def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
+    """What a started process does. It ends with exit code 1 if the function raises."""
+    if sys.platform == "linux":
+        _prctl_pr_set_pdeathsig(signal.SIGKILL)  # nobody is left behind when the launching process dies
+    try:
+        state.open().apply(place.variables)
+        if place.threads is not None:
+            torch.set_num_threads(place.threads)
+        function, args, kwargs = call.open()
+        own_parameters()
+        result = function(*args, **kwargs)
+        _write(place, "result", _pickled_result(result) if place.local_rank == 0 else b"")
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _write(place, "failure", pickle.dumps(_failure(error)))
+        sys.exit(1)
+
+
+def own_parameters() -> None:
+    """Take the parameters and buffers of this process's modules out of shared memory, which other replicas see."""
+    copies: dict[int, torch.UntypedStorage] = {}
+    for module in gc.get_objects():
+        if not issubclass(type(module), nn.Module) or "_parameters" not in vars(module):
+            continue
+        for tensor in (*nn.Module.parameters(module, False), *nn.Module.buffers(module, False)):
+            if not _in_shared_memory(tensor):
+                continue
+            shared = tensor.untyped_storage()
+            address = shared.data_ptr()
+            if address not in copies:
+                copies[address] = shared.clone()  # type: ignore[no-untyped-call]
+            own = torch.empty(0, dtype=tensor.dtype)
+            tensor.data = own.set_(copies[address], tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def read_result(folder: Path) -> Any:
+    """What the first process's function returned."""
+    return pickle.loads((folder / "0.result").read_bytes())
+
+
+def has_finished(folder: Path, local_rank: int) -> bool:
+    """Whether the function returned in that process."""
+    return (folder / f"{local_rank}.result").exists()
+
+
+def read_failure(folder: Path, local_rank: int) -> Failure | None:
+    """What that process said about its end; ``None`` where it could say nothing."""
+    try:
+        failure: Failure = pickle.loads((folder / f"{local_rank}.failure").read_bytes())
+    except FileNotFoundError:
+        return None
+    return failure
+
+
+def _write(place: Place, kind: str, content: bytes) -> None:
+    part = place.folder / f"{place.local_rank}.part"
+    part.write_bytes(content)
+    os.replace(part, place.folder / f"{place.local_rank}.{kind}")
+
+
+def _pickled_result(result: Any) -> bytes:
+    stream = io.BytesIO()
+    try:
+        _ByValue(stream, returns=True).dump(result)
+    except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"The result of rank 0 cannot be pickled, so the launching process cannot have it: {error}. "
+            "Return plain data and tensors."
+        ) from error
+    return stream.getvalue()
+
+
+def _failure(error: BaseException) -> Failure:
+    try:
+        pickled = pickle.dumps(error)
+    except Exception:
+        pickled = b""
+    return Failure(
+        time.monotonic(),
+        summary="raised " + "".join(traceback.format_exception_only(error)).strip(),
+        follows=_follows(error),
+        interrupted=isinstance(error, KeyboardInterrupt),
+        traceback="".join(traceback.format_exception(error)),
+        exception=pickled,
+    )
+
+
+def _follows(error: BaseException | None) -> bool:
+    """Whether an exchange broke: usually because the process at the other end did."""
+    declared = getattr(torch.distributed, "DistError", ())
+    while error is not None:
+        broken = any(words in str(error) for words in ("closed by peer", "reset by peer", "gloo"))
+        if isinstance(error, declared) or (isinstance(error, RuntimeError) and broken):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _in_shared_memory(tensor: torch.Tensor) -> bool:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return False
+    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.untyped_storage().is_shared()

@@ -1,0 +1,52 @@
+"""Whether this process can be copied: a copy has its memory, but neither its threads nor its devices."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.multiprocessing
+
+from drivetrain.errors import ConfigurationError
+
+_CURE = 'Use start_method="spawn" or "forkserver", or launch before anything is computed in this process.'
+
+
+def check_fork(threads: int | None, timeout_s: float) -> None:
+    """See that what a copy would do works in one.
+
+    Args:
+        threads: that the copies give torch; ``None``: as many as this process.
+        timeout_s: a parallel operation takes milliseconds; a copy without the threads that it waits for hangs for ever.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    current = torch.accelerator.current_accelerator()
+    if current is not None and getattr(torch.get_device_module(current), "is_initialized", bool)():
+        raise ConfigurationError(
+            f'start_method="fork" copies this process, but torch has already used its {current.type} device here, '
+            f"which a copy cannot. {_CURE}"
+        )
+    probe = torch.multiprocessing.get_context("fork").Process(target=_compute, args=(threads,), daemon=True)
+    probe.start()
+    probe.join(timeout_s)
+    code = probe.exitcode
+    if code is None:
+        probe.kill()
+        probe.join()
+    if code != 0:
+        how = f"did not end within {timeout_s:g} s" if code is None else f"ended with exit code {code}"
+        raise ConfigurationError(
+            f'start_method="fork" copies this process, but a parallel torch operation in a copy {how}: torch has '
+            f"already started its threads here, which a copy does not have. {_CURE}"
+        )
+
+
+def _compute(threads: int | None) -> None:
+    """Large enough that torch divides the work among its threads."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    x = torch.ones(512, 512, requires_grad=True)
+    torch.autograd.backward((x @ x + 1).sum())
+    os._exit(0)

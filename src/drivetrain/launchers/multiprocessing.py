@@ -1,0 +1,199 @@
+"""This program starts the processes itself, as copies or as new Pythons that get its objects."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, Literal
+
+import torch.multiprocessing
+
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.launchers import _child
+from drivetrain.launchers._fork import check_fork
+from drivetrain.launchers._process_state import ProcessState
+from drivetrain.launchers.launcher import Launcher, LaunchError
+
+_PROBE_S = 10.0
+_ECHO_S = 1.0  # when an exchange breaks in one process, the one that broke it is about to report
+
+
+class MultiProcessingLauncher(Launcher):
+    """One new process per device, started by ``torch.multiprocessing``; this one only waits, and is no rank.
+
+    Each process gets the environment variables that say who it is (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``,
+    ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which is chosen here), this process's
+    random state and torch's switches (trap T45), and its share of the processors as ``OMP_NUM_THREADS`` where that is
+    not set. With "spawn" and "forkserver" the function and its arguments are pickled: each process has its own copy of
+    every tensor. With "fork" they are there already. What was put into shared memory on purpose stays shared, except
+    the parameters and buffers of modules: replicas that shared their weights would each train them.
+
+    Args:
+        environment: who this machine is in the job.
+        num_processes: of this machine.
+        num_nodes: machines; the program is started once on each.
+        start_method: "spawn" starts a new Python for each process, which imports the program's file again: it needs an
+            ``if __name__ == "__main__":``. "fork" copies this process, also in notebooks, but only before a device or
+            torch's threads were used here. "forkserver" copies a clean process, and pickles like "spawn".
+        interrupt_grace_s: seconds that the processes have to end by themselves after Ctrl-C, which reaches them too.
+
+    Raises:
+        ConfigurationError: there is no such start method, here or at all.
+    """
+
+    def __init__(
+        self,
+        environment: ClusterEnvironment,
+        num_processes: int,
+        num_nodes: int = 1,
+        start_method: Literal["spawn", "fork", "forkserver"] = "spawn",
+        interrupt_grace_s: float = 5.0,
+    ) -> None:
+        known = torch.multiprocessing.get_all_start_methods()
+        if start_method not in known:
+            raise ConfigurationError(
+                f"start_method={start_method!r}: this system has no such way to start a process. "
+                f"{did_you_mean(str(start_method), known)}"
+            )
+        self.environment = environment
+        self.num_processes = num_processes
+        self.num_nodes = num_nodes
+        self.start_method = start_method
+        self.is_interactive_compatible = start_method == "fork"
+        self.interrupt_grace_s = interrupt_grace_s
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run it in all processes; the first one's result comes back as a copy, its tensors in host memory.
+
+        Raises:
+            ConfigurationError: the arguments cannot be pickled, or a copy of this process would hang.
+            LaunchError: a process failed; the others were killed at once (trap T31).
+            KeyboardInterrupt: here or in a process.
+        """
+        threads = _threads_each(self.num_processes)
+        if self.start_method == "fork":
+            check_fork(threads, _PROBE_S)
+        context: Any = torch.multiprocessing.get_context(self.start_method)
+        state, call = _child.Sealed(ProcessState.current()), _child.Sealed((function, args, kwargs))
+        folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
+        processes: list[Any] = []
+        try:
+            for place in self._places(threads, folder):
+                process = context.Process(target=_child.run, args=(place, state, call))
+                with _early_variables(place):
+                    process.start()
+                processes.append(process)
+            self._wait(processes, folder)
+            return _child.read_result(folder)
+        except KeyboardInterrupt:
+            _wait_for_all(processes, self.interrupt_grace_s)
+            raise
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+            shutil.rmtree(folder, ignore_errors=True)
+            self.environment.teardown()
+
+    def _places(self, threads: int | None, folder: Path) -> Iterator[_child.Place]:
+        environment, node = self.environment, self.environment.node_rank()
+        common = {
+            "NODE_RANK": node,
+            "WORLD_SIZE": self.num_processes * self.num_nodes,
+            "LOCAL_WORLD_SIZE": self.num_processes,
+            "MASTER_ADDR": environment.main_address,
+            "MASTER_PORT": environment.main_port,
+        } | ({} if threads is None else {"OMP_NUM_THREADS": threads})
+        for local_rank in range(self.num_processes):
+            variables = {**common, "LOCAL_RANK": local_rank, "RANK": node * self.num_processes + local_rank}
+            as_text = {name: str(value) for name, value in variables.items()}
+            yield _child.Place(local_rank, as_text, threads, folder)
+
+    # ---- while they run ------------------------------------------------------------------------------------------
+
+    def _wait(self, processes: Sequence[Any], folder: Path) -> None:
+        """Until all have ended well, or one has not."""
+        running = {process.sentinel: rank for rank, process in enumerate(processes)}
+        failed: dict[int, _child.Failure] = {}
+        deadline: float | None = None
+        while running:
+            patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ended = [running.pop(sentinel) for sentinel in connection.wait(list(running), patience)]
+            for rank in ended:
+                processes[rank].join()
+                if not _child.has_finished(folder, rank):
+                    failed[rank] = _child.read_failure(folder, rank) or _silent(processes[rank].exitcode)
+            if not ended or any(not failure.follows for failure in failed.values()):
+                break
+            if failed and deadline is None:
+                deadline = time.monotonic() + _ECHO_S
+        if failed:
+            rank = min(failed, key=lambda rank: (failed[rank].follows, failed[rank].when))
+            self._raise(rank, processes[rank], failed[rank])
+
+    def _raise(self, local_rank: int, process: Any, failure: _child.Failure) -> None:
+        if failure.interrupted:
+            raise KeyboardInterrupt
+        rank = self.environment.node_rank() * self.num_processes + local_rank
+        message = (
+            f"Rank {rank} of {self.num_processes * self.num_nodes} (process {process.pid}, exit code "
+            f"{process.exitcode}) {failure.summary}"
+        )
+        raise LaunchError(f"{message}\n{failure.cure}".strip(), rank, process.exitcode) from failure.cause()
+
+
+def _silent(exit_code: int) -> _child.Failure:
+    """The failure of a process that could not report."""
+    now = time.monotonic()
+    if name := {-known.value: known.name for known in signal.Signals}.get(exit_code):
+        cure = "If nobody sent it, the system ran out of memory: use smaller batches or fewer loader workers."
+        return _child.Failure(now, f"was ended by the signal {name}.", cure if name == "SIGKILL" else "")
+    return _child.Failure(
+        now,
+        "ended before its function returned; what it wrote stands above.",
+        "Return in place of calling sys.exit(), and keep what the program's file does below an "
+        'if __name__ == "__main__":.',
+    )
+
+
+def _wait_for_all(processes: Sequence[Any], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+
+
+def _threads_each(num_processes: int) -> int | None:
+    """Each process's share of the processors; ``None`` where the user has decided."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return None
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable // num_processes)
+
+
+@contextmanager
+def _early_variables(place: _child.Place) -> Iterator[None]:
+    """What a process must know before its first line of user code, when it imports the program's file again.
+
+    That is its rank, so that it does not say what rank 0 says (trap T30). It is not yet told that it was started: a
+    program's file without a guard would go on as a rank, in place of the error that Python has for that.
+    """
+    early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
+    before = {name: os.environ.get(name) for name in early}
+    os.environ.update(early)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

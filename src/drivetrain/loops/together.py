@@ -1,0 +1,66 @@
+"""What a rank does with a batch that counts for less than others: see [Note: uneven ends] in data/samplers.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from drivetrain.data.samplers import RankBatches
+from drivetrain.data.uneven import KeptTogether
+from drivetrain.loops.restart import metrics_of, set_metrics
+from drivetrain.loops.run import Run
+from drivetrain.tree import map_leaves
+
+Batches = Iterator[tuple[Any, bool]]
+
+
+class Together:
+    """Keeps a pass of one rank in step with the others'.
+
+    Args:
+        run: the run.
+        loader: what is iterated; it knows what its batches count for if its samples are shared out.
+
+    Attributes:
+        factor: of the current batch: see :class:`drivetrain.data.samplers.Share`.
+    """
+
+    def __init__(self, run: Run, loader: Any) -> None:
+        self._run = run
+        self._shares = shares_of(loader)
+        self._kept: KeptTogether | None = None
+        self._metrics: dict[str, Any] | None = None
+        self.factor = 1.0
+
+    def over(self, batches: Batches) -> Batches:
+        """``batches``, as many as the other ranks have."""
+        if self._shares is not None:
+            return batches  # they are shared out so that all have as many
+        gather = self._run.engine.strategy.gather_objects
+        self._kept = KeptTogether(batches, gather)
+        return iter(self._kept)
+
+    def begin(self, number: int) -> None:
+        """Batch ``number`` of the pass is worked on; if it is repeated, nothing that it gives is kept."""
+        self.end()
+        self.factor = self._shares(number) if self._shares is not None else self._kept.factor if self._kept else 1.0
+        self._run.window.factor_here = self.factor
+        if self.factor == 0:
+            self._run.book.muted = True
+            self._metrics = map_leaves(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf,
+                                       metrics_of(self._run.module))  # fmt: skip
+
+    def end(self) -> None:
+        """The batch is done."""
+        if self._metrics is not None:
+            set_metrics(self._run.module, self._metrics)
+            self._metrics = None
+            self._run.book.muted = False
+
+
+def shares_of(loader: Any) -> Callable[[int], float] | None:
+    """What the batches of ``loader`` count for, by number; ``None`` where its samples are not shared out."""
+    for place in ("batch_sampler", "sampler"):
+        if isinstance(batches := getattr(loader, place, None), RankBatches):
+            return batches.factor_of
+    return None

@@ -1,0 +1,167 @@
+"""The ranks that take part in one collective: first they agree on what they are about to do, then bytes travel."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drivetrain.errors import ConfigurationError, DrivetrainError
+
+_DIGEST = 16  # bytes
+_HEADER = struct.Struct(f"<q?{_DIGEST}s231s")  # a number, whether the rank has failed, a digest, the text's beginning
+_LONGEST_LIST = 8  # names or ranks in a message
+
+_CURES = {
+    "all_gather": "Pad the tensors to one shape of one type, or use gather_objects().",
+    "broadcast": "Name the same global rank of the group everywhere, and give what can be pickled there.",
+    "reduce": "Reduce tensors of one shape and type by one operation on every rank.",
+    "barrier": "Pass the same barriers in the same order on every rank.",
+    "reduce_boolean_decision": "Ask for all of the ranks on each of them, or for any.",
+    "gather_objects": "Give what can be pickled on every rank.",
+    "gather_keyed": "Give the same names, and one row of as many numbers of one type, on every rank.",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one rank is about to do."""
+
+    number: int
+    failed: bool
+    digest: bytes
+    text: str
+
+    @property
+    def call(self) -> str:
+        """The name of the function that the rank has called."""
+        return self.text.partition("(")[0]
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The ranks that take part in one call, of which there are at least two.
+
+    Attributes:
+        call: the name of the function.
+        group: None for all processes.
+        ranks: their global ranks, in the group's order.
+        rank: this process's.
+        device: where to send what the group cannot reach.
+    """
+
+    call: str
+    group: Any
+    ranks: list[int]
+    rank: int
+    device: torch.device | None
+
+    def agree(self, text: str, number: int = 0, failed: bool = False) -> list[int]:
+        """Every rank's ``number``, if all are about to do the same.
+
+        Raises:
+            ConfigurationError: on every rank, where the texts differ or a rank has failed before it came here.
+        """
+        rows = self.meet(text, number, failed)
+        self.check(rows)
+        return [row.number for row in rows]
+
+    def meet(self, text: str, number: int = 0, failed: bool = False, also: str = "") -> list[Row]:
+        """What every rank is about to do; ``also`` is compared, but not shown."""
+        text = f"{self.call}({text})"
+        digest = hashlib.sha256(f"{text}\0{also}".encode()).digest()
+        header = bytearray(_HEADER.pack(number, failed, digest[:_DIGEST], text.encode()))
+        try:
+            received = self.gather(torch.frombuffer(header, dtype=torch.uint8)).cpu()
+        except RuntimeError as error:
+            raise DrivetrainError(
+                f"Rank {self.rank} waited in {text} for {_ranks(self.ranks)}, and not all came: {error}. A rank has "
+                "failed, or does something else meanwhile. Make this call on every rank of the group, outside of "
+                "conditions that differ between ranks."
+            ) from error
+        rows = [_HEADER.unpack(bytes(row)) for row in received.tolist()]
+        return [
+            Row(number, failed, digest, beginning.rstrip(b"\0").decode(errors="ignore"))  # it may end inside a letter
+            for number, failed, digest, beginning in rows
+        ]
+
+    def check(self, rows: list[Row]) -> None:
+        """Raise on every rank where the rows differ."""
+        if not any(row.failed for row in rows) and len({row.digest for row in rows}) == 1:
+            return
+        calls = {row.call for row in rows}
+        cure = _CURES[calls.pop()] if len(calls) == 1 else "Make the same calls in the same order on every rank."
+        each = by_rank([row.text for row in rows], self.ranks)
+        raise ConfigurationError(f"The ranks of the group cannot do this together: {each}. {cure}")
+
+    def gather(self, row: Tensor) -> Tensor:
+        """Every rank's ``row`` of bytes; all have the same length."""
+        row = row.to(self.wire(row.device))
+        rows = row.new_empty(len(self.ranks), row.numel())
+        if row.numel():
+            dist.all_gather(list(rows.unbind()), row, group=self.group)
+        return rows
+
+    def send(self, row: Tensor, src: int) -> Tensor:
+        """The bytes of rank ``src``, where ``row`` lies; elsewhere the row says how many there are."""
+        on_wire = row.to(self.wire(row.device))
+        if row.numel():
+            dist.broadcast(on_wire, src, group=self.group)
+        return on_wire.to(row.device)
+
+    def all_reduce(self, values: Tensor, op: Any) -> Tensor:
+        """The reduction of ``values``, which may be overwritten, where they lie."""
+        on_wire = values.to(self.wire(values.device))
+        if values.numel():
+            dist.all_reduce(on_wire, op, group=self.group)
+        return on_wire.to(values.device)
+
+    def wire(self, device: torch.device) -> torch.device:
+        """Where data of ``device`` must lie to travel."""
+        reached = [pair.partition(":")[0] for pair in dist.get_backend_config(self.group).split(",")]
+        if device.type in reached:
+            return device
+        if self.device is not None and self.device.type in reached:
+            return self.device
+        return torch.device("cpu" if "cpu" in reached else reached[0])
+
+
+def peers_of(call: str, group: Any, device: torch.device | None) -> Peers | None:
+    """The ranks of ``group``; None where this process is alone in it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    rank = dist.get_rank()
+    if dist.get_rank(group) < 0:
+        raise ConfigurationError(
+            f"{call}() was called on rank {rank}, which is no member of the given group: it can neither give nor get "
+            f"anything there. Call it on members only: if torch.distributed.get_rank(group) >= 0."
+        )
+    ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+    return Peers(call, group, ranks, rank, device) if len(ranks) > 1 else None
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def by_rank(texts: Sequence[str], ranks: Sequence[int], separator: str = ": ") -> str:
+    """Each different text once, after the ranks that it belongs to."""
+    owners: dict[str, list[int]] = {}
+    for rank, text in zip(ranks, texts, strict=True):
+        owners.setdefault(text, []).append(rank)
+    return "; ".join(f"{_ranks(whose)}{separator}{text}" for text, whose in owners.items())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {some(ranks)}"
+
+
+def some(values: Sequence[Any]) -> str:
+    """The first of the values, and how many more there are."""
+    more = len(values) - _LONGEST_LIST
+    return ", ".join(map(repr, values[:_LONGEST_LIST])) + (f" and {more} more" if more > 0 else "")

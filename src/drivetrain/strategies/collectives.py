@@ -1,0 +1,408 @@
+"""What the processes of a job do together, over torch.distributed: gather, broadcast, reduce, wait, agree.
+
+Each function first lets the ranks show each other, in one small message of fixed size, what they are about to do. Where
+they differ, in the operation, a shape or a name, every rank raises the same error, and none waits for ever (trap T8).
+This message travels in the host's memory where the group has a backend for that ("cpu:gloo,cuda:nccl"); in a group
+that only knows devices it costs a wait for the device. Only a rank that never comes is found by the group's timeout.
+
+Without a process group, and in a group of one, every function gives back what it got. ``group`` is a process group of
+which this process is a member, and ``None`` all processes. A tensor on a device that the group's backends cannot reach
+travels by way of ``device``, or of the host, and the result lies where the input lay. Ranks are always global ranks.
+
+Objects travel pickled. What one rank of a job unpickles, another rank of the same job has pickled: whoever can speak
+to the group can run code in it, here as in torch's own object collectives. Nothing from outside the job is unpickled.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
+from drivetrain.strategies._peers import Peers, by_rank, peers_of, some
+
+_OPERATIONS = {"avg": "mean", "prod": "product"}
+_BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor
+}  # fmt: skip
+_KNOWN = ["mean", "avg", "sum", "min", "max", "product", "prod"]
+_TORCHS = ["avg", "sum", "min", "max", "product", *_BITWISE]
+
+
+# ---- the functions ---------------------------------------------------------------------------------------------------
+
+
+def all_gather(
+    tensor: Tensor, group: Any = None, sync_grads: bool = False, *, device: torch.device | None = None
+) -> Tensor:
+    """Every rank's tensor, stacked in the order of ranks; of one process, the tensor itself.
+
+    Args:
+        tensor: any shape and type, the same on every rank; without dimensions it gives ``(world_size,)``.
+        group: the ranks that take part; ``None``: all.
+        sync_grads: let gradients flow back. The gradient of this rank's tensor is then the sum, over all ranks, of
+            their gradients of its slice; every rank must run the backward pass. Otherwise the result is detached.
+        device: where to send what the group cannot reach; ``None``: the host, or the first device that it can reach.
+
+    Returns:
+        ``(world_size, *tensor.shape)``.
+
+    Raises:
+        ConfigurationError: on every rank, where shapes, types or ``sync_grads`` differ between ranks.
+    """
+    peers = peers_of("all_gather", group, device)
+    if peers is None:
+        return tensor
+    problem = _unsendable(tensor)
+    with_gradients = problem is None and sync_grads and tensor.requires_grad and torch.is_grad_enabled()
+    peers.agree(problem or f"{_kind(tensor)}{', with gradients' * with_gradients}", failed=problem is not None)
+    if with_gradients:
+        return _Gather.apply(tensor, peers)  # type: ignore[no-any-return, no-untyped-call]
+    return _stacked(tensor.detach(), peers)
+
+
+def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device | None = None) -> Any:
+    """``obj`` of rank ``src``, on every rank.
+
+    Args:
+        obj: on rank ``src``, a tensor or anything that can be pickled; elsewhere it does not matter.
+        src: the *global* rank that gives, also inside a group, as in torch.
+        group: the ranks that take part; ``None``: all.
+        device: where tensors of another rank's accelerator shall lie here; ``None``: on the current one.
+
+    Returns:
+        On rank ``src``, ``obj`` itself; elsewhere a new object. A tensor keeps shape, type and whether it requires a
+        gradient, and is a leaf there.
+
+    Raises:
+        ConfigurationError: on every rank, where ranks name different sources, the source is not in the group, or its
+            object cannot be pickled.
+    """
+    peers = peers_of("broadcast", group, device)
+    if peers is None:
+        return obj
+    data, problem = b"", None
+    form: Any = None
+    if src not in peers.ranks:
+        problem = f"src={shown(src)}, which is not among the group's global ranks {peers.ranks}"
+    elif src == peers.rank:
+        plain = type(obj) is Tensor and _unsendable(obj) is None
+        form = (obj.shape, obj.dtype, obj.requires_grad, obj.device.type) if plain else None
+        data, problem = _dumped((form, None if plain else obj))
+    sizes = peers.agree(problem or f"src={src}", len(data), failed=problem is not None)
+    packed = peers.send(_padded(data, sizes[peers.ranks.index(src)]), src)
+    if src == peers.rank:
+        if form is not None:
+            peers.send(_bytes(obj.detach()), src)
+        return obj
+    form, received = _loaded(packed, peers.device)
+    if form is None:
+        return received
+    shape, dtype, requires_grad, kind = form
+    values = torch.empty(shape, dtype=dtype, device=_nearest(kind, peers.device))
+    return _unpacked(peers.send(_bytes(values), src), dtype, shape).requires_grad_(requires_grad)
+
+
+def reduce(tensor: Any, group: Any = None, reduce_op: Any = "mean", *, device: torch.device | None = None) -> Any:
+    """One tensor made of every rank's, element by element; what is no tensor passes through unchanged.
+
+    Nothing is lost on the way: numbers are added up in a wider type, float32 in 64 bits, 16-bit types in 32, integers
+    in int64, and a mean is divided once. The mean of integers or booleans is float64: of 1 and 2 it is 1.5 (trap T7).
+    Sums and products of them are int64, as torch's own. Everything else keeps its type. NaN on one rank is NaN in all
+    results.
+
+    Args:
+        tensor: the same shape and type on every rank. It is not changed, and the result is detached from its graph.
+        group: the ranks that take part; ``None``: all.
+        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or a ``ReduceOp`` of these, or
+            of the bitwise ones; ``None`` is the mean.
+        device: where to send what the group cannot reach; ``None``: the host, or the first device that it can reach.
+
+    Returns:
+        The result, the same on every rank; of one process, ``tensor`` itself, in its own type.
+
+    Raises:
+        UnknownNameError: there is no such operation.
+        ConfigurationError: on every rank, where tensors or operations differ, or a type knows no such operation.
+    """
+    if not isinstance(tensor, Tensor):
+        return tensor
+    operation = _operation(reduce_op)
+    peers = peers_of("reduce", group, device)
+    if peers is None:
+        return tensor
+    problem = _unsendable(tensor) or _irreducible(tensor, operation)
+    peers.agree(problem or f"{operation} of {_kind(tensor)}", failed=problem is not None)
+    return _reduced(tensor.detach(), operation, peers)
+
+
+def barrier(group: Any = None, name: str | None = None, *, device: torch.device | None = None) -> None:
+    """Wait until every rank of the group has come here.
+
+    Args:
+        group: the ranks that take part; ``None``: all.
+        name: of this meeting, for the message when ranks wait in different places.
+        device: for a group that cannot reach the host.
+
+    Raises:
+        ConfigurationError: on every rank, where a rank waits at a barrier of another name, or calls something else.
+    """
+    peers = peers_of("barrier", group, device)
+    if peers is not None:
+        peers.agree("" if name is None else repr(name))
+
+
+def reduce_boolean_decision(
+    decision: bool, all: bool = True, group: Any = None, *, device: torch.device | None = None
+) -> bool:
+    """Whether every rank says yes; with ``all=False``, whether at least one does.
+
+    Raises:
+        ConfigurationError: on every rank, where ranks ask different questions.
+    """
+    peers = peers_of("reduce_boolean_decision", group, device)
+    if peers is None:
+        return bool(decision)
+    votes = peers.agree(f"all={all}", int(bool(decision)))
+    return builtins.all(votes) if all else any(votes)
+
+
+def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None = None) -> list[Any]:
+    """Every rank's object, in the order of ranks, on every rank; this rank's own is ``obj`` itself.
+
+    Args:
+        obj: anything that can be pickled.
+        group: the ranks that take part; ``None``: all.
+        device: where tensors of another rank's accelerator shall lie here; ``None``: on the current one.
+
+    Raises:
+        ConfigurationError: on every rank, where a rank's object cannot be pickled.
+    """
+    peers = peers_of("gather_objects", group, device)
+    return [obj] if peers is None else _gathered(obj, peers)
+
+
+def gather_keyed(
+    names: Sequence[str], values: Tensor, group: Any = None, *, device: torch.device | None = None
+) -> Tensor:
+    """Every rank's numbers, of which each rank says what they stand for.
+
+    One message of fixed size shows that the names are the same on all ranks, a second one carries all the numbers. How
+    they are reduced is the caller's: sums and counts may need an exact one (traps T6 and T8).
+
+    Args:
+        names: what the numbers stand for, in order; one name may stand for several numbers.
+        values: ``(n,)``, the same length and type on every rank: float64 where the device has it.
+        group: the ranks that take part; ``None``: all.
+        device: where to send what the group cannot reach; ``None``: the host, or the first device that it can reach.
+
+    Returns:
+        ``(world_size, n)``, on the device of ``values``; of one process ``(1, n)``.
+
+    Raises:
+        ConfigurationError: on every rank, where names or lengths differ; it says what each rank has and others lack.
+    """
+    peers = peers_of("gather_keyed", group, device)
+    wrong = values.ndim != 1
+    if peers is None and wrong:
+        raise ConfigurationError(
+            f"gather_keyed() got values of shape {tuple(values.shape)}: they are one row. Write values.flatten()."
+        )
+    if peers is None:
+        return values.detach().unsqueeze(0)
+    rows = peers.meet(f"{len(names)} names, {_kind(values)}", failed=wrong, also="\0".join(names))
+    if len({row.digest for row in rows}) > 1 and builtins.all(row.call == "gather_keyed" for row in rows):
+        each = _gathered(list(names), peers)  # all ranks have seen the same rows, and all come here
+        if any(other != each[0] for other in each):
+            raise ConfigurationError(_differing_names(each, peers.ranks))
+    peers.check(rows)
+    return _stacked(values.detach(), peers)
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+class _Gather(torch.autograd.Function):
+    """Every rank's tensor, stacked; the gradient of mine is the sum of all ranks' gradients of my slice."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, peers: Peers) -> Tensor:
+        ctx.peers = peers
+        return _stacked(tensor, peers)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _OwnSlice.apply(gradients[0], ctx.peers), None  # type: ignore[no-untyped-call]
+
+
+class _OwnSlice(torch.autograd.Function):
+    """My slice of the sum of all ranks' stacks: what :class:`_Gather` is in reverse, and the other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:
+        ctx.peers = peers
+        return _reduced(stack, "sum", peers)[peers.ranks.index(peers.rank)].clone()  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _Gather.apply(gradients[0], ctx.peers), None  # type: ignore[no-untyped-call]
+
+
+def _stacked(tensor: Tensor, peers: Peers) -> Tensor:
+    rows = peers.gather(_bytes(tensor)).to(tensor.device)  # as bytes, every type can travel
+    return _unpacked(rows, tensor.dtype, (len(peers.ranks), *tensor.shape))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # one number's own stride may be anything
+
+
+def _unpacked(packed: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    return packed.view(dtype).view(shape) if packed.numel() else packed.new_empty(shape, dtype=dtype)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
+def _unsendable(tensor: Any) -> str | None:
+    if not isinstance(tensor, Tensor):
+        return f"{described(tensor)}, which is no tensor"
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        return f"a tensor that is no dense block of numbers ({tensor.layout}, on {tensor.device})"
+    return None
+
+
+def _operation(reduce_op: Any) -> str:
+    """The name of a reduction, however it was given."""
+    if reduce_op is None:
+        return "mean"
+    name = reduce_op.lower() if isinstance(reduce_op, str) and reduce_op.lower() in _KNOWN else ""
+    if dist.is_available() and isinstance(reduce_op, dist.ReduceOp):
+        name = next((name for name in _TORCHS if reduce_op == getattr(dist.ReduceOp, name.upper())), "")
+    if not name:
+        raise UnknownNameError(f"reduce(reduce_op={shown(reduce_op)}): unknown. {did_you_mean(str(reduce_op), _KNOWN)}")
+    return _OPERATIONS.get(name, name)
+
+
+def _irreducible(tensor: Tensor, operation: str) -> str | None:
+    fraction = tensor.is_floating_point() or tensor.is_complex()
+    if (
+        tensor.dtype is torch.uint64
+        or (tensor.is_complex() and operation in ("min", "max"))
+        or (fraction and operation in _BITWISE)
+    ):
+        return f"{operation} of {_kind(tensor)}, a type that has no such operation"
+    return None
+
+
+def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
+    """The reduction of a tensor that all ranks are known to have."""
+    dtype, home = tensor.dtype, tensor.device
+    if operation in _BITWISE:
+        return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())
+    values = tensor.to(peers.wire(home)).to(_wide(dtype, home), copy=True, memory_format=torch.contiguous_format)
+    if dtype.is_complex:
+        if operation == "product":
+            values = _stacked(values, peers).prod(0)
+        else:
+            values = torch.view_as_complex(peers.all_reduce(torch.view_as_real(values), dist.ReduceOp.SUM))
+    elif operation in ("min", "max") and dtype.is_floating_point:
+        values = _extreme(values, operation, peers)
+    else:
+        name = "SUM" if operation == "mean" else operation.upper()
+        values = peers.all_reduce(values, getattr(dist.ReduceOp, name))
+    exact = dtype.is_floating_point or dtype.is_complex or operation in ("min", "max")
+    if operation == "mean":
+        values = (values if exact else values.to(_float64(home))) / len(peers.ranks)
+    return values.to(dtype if exact else values.dtype).to(home)
+
+
+def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """A type in which many values of ``dtype`` can be added up, and that ``device`` has."""
+    if dtype.is_complex:
+        return torch.complex128 if _float64(device) is torch.float64 else torch.complex64
+    if not dtype.is_floating_point:
+        return torch.int64
+    return _float64(device) if dtype.itemsize >= 4 else torch.float32
+
+
+def _float64(device: torch.device) -> torch.dtype:
+    """float64, or float32 on a device that has no wider type."""
+    if device.type == "xpu":
+        return torch.float64 if torch.xpu.get_device_properties(device).has_fp64 else torch.float32
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
+    """The smallest or largest of every rank's values. Backends differ in what they make of NaN, so it travels apart."""
+    sign = 1.0 if operation == "max" else -1.0
+    nan = values.isnan()
+    both = torch.stack([values.masked_fill(nan, -sign * torch.inf), nan.to(values.dtype) * sign])
+    extreme, flags = peers.all_reduce(both, getattr(dist.ReduceOp, operation.upper())).unbind()
+    return extreme.masked_fill(flags != 0, torch.nan)
+
+
+# ---- objects ---------------------------------------------------------------------------------------------------------
+
+
+def _gathered(obj: Any, peers: Peers) -> list[Any]:
+    data, problem = _dumped(obj)
+    sizes = peers.agree(problem or "", len(data), failed=problem is not None)
+    rows = peers.gather(_padded(data, max(sizes)))
+    each = zip(peers.ranks, rows, sizes, strict=True)
+    return [obj if rank == peers.rank else _loaded(row[:size], peers.device) for rank, row, size in each]
+
+
+def _dumped(obj: Any) -> tuple[bytes, str | None]:
+    """``obj`` as bytes, or why it cannot be."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(obj, buffer)
+    except Exception as error:  # a class's own reduction may raise anything
+        return b"", f"what cannot be pickled: {type(error).__name__}: {error}"
+    return buffer.getvalue(), None
+
+
+def _padded(data: bytes, size: int) -> Tensor:
+    return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+
+
+def _loaded(data: Tensor, device: torch.device | None) -> Any:
+    """An object of another rank of this job; its tensors on an accelerator come to this rank's."""
+
+    def here(storage: Any, location: str) -> Any:
+        nearest = _nearest(location.partition(":")[0], device)
+        return storage if nearest.type in ("cpu", "meta") else storage.to(device=nearest)
+
+    packed = bytearray(data.numel())
+    torch.frombuffer(packed, dtype=torch.uint8).copy_(data)  # numpy, which tensors would need for this, is optional
+    return torch.load(io.BytesIO(packed), map_location=here, weights_only=False)
+
+
+def _nearest(kind: str, device: torch.device | None) -> torch.device:
+    """The device of this ``kind`` that belongs to this rank."""
+    return device if device is not None and device.type == kind else torch.device(kind)
+
+
+def _differing_names(each: list[list[str]], ranks: list[int]) -> str:
+    """What each rank has and others lack."""
+    common = set(each[0]).intersection(*each[1:])
+    own = [[name for name in names if name not in common] for names in each]
+    if any(own):
+        listed = by_rank([f"has {some(names)}" if names else "has none of them" for names in own], ranks, " ")
+        what = f"have different names; of those that not all have, {listed}"
+    else:
+        what = f"have the same names in different order or number: {by_rank([some(names) for names in each], ranks)}"
+    return (
+        f"The ranks of the group {what}. Log the same names in the same order on every rank, outside of conditions "
+        "that differ between ranks."
+    )

@@ -1,0 +1,131 @@
+"""What all strategies share whose processes train together: ranks, a process group, and what is exchanged in it."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from drivetrain import parity
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.data.samplers import share
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies import collectives
+from drivetrain.strategies.strategy import Strategy
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+
+class ParallelStrategy(Strategy):
+    """One process per device, which exchange tensors in a process group of ``torch.distributed``.
+
+    Args:
+        accelerator, checkpoint_io, precision_plugin: as for every strategy.
+        parallel_devices: this machine's devices in rank order; ``None``: as the plan decides.
+        cluster_environment: who this process is in the job; ``None``: as the plan detects.
+        process_group_backend: of ``torch.distributed``; ``None``: the accelerator's.
+        timeout: how long one rank waits for the others in an exchange before the job fails.
+    """
+
+    is_distributed = True
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = DEFAULT_TIMEOUT,
+    ) -> None:
+        super().__init__(accelerator, checkpoint_io, precision_plugin)
+        self.own_devices = tuple(parallel_devices or ())
+        self.cluster_environment = cluster_environment
+        self.own_environment = cluster_environment
+        self.num_nodes = 1
+        self.process_group_backend = process_group_backend
+        self.timeout = timeout
+
+    @property
+    def root_device(self) -> torch.device:
+        devices = self.parallel_devices or self.own_devices
+        return devices[self.local_rank]
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes this machine has."""
+        return len(self.parallel_devices or self.own_devices)
+
+    def know_job(self, environment: ClusterEnvironment, num_nodes: int) -> None:
+        self.cluster_environment, self.num_nodes = environment, num_nodes
+        if environment.creates_processes_externally:
+            self._know_ranks()
+        else:
+            self.world_size = num_nodes * self.num_processes
+
+    def _know_ranks(self) -> None:
+        """Once this process exists: who it is."""
+        environment = self.cluster_environment
+        assert environment is not None  # the plan has found one
+        self.local_rank, self.node_rank = environment.local_rank(), environment.node_rank()
+        self.global_rank, self.world_size = environment.global_rank(), environment.world_size()
+
+    def setup_environment(self) -> None:
+        self._know_ranks()
+        super().setup_environment()
+        if dist.is_initialized():
+            return
+        environment = self.cluster_environment
+        assert environment is not None
+        assert self.accelerator is not None
+        backend = self.process_group_backend or self.accelerator.process_group_backend
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{environment.main_address}:{environment.main_port}",
+            rank=self.global_rank,
+            world_size=self.world_size,
+            timeout=self.timeout,
+        )
+        atexit.register(_leave_group)
+
+    # ---- between ranks -------------------------------------------------------------------------------------------
+
+    def barrier(self, name: str | None = None) -> None:
+        collectives.barrier(name=name, device=self.root_device)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return collectives.broadcast(obj, src, device=self.root_device)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return collectives.reduce(tensor, group, reduce_op, device=self.root_device)
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        return collectives.all_gather(tensor, group, sync_grads, device=self.root_device)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        return collectives.reduce_boolean_decision(decision, all, device=self.root_device)
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        return collectives.gather_objects(obj, device=self.root_device)
+
+    def gather_keyed(self, names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
+        return collectives.gather_keyed(names, values)
+
+    # ---- data ----------------------------------------------------------------------------------------------------
+
+    def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
+        pads = pads or parity.current().padded_evaluation
+        shared = share(loader, self.global_rank, self.world_size, self.broadcast, splits, pads)
+        return loader if shared is None else shared
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

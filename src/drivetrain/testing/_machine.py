@@ -1,0 +1,371 @@
+"""The pretend devices at work: where each operation's results are, what may not be mixed, what makes the host wait."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from drivetrain.testing._places import ANYWHERE, Place, Places, spelled, storage_of
+from drivetrain.testing.record import Move, Record, Step, Sync
+
+# What follows is knowledge about CUDA, by the name of the operation.
+_COPIES = frozenset({"copy_", "_foreach_copy_", "fill_"})  # from one device to another, as they are asked
+_INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
+_ANY_MIX = frozenset({"is_same_size", "_has_same_storage_numel", "is_set_to", "set_"})  # they look at no value
+_NO_HOST_NUMBERS = frozenset({
+    "cat", "stack", "embedding", "index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_",
+    "scatter_reduce", "scatter_reduce_", "take", "nll_loss_forward", "nll_loss2d_forward",
+})  # fmt: skip
+"""Not elementwise: these refuse even a host tensor without dimensions, which elementwise ones take as a number."""
+_ON_HOST = frozenset({("_pack_padded_sequence", "lengths"), ("_pack_padded_sequence_backward", "batch_sizes")})
+"""Arguments that belong on the host."""
+_READS = frozenset({"equal", "is_nonzero", "allclose", "multinomial", "_linalg_check_errors", "unique_dim_consecutive"})
+"""What waits for the device, beside those that torch itself marks as such."""
+
+
+class Call(NamedTuple):
+    """A call of Python into torch."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", self.function))
+
+
+class Machine:
+    """``count`` pretend devices and the record of what happens on them.
+
+    Attributes:
+        places: where each tensor is.
+        record: what is written.
+        calls: Python's calls into torch that are running, the innermost last.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.places = Places(count)
+        self.record = Record(_places=self.places)
+        self.calls: list[Call] = []
+        self._landing: list[Place] = []  # where the clone that is running comes out
+        self._hushed = 0
+
+    # ---- where ---------------------------------------------------------------------------------------------------
+
+    def place(self, tensor: Tensor) -> Place:
+        """Where ``tensor`` is."""
+        with torch._C.DisableTorchFunction():
+            place = self.places.of(tensor)
+        return None if place == ANYWHERE else place
+
+    def put(self, tensor: Tensor, place: Place) -> None:
+        """What was made behind torch's back is at ``place``."""
+        with torch._C.DisableTorchFunction():
+            storage = storage_of(tensor)
+            if place is not None and storage is not None:
+                self.places.put(storage, place)
+
+    def move(self, tensor: Tensor, target: Place, blocking: bool = True) -> Tensor:
+        """A copy at ``target``, through which gradients find their way back."""
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            moved: Tensor = _Moved.apply(tensor, self, target, blocking)  # type: ignore[no-untyped-call]
+            return moved
+        return self.copy(tensor, target, blocking)
+
+    def copy(self, tensor: Tensor, target: Place, blocking: bool) -> Tensor:
+        """A copy at ``target``, and nothing more."""
+        source = self.place(tensor)
+        if target is not None:
+            self.places.check(target)
+        self._landing.append(target)
+        try:
+            copied = tensor.clone()
+        finally:
+            self._landing.pop()
+        self.note_move(source, target, copied, blocking)
+        return copied
+
+    # ---- the record ----------------------------------------------------------------------------------------------
+
+    def note_move(self, source: Place, target: Place, tensor: Tensor, blocking: bool) -> None:
+        """``tensor`` has gone from ``source`` to ``target``."""
+        with torch._C.DisableTorchFunction():
+            if tensor.layout is torch.sparse_coo:
+                tensor = tensor._values()
+            size = tensor.numel() * tensor.element_size()
+        self.note_bytes(source, target, size, blocking)
+
+    def note_bytes(self, source: Place, target: Place, size: int, blocking: bool, what: str | None = None) -> None:
+        """The same for what is no tensor yet, or no longer."""
+        if self._hushed:
+            return
+        line, through = _asked_at()
+        step = len(self.record.steps)
+        self.record.moves.append(Move(step, line, through, source, target, size, blocking))
+        if blocking and (source is None or target is None):
+            device = source if source is not None else target
+            assert device is not None  # nothing moves from the host to the host
+            self.note_sync(device, what)
+
+    def note_sync(self, device: int, what: str | None = None) -> None:
+        """The host waits for ``device``."""
+        if self._hushed:
+            return
+        what = what or (self.calls[-1].name if self.calls else "an operation")
+        line, through = _asked_at()
+        self.record.syncs.append(Sync(len(self.record.steps), line, through, what, device))
+
+    def note_step(self, optimizer: Optimizer) -> None:
+        """``optimizer`` has stepped."""
+        places = {self.place(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        line, through = _asked_at()
+        devices = tuple(sorted(places, key=_host_last))
+        self.record.steps.append(Step(len(self.record.steps), line, through, type(optimizer).__name__, devices))
+
+    @contextmanager
+    def hushed(self) -> Iterator[None]:
+        """A block in which nothing is noted: the caller does it for the whole of it, if at all."""
+        self._hushed += 1
+        try:
+            yield
+        finally:
+            self._hushed -= 1
+
+    # ---- one operation -------------------------------------------------------------------------------------------
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do ``func``; its results are where its operands are.
+
+        Raises:
+            RuntimeError: they are not all at one place, in torch's words.
+        """
+        name = func.overloadpacket.__name__
+        if name in _COPIES:
+            return self._copy_over(func, name, args, kwargs)
+        if name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+            return self._each(func, name, args, kwargs)
+        operands = list(_operands(func, args, kwargs))
+        place = None if name in _ANY_MIX else self._common(name, operands)
+        result = func(*args, **kwargs)
+        self._note_reads(func, name, args, place)
+        target = self._target(func, kwargs, operands, place, result)
+        if name == "_pack_padded_sequence":
+            result, sizes = result  # the second is for the host
+            self._put_all(result, target)
+            return result, sizes
+        self._put_all(result, target)
+        return result
+
+    def _target(self, func: Any, kwargs: dict[str, Any], operands: list[_Operand], place: Place, result: Any) -> Place:
+        """Where results that are new belong."""
+        if self._landing:
+            return self._landing[-1]
+        device = kwargs.get("device")
+        converts = func is torch.ops.aten._to_copy.default
+        if device is not None and device.type == "cpu" and device.index is not None:
+            target = self.places.check(device)
+            if converts and target != place:
+                self.note_move(place, target, result, not kwargs.get("non_blocking", False))
+            return target
+        if device is not None and not converts and self.calls and self.calls[-1].kwargs.get("device") is not None:
+            return None  # the program itself wrote device="cpu"
+        if not operands and self._inside_torch():
+            return ANYWHERE
+        return place
+
+    def _inside_torch(self) -> bool:
+        """Whether torch itself makes this tensor, for a computation on some device, as the CPU's code sees it."""
+        if not self.calls:
+            return True  # Python's own calls are all seen
+        call = self.calls[-1]
+        return any(self.place(tensor) is not None for tensor in tensors_in([call.args, call.kwargs]))
+
+    def _put_all(self, result: Any, place: Place) -> None:
+        for tensor in tensors_in(result):
+            storage = storage_of(tensor)
+            if storage is None:
+                continue
+            if place is not None:
+                self.places.put(storage, place)
+            else:
+                self.places.measure(storage)
+
+    def _common(self, name: str, operands: list[_Operand]) -> Place:
+        """The one place of all operands; those that might be anywhere go there."""
+        places: dict[Place, None] = {}
+        open_ones: list[Tensor] = []
+        for operand, written, tensor in operands:
+            place = self.places.of(tensor)
+            if place == ANYWHERE:
+                open_ones.append(tensor)
+            elif place is not None or not _number_or_host_argument(name, operand, written, tensor):
+                places[place] = None
+        if len(places) > 1:
+            first, second, *_ = (spelled(place) for place in sorted(places, key=_host_last))
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{first} and {second}! (when calling aten::{name}, at {_asked_at()[0]})"
+            )
+        if not places:
+            return ANYWHERE if open_ones else None
+        common = next(iter(places))
+        if common is not None:
+            for tensor in open_ones:
+                self.places.put(storage_of(tensor), common)
+        return common
+
+    def _each(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation on lists of tensors: the first of each belong together, then the second, and so on."""
+        singles: list[_Operand] = []
+        columns: list[list[_Operand]] = []
+        for operand, written, value in _arguments(func, args, kwargs):
+            if isinstance(value, Tensor):
+                singles.append((operand, written, value))
+            elif isinstance(value, (list, tuple)):
+                columns.append([(operand, written, item) for item in value if isinstance(item, Tensor)])
+        rows = max((len(column) for column in columns), default=0)
+        places = [
+            self._common(name, [*(column[row] for column in columns if row < len(column)), *singles])
+            for row in range(rows)
+        ]
+        result = func(*args, **kwargs)
+        if isinstance(result, (list, tuple)) and len(result) == rows:
+            for part, place in zip(result, places, strict=True):
+                self._put_all(part, place)
+        return result
+
+    def _copy_over(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Write values into tensors that may be elsewhere."""
+        into, values = args[0], args[1]
+        blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+        number = bool(self.calls) and self.calls[-1].name == "__setitem__" and not tensors_in(self.calls[-1].args[2:])
+        result = func(*args, **kwargs)
+        for one, other in zip(*(tensors_in(part) for part in (into, values)), strict=False):
+            target, source = self.places.of(one), self.places.of(other)
+            if ANYWHERE in (target, source):
+                self._common(name, [("", False, one), ("", False, other)])
+            elif target != source and not (source is None and (number or name == "fill_")):
+                self.note_move(source, target, one, blocking)
+        return result
+
+    def _note_reads(self, func: Any, name: str, args: tuple[Any, ...], place: Place) -> None:
+        if place is None or place == ANYWHERE:
+            return
+        if name in _INDEXING:
+            self._note_indexing(name, args, place)
+        elif name in _READS or {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
+            self.note_sync(place, None if self.calls else name)
+
+    def _note_indexing(self, name: str, args: tuple[Any, ...], place: int) -> None:
+        indices = tensors_in(args[1])
+        for index in indices:
+            if self.places.of(index) is None:  # such as a list of numbers: it is copied to the device
+                self.note_move(None, place, index, blocking=True)
+        masks = [index for index in indices if index.dtype in (torch.bool, torch.uint8)]
+        fills = len(indices) == 1 and "put" in name and args[2].numel() == 1 and self.places.of(args[2]) is None
+        if masks and not fills:
+            self.note_sync(place)
+
+
+class _Moved(torch.autograd.Function):
+    """A move that autograd knows."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, machine: Machine, target: Place, blocking: bool) -> Tensor:
+        ctx.machine, ctx.source = machine, machine.place(tensor)
+        return machine.copy(tensor, target, blocking)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return ctx.machine.move(gradient, ctx.source), None, None, None
+
+
+# ---- what an operation is given -------------------------------------------------------------------------------------
+
+_Operand = tuple[str, bool, Tensor]
+"""An argument's name, whether it is written into, and the tensor."""
+
+
+@functools.cache
+def _parameters(func: Any) -> tuple[tuple[str, bool], ...]:
+    return tuple(
+        (argument.name, argument.alias_info is not None and argument.alias_info.is_write)
+        for argument in func._schema.arguments
+    )
+
+
+def _arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, bool, Any]]:
+    for position, (name, written) in enumerate(_parameters(func)):
+        if position < len(args):
+            yield name, written, args[position]
+        elif name in kwargs:
+            yield name, written, kwargs[name]
+
+
+def _operands(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[_Operand]:
+    for name, written, value in _arguments(func, args, kwargs):
+        for tensor in tensors_in(value):
+            yield name, written, tensor
+
+
+def _number_or_host_argument(name: str, argument: str, written: bool, tensor: Tensor) -> bool:
+    """Whether a host tensor may stand beside those of a device."""
+    if (name, argument) in _ON_HOST or (name in _INDEXING and argument == "indices"):
+        return True
+    return not written and tensor.dim() == 0 and name not in _NO_HOST_NUMBERS
+
+
+def _host_last(place: Place) -> tuple[bool, int]:
+    return place is None, place or 0
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in nested lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for item in value for tensor in tensors_in(item)]
+
+
+# ---- whose line ------------------------------------------------------------------------------------------------------
+
+_HERE = str(Path(__file__).parent) + os.sep
+_OURS = str(Path(__file__).parent.parent) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+
+
+def _asked_at() -> tuple[str, str]:
+    """The innermost line outside of torch and drivetrain, and drivetrain's own line inside of that or ""."""
+    through = ""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if not (file.startswith((_HERE, _TORCH)) or _is_pythons(file)):
+            if not file.startswith(_OURS):
+                return _spelled(frame), through
+            through = through or _spelled(frame)
+        frame = frame.f_back
+    return _spelled(frame), through
+
+
+def _is_pythons(file: str) -> bool:
+    return file.startswith("<") or (file.startswith(_PYTHON) and "site-packages" not in file)
+
+
+def _spelled(frame: Any) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -1,0 +1,114 @@
+"""Where each tensor pretends to be, kept by the storage that it shares with its views."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Place = int | None
+"""A pretend device's number, or ``None`` for the host."""
+
+ANYWHERE = -1
+"""Made inside of torch, without a word of where: it goes where it is first used together with others."""
+
+
+def spelled(place: Place) -> str:
+    """A place as messages name it."""
+    return "cpu" if place is None else f"fake:{place}"
+
+
+def device_at(place: Place) -> torch.device:
+    """What ``tensor.device`` answers there."""
+    return torch.device("cpu") if place is None else torch.device("cpu", place)
+
+
+@dataclass
+class _Held:
+    place: int
+    bytes: int
+    storage: weakref.ref[Any]  # kept, because it tells when the storage is gone
+
+
+class Places:
+    """Which storages are on which of ``count`` pretend devices. What is not listed is on the host.
+
+    torch keeps the Python object of a storage for as long as the storage itself lives, in a graph too, so a weak
+    reference to that object knows when the memory is freed.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.alive = [0] * count
+        self.peak = [0] * count
+        self._held: dict[int, _Held] = {}
+
+    def check(self, device: int | torch.device) -> int:
+        """The number of ``device``.
+
+        Raises:
+            RuntimeError: there is no such device.
+        """
+        index = device if isinstance(device, int) else device.index
+        if index is None or not 0 <= index < self.count:
+            raise RuntimeError(
+                f"invalid device ordinal: {device} is none of the {self.count} pretend devices, which are numbered "
+                f"from 0. Write fake_devices({(index or 0) + 1}) or FakeAccelerator.recording(devices=...) around it."
+            )
+        return index
+
+    def of(self, tensor: Tensor) -> Place:
+        """Where ``tensor`` is; ``None`` for the host, ``ANYWHERE`` where that is still open."""
+        storage = storage_of(tensor)
+        return None if storage is None else self.where(storage)
+
+    def where(self, storage: Any) -> Place:
+        """The same for memory."""
+        held = self._held.get(storage._cdata)
+        return None if held is None else held.place
+
+    def put(self, storage: Any, place: int) -> None:
+        """``storage`` is at ``place``, unless that has been decided before; its size is taken as it is now."""
+        key, size = storage._cdata, storage.nbytes()
+        held = self._held.get(key)
+        if held is None:
+            self._held[key] = _Held(place, size, weakref.ref(storage, lambda _: self._forget(key)))
+            self._count(place, size)
+            return
+        if held.place == ANYWHERE != place:
+            held.place, held.bytes = place, size
+            self._count(place, size)
+        self.measure(storage)
+
+    def measure(self, storage: Any) -> None:
+        """Take the size of ``storage`` anew: an operation may have resized it."""
+        held, size = self._held.get(storage._cdata), storage.nbytes()
+        if held is not None and held.bytes != size:
+            self._count(held.place, size - held.bytes)
+            held.bytes = size
+
+    def _forget(self, key: int) -> None:
+        held = self._held.pop(key)
+        self._count(held.place, -held.bytes)
+
+    def _count(self, place: int, size: int) -> None:
+        if place != ANYWHERE:
+            self.alive[place] += size
+            self.peak[place] = max(self.peak[place], self.alive[place])
+
+
+def storage_of(tensor: Tensor) -> Any:
+    """The memory behind ``tensor``, of a sparse one that of its values; ``None`` where it has none on the host."""
+    if tensor.device.type != "cpu":
+        return None
+    try:
+        if tensor.layout is torch.sparse_coo:
+            tensor = tensor._values()
+        elif tensor.layout is not torch.strided:
+            tensor = tensor.values()
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # a wrapper around other tensors, as torch.func makes them
+        return None

@@ -1,0 +1,265 @@
+"""Pretend devices: what a program does on an accelerator, seen on a machine that has none."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.accelerators.torch_device import parse_indices
+from drivetrain.errors import ConfigurationError, is_count, shown
+from drivetrain.registry import Registry
+from drivetrain.testing._machine import Machine
+from drivetrain.testing._modes import CallMode, OperationMode
+from drivetrain.testing._places import Place, device_at
+from drivetrain.testing.record import Record
+
+_COUNT = "DRIVETRAIN_FAKE_DEVICES"
+
+_machine: Machine | None = None  # the recording that is on; there is at most one
+
+
+class FakeAccelerator(Accelerator):
+    """Devices that compute on the CPU, to the last bit as ``accelerator="cpu"`` does, and pretend to be elsewhere.
+
+    ::
+
+        with FakeAccelerator.recording() as record:
+            Trainer(accelerator="fake", devices=1).fit(model, loader)
+        assert not [sync for sync in record.syncs if sync.step > 0]
+        print(record)
+
+    The devices are ``torch.device("cpu", 0)``, ``torch.device("cpu", 1)`` and so on, as many as :func:`fake_devices`
+    or the environment variable ``DRIVETRAIN_FAKE_DEVICES`` say, by default one. Without a recording they are the plain
+    CPU. Within one, ``tensor.device`` tells them apart, a tensor is moved by a real copy, and what would fail on a GPU
+    fails: an operation on tensors of two devices, or of a device and the host, a missing device, ``numpy()`` of a
+    tensor that was not brought back.
+    """
+
+    @staticmethod
+    def parse_devices(devices: Any) -> list[int]:
+        """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a text of digits is a count.
+
+        Raises:
+            ConfigurationError: it means no device, one twice, or one that nobody pretends.
+        """
+        try:
+            return parse_indices(devices, _count())
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error} To pretend more of them, write with fake_devices(4): ....") from None
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
+        return [torch.device("cpu", index) for index in devices]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return _count()
+
+    @staticmethod
+    def is_available() -> bool:
+        """Unless there are to be none: ``fake_devices(0)``."""
+        return _count() > 0
+
+    def get_device_stats(self, device: torch.device) -> dict[str, float]:
+        """Bytes of tensors there now and at most, under the names that CUDA's allocator has for them."""
+        if _machine is None:
+            return {}
+        record = _machine.record
+        return {
+            "allocated_bytes.all.current": float(record.bytes_alive(device)),
+            "allocated_bytes.all.peak": float(record.peak_bytes(device)),
+        }
+
+    @classmethod
+    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
+        accelerator_registry.register("fake", cls, description="Pretend devices that record moves and host syncs")
+
+    @classmethod
+    def why_unavailable(cls) -> str:
+        return f"{_COUNT} is 0"
+
+    def setup_device(self, device: torch.device) -> None:
+        _let_torch_load()
+
+    def synchronize(self, device: torch.device) -> None:
+        if _machine is not None:
+            _machine.note_sync(_machine.places.check(device), "synchronize")
+
+    def memory_allocated(self, device: torch.device) -> int | None:
+        return None if _machine is None else _machine.record.bytes_alive(device)
+
+    def max_memory_allocated(self, device: torch.device) -> int | None:
+        return None if _machine is None else _machine.record.peak_bytes(device)
+
+    def reset_peak_memory(self, device: torch.device) -> None:
+        if _machine is not None:
+            _machine.record.reset_peak(device)
+
+    @staticmethod
+    def recording(devices: int | None = None) -> AbstractContextManager[Record]:
+        """A block in which the devices of this thread pretend, and what happens on them is written down.
+
+        Everything that is made before is on the host. After the block, everything is.
+
+        Args:
+            devices: how many there are; ``None``: as many as outside.
+
+        Returns:
+            Yields the record, which grows within the block and can be read afterwards.
+
+        Raises:
+            ConfigurationError: another recording is on.
+        """
+        return _recording(devices)
+
+
+@contextmanager
+def fake_devices(count: int) -> Iterator[None]:
+    """A block in which there are ``count`` pretend devices, also for processes that are started in it.
+
+    Raises:
+        ConfigurationError: ``count`` is no number of devices.
+    """
+    if not is_count(count):
+        raise ConfigurationError(f"fake_devices({shown(count)}): that is no number of devices. Write fake_devices(2).")
+    before = os.environ.get(_COUNT)
+    os.environ[_COUNT] = str(count)
+    try:
+        yield
+    finally:
+        del os.environ[_COUNT]
+        if before is not None:
+            os.environ[_COUNT] = before
+
+
+def _count() -> int:
+    text = os.environ.get(_COUNT, "1")
+    if not text.isdigit():
+        raise ConfigurationError(f"{_COUNT} is a number of pretend devices, not {text!r}. Unset it or write 2.")
+    return int(text)
+
+
+# ---- a recording -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _recording(devices: int | None) -> Iterator[Record]:
+    global _machine
+    if _machine is not None:
+        raise ConfigurationError("A recording of pretend devices is on already. Leave it before another one begins.")
+    with ExitStack() as stack:
+        if devices is not None:
+            stack.enter_context(fake_devices(devices))
+        _let_torch_load()
+        machine = _machine = Machine(_count())
+        stack.callback(_stop)
+        calls = CallMode(machine)
+        stack.enter_context(_steps_noted(machine))
+        stack.enter_context(_replaced(torch._C, "_group_tensors_by_device_and_dtype", _grouped))
+        stack.enter_context(_replaced(torch.autograd, "_engine_run_backward", functools.partial(_seen_by, calls)))
+        push = "_push_saved_tensors_default_hooks"
+        stack.enter_context(_replaced(torch._C._autograd, push, functools.partial(_hooks_seen_by, calls)))
+        stack.enter_context(OperationMode(machine))
+        stack.enter_context(calls)
+        yield machine.record
+
+
+def _stop() -> None:
+    global _machine
+    _machine = None
+
+
+@contextmanager
+def _steps_noted(machine: Machine) -> Iterator[None]:
+    """Write optimizer steps down. One whose class calls ``super().step()`` is seen twice, and has stepped once."""
+    running: dict[int, int] = {}
+
+    def begins(optimizer: Optimizer, *_: Any) -> None:
+        running[id(optimizer)] = running.get(id(optimizer), 0) + 1
+
+    def ends(optimizer: Optimizer, *_: Any) -> None:
+        running[id(optimizer)] -= 1
+        if not running[id(optimizer)]:
+            machine.note_step(optimizer)
+
+    hooks = register_optimizer_step_pre_hook(begins), register_optimizer_step_post_hook(ends)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
+    """While torch's function ``name`` exists, call ``wrapper(function, ...)`` in its stead."""
+    original = getattr(owner, name, None)
+    if original is None:  # another version of torch does without
+        yield
+        return
+    setattr(owner, name, functools.partial(wrapper, original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _seen_by(calls: CallMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Hooks on gradients, and what is computed again in backward, call torch as well: that is to be seen, too."""
+    with calls:
+        return function(*args, **kwargs)
+
+
+def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[[Any], Any]) -> None:
+    """The same for hooks on what is saved for backward: activation checkpointing and offloading."""
+    push(*(functools.partial(_seen_by, calls, hook) for hook in hooks))
+
+
+def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
+    """Optimizers and clipping group tensors by device, and ask for it where no mode can answer."""
+    first: Sequence[Any] = next((column for column in lists if column), [])
+    members: dict[Place, list[int]] = {}
+    for position, tensor in enumerate(first):
+        members.setdefault(None if _machine is None else _machine.place(tensor), []).append(position)
+    if set(members) <= {None}:
+        return group(lists, with_indices)
+    groups = {}
+    for place, positions in members.items():
+        part = [[column[position] for position in positions] if column else [] for column in lists]
+        for (_, dtype), (columns, indices) in group(part, with_indices).items():
+            groups[device_at(place), dtype] = columns, [positions[index] for index in indices]
+    return groups
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _let_torch_load() -> None:
+    """Let ``torch.load(map_location=torch.device("cpu", 0))`` know what is meant, and see what ``torch.save`` reads."""
+    torch.serialization.register_package(5, _saved, _loaded)  # before torch's own for the CPU, which has 10
+
+
+def _saved(storage: Any) -> None:
+    place = None if _machine is None else _machine.places.where(storage)
+    if _machine is not None and place is not None:
+        _machine.note_bytes(place, None, storage.nbytes(), blocking=True, what="save")
+
+
+def _loaded(storage: Any, location: str) -> Any:
+    if re.fullmatch(r"cpu:\d+", location) is None:
+        return None
+    if _machine is not None:
+        place = _machine.places.check(torch.device(location))
+        _machine.places.put(storage, place)
+        _machine.note_bytes(None, place, storage.nbytes(), blocking=True, what="load")
+    return storage

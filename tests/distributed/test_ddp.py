@@ -1,0 +1,312 @@
+"""Training on several processes gives the numbers of training on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
+
+from drivetrain import LightningModule, Trainer, WeightedLoss, parity
+from drivetrain.errors import ConfigurationError
+from drivetrain.parity import Parity
+
+
+def trainer(**arguments: Any) -> Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+             "enable_checkpointing": False, "accelerator": "cpu"}  # fmt: skip
+    return Trainer(**{**quiet, "num_sanity_val_steps": 0, **arguments})
+
+
+def data(count: int = 120) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(
+        torch.randn(count, 4, generator=generator), torch.randn(count, 1, generator=generator),
+        torch.randint(1, 9, (count,), generator=generator),
+    )  # fmt: skip
+
+
+class Regression(LightningModule):
+    def __init__(self, weighted: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.weighted = weighted
+        self.seen: list[list[float]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y, tokens = batch
+        self.seen.append(x[:, 0].tolist())
+        if self.weighted:
+            each = F.mse_loss(self.net(x), y, reduction="none").squeeze(1)
+            return WeightedLoss((each * tokens).sum() / tokens.sum(), int(tokens.sum()))
+        loss = F.mse_loss(self.net(x), y)
+        self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98), "interval": "step"}]
+
+
+def fitted(batch_size: int, accumulate: int, weighted: bool, shuffle: bool, count: int) -> dict[str, Any]:
+    torch.manual_seed(7)
+    module = Regression(weighted)
+    loader: Any = DataLoader(data(count), batch_size=batch_size, shuffle=shuffle)
+    ours = trainer(max_steps=50, precision="64-true", accumulate_grad_batches=accumulate, gradient_clip_val=0.5,
+                   max_epochs=-1)  # fmt: skip
+    ours.fit(module, loader)
+    return {
+        "weights": torch.cat([p.detach().flatten() for p in module.parameters()]),
+        "seen": module.seen,
+        "loss": float(ours.callback_metrics.get("loss", 0)),
+        "steps": ours.global_step,
+    }
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("count", [120, 113])
+def test_the_same_global_batch_trains_the_same_however_it_is_shared(
+    pool: Any, weighted: bool, shuffle: bool, count: int
+) -> None:
+    alone = fitted(12, 1, weighted, shuffle, count)
+    assert alone["steps"] == 50
+    for world_size, batch_size, accumulate in ((2, 6, 1), (3, 4, 1), (2, 3, 2)):
+        if accumulate > 1 and count % 12:
+            continue  # the windows of an epoch's end hold other samples then
+        ranks = pool.run(fitted, batch_size, accumulate, weighted, shuffle, count, world_size=world_size, group=False)
+        for rank in ranks:
+            torch.testing.assert_close(rank["weights"], alone["weights"], rtol=1e-9, atol=1e-9)
+        assert ranks[0]["loss"] == pytest.approx(alone["loss"], abs=1e-9)
+        if accumulate == 1:
+            together = [sorted(sum(parts, [])) for parts in zip(*(rank["seen"] for rank in ranks), strict=True)]
+            expected = [sorted(batch) for batch in alone["seen"]]
+            assert [sorted(set(batch)) for batch in together] == expected  # a repeated batch adds nothing new
+
+
+def test_a_wrong_rank_count_is_seen(pool: Any) -> None:
+    """The control: another global batch trains to other numbers."""
+    alone = fitted(12, 1, False, False, 120)
+    ranks = pool.run(fitted, 12, 1, False, False, 120, world_size=2, group=False)
+    assert not torch.allclose(ranks[0]["weights"], alone["weights"], rtol=1e-3)
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+
+class Numbers(Dataset[Tensor]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(float(index))
+
+
+class Evaluated(LightningModule):
+    def __init__(self, gathers: bool = False) -> None:
+        super().__init__()
+        self.gathers = gathers
+        self.steps = 0
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.steps += 1
+        if self.gathers:
+            assert self.all_gather(torch.ones(3)).numel() == 3 * self.trainer.world_size
+        self.log("mean", batch.mean(), sync_dist=True)
+        self.log("one", 1.0, sync_dist=True)
+        self.log("sum", batch.sum(), sync_dist=True, reduce_fx="sum")
+        self.log("most", batch.max(), sync_dist=True, reduce_fx="max")
+        self.log("own", float(self.global_rank))
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return batch * 2
+
+    def training_step(self, batch: Any) -> None: ...
+
+    def configure_optimizers(self) -> None: ...
+
+
+def validated(count: int, batch_size: int, numbers: Parity | None = None, gathers: bool = False) -> Any:
+    before = parity.use(numbers or Parity())
+    try:
+        module = Evaluated(gathers)
+        [metrics] = trainer().validate(module, DataLoader(Numbers(count), batch_size=batch_size), verbose=False)
+        return metrics, module.steps
+    finally:
+        parity.use(before)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(("count", "batch_size"), [(5, 1), (5, 2), (6, 2), (7, 4), (1, 1)])
+def test_t3_every_sample_counts_once(pool: Any, world_size: int, count: int, batch_size: int) -> None:
+    ranks = pool.run(validated, count, batch_size, None, True, world_size=world_size, group=False)
+    assert len({steps for _, steps in ranks}) == 1  # the same number of collectives on every rank
+    for rank, (metrics, _) in enumerate(ranks):
+        assert metrics["mean"] == (count - 1) / 2
+        assert metrics["one"] == 1.0
+        assert metrics["sum"] == count * (count - 1) / 2
+        assert metrics["most"] == count - 1
+        assert metrics["own"] == rank  # trap T5
+
+
+def test_t3_padding_is_there_for_those_who_ask(pool: Any) -> None:
+    [(metrics, _), _] = pool.run(validated, 5, 1, Parity(padded_evaluation=True), group=False)
+    assert metrics["mean"] == pytest.approx((0 + 1 + 2 + 3 + 4 + 0) / 6)
+
+
+def test_t6_truncated_batch_sizes_are_there_for_those_who_ask(pool: Any) -> None:
+    [(metrics, _), _] = pool.run(validated, 3, 2, group=False)
+    assert metrics["one"] == 1.0
+    [(metrics, _), _] = pool.run(validated, 3, 2, Parity(averaged_batch_sizes=True), group=False)
+    assert metrics["one"] == 1.5  # sizes 2 and 1: the mean of the sums by the truncated mean of the sizes
+
+
+def predicted(count: int, batch_size: int) -> Any:
+    module = Evaluated()
+    found = trainer().predict(module, DataLoader(Numbers(count), batch_size=batch_size))
+    assert found is not None
+    return [batch.tolist() for batch in found]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(("count", "batch_size"), [(12, 2), (5, 1), (7, 2)])
+def test_predictions_come_in_the_order_of_the_data_on_rank_zero(
+    pool: Any, world_size: int, count: int, batch_size: int
+) -> None:
+    first, *others = pool.run(predicted, count, batch_size, world_size=world_size, group=False)
+    assert sum(first, []) == [2.0 * index for index in range(count)]
+    assert others == [[]] * (world_size - 1)
+
+
+# ---- samplers --------------------------------------------------------------------------------------------------------
+
+
+class Collected(Evaluated):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[list[float]] = []
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.batches.append(batch.tolist())
+
+
+class Odd(BatchSampler):
+    """Somebody's own: batches of growing size."""
+
+    def __init__(self) -> None:
+        super().__init__(range(10), 1, False)
+
+    def __iter__(self) -> Any:
+        return iter([[0], [1, 2], [3, 4, 5], [6, 7, 8, 9], [5, 5]])
+
+    def __len__(self) -> int:
+        return 5
+
+
+def shared_out(kind: str) -> list[list[float]]:
+    torch.manual_seed(int(__import__("os").environ.get("RANK", 0)))  # the ranks' own random states differ
+    loaders: dict[str, Any] = {
+        "random": lambda: DataLoader(Numbers(8), batch_size=2, sampler=RandomSampler(Numbers(8))),
+        "batches": lambda: DataLoader(Numbers(10), batch_sampler=Odd()),
+        "unbatched": lambda: DataLoader(Numbers(4), batch_size=None),
+        "weighted": lambda: DataLoader(
+            Numbers(8), batch_size=2, sampler=torch.utils.data.WeightedRandomSampler(torch.ones(8), 8)
+        ),
+        "whole": lambda: DataLoader(Numbers(4), batch_size=2),
+    }
+    module = Collected()
+    trainer(use_distributed_sampler=kind != "whole").validate(module, loaders[kind](), verbose=False)
+    return module.batches
+
+
+def test_t1_a_random_sampler_draws_one_order_for_all(pool: Any) -> None:
+    [alone] = pool.run(shared_out, "random", world_size=1, group=False)
+    ranks = pool.run(shared_out, "random", group=False)
+    flat = [sample for pair in zip(*ranks, strict=True) for batch in pair for sample in batch]
+    assert flat == sum(alone, [])
+    assert sorted(flat) == list(range(8))
+    weighted = pool.run(shared_out, "weighted", group=False)
+    [alone] = pool.run(shared_out, "weighted", world_size=1, group=False)
+    assert [s for pair in zip(*weighted, strict=True) for batch in pair for s in batch] == sum(alone, [])
+
+
+def test_t1_batches_of_ones_own_are_dealt_whole(pool: Any) -> None:
+    first, second = pool.run(shared_out, "batches", group=False)
+    assert first == [[0], [3, 4, 5], [5, 5]]
+    assert second == [[1, 2], [6, 7, 8, 9], [6, 7, 8, 9]]  # the last one is repeated, and counts for nothing
+    assert pool.run(shared_out, "unbatched", group=False) == [[0, 2], [1, 3]]
+    assert pool.run(shared_out, "whole", group=False) == [[[0, 1], [2, 3]]] * 2
+
+
+# ---- what must not hang ----------------------------------------------------------------------------------------------
+
+
+class LogsAlone(Evaluated):
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("all", 1.0, sync_dist=True)
+        if self.global_rank == 0:
+            self.log("alone", 1.0, sync_dist=True)
+
+
+def logged_alone() -> str:
+    try:
+        trainer().validate(LogsAlone(), DataLoader(Numbers(4)), verbose=False)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def test_t8_a_name_that_one_rank_alone_logs_is_an_error_on_all(pool: Any) -> None:
+    for message in pool.run(logged_alone, group=False):
+        assert "alone" in message
+
+
+class Uneven(torch.utils.data.IterableDataset[Tensor]):
+    def __init__(self, shares: list[int]) -> None:
+        self.shares = shares
+
+    def __iter__(self) -> Any:
+        rank = int(__import__("os").environ["RANK"])
+        return iter([torch.tensor(float(10 * rank + i)) for i in range(self.shares[rank])])
+
+
+def unevenly(shares: list[int]) -> Any:
+    module = Evaluated(gathers=True)
+    try:
+        [metrics] = trainer().validate(module, DataLoader(Uneven(shares), batch_size=1), verbose=False)
+    except ConfigurationError as error:
+        return str(error)
+    return metrics["mean"], module.steps
+
+
+def test_ranks_with_less_data_wait_for_nobody(pool: Any) -> None:
+    expected = (0 + 1 + 2 + 10) / 4
+    assert pool.run(unevenly, [3, 1], group=False) == [(expected, 3)] * 2
+    for message in pool.run(unevenly, [3, 0], group=False):
+        assert "no batch at all on rank 1" in message
+
+
+class StopsAlone(Regression):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.global_rank == 1 and batch_idx == 2:
+            self.trainer.should_stop = True
+        return super().training_step(batch, batch_idx)
+
+
+def stopped() -> tuple[int, int]:
+    ours = trainer(max_epochs=5, log_every_n_steps=4)
+    module = StopsAlone()
+    ours.fit(module, DataLoader(data(64), batch_size=2))
+    return ours.global_step, len(module.seen)
+
+
+def test_one_rank_that_stops_stops_all_at_the_same_batch(pool: Any) -> None:
+    first, second = pool.run(stopped, group=False)
+    assert first == second == (4, 4)

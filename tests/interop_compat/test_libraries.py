@@ -1,0 +1,121 @@
+"""Libraries that train with Lightning, through drivetrain.compat: the same numbers as on Lightning itself.
+
+Run by ``make test-compat``, whose environment has Lightning, the libraries and drivetrain.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain import callbacks
+
+PYTHON = os.environ.get("DRIVETRAIN_COMPAT_PYTHON", "")
+PROGRAMS = Path(__file__).parent / "programs"
+GLUONTS, FORECASTING = "gluonts_forecasts.py", "pytorch_forecasting_models.py"
+
+pytestmark = [
+    pytest.mark.skipif(not PYTHON, reason="DRIVETRAIN_COMPAT_PYTHON names no Python: run make test-compat"),
+    pytest.mark.timeout(600),
+]
+
+COUNTERPARTS = {
+    "has a validation_step but there is no validation loader": "You defined a `validation_step` but have no",
+    "The checkpoint holds the state of callbacks that this Trainer does not have": "callbacks used to create the",
+    "no logger has seen it, because log_every_n_steps=": "is smaller than the logging interval",
+}
+"""What we warn of in our own words, and how the original warns of the same."""
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs a program on Lightning or, by ``python -m drivetrain.compat``, on drivetrain; each run once."""
+
+    @cache
+    def run(program: str, *arguments: str, compat: tuple[str, ...] | None = None) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("run")
+        launcher = [] if compat is None else ["-m", "drivetrain.compat", *compat]
+        done = subprocess.run(
+            [PYTHON, *launcher, PROGRAMS / program, folder, *arguments],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # these models are too small for more
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        assert found["trainer"].startswith("lightning." if compat is None else "drivetrain.")
+        return found
+
+    return run
+
+
+def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
+    """Where the two differ: numbers in the first six digits, everything else at all."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        for key in one:
+            yield from differences(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            yield from differences(left, right, f"{where}/{index}")
+    elif isinstance(one, float) and isinstance(other, float):
+        if other != pytest.approx(one, rel=5e-7, abs=1e-9):
+            yield f"{where}: {one} there, {other} here"
+    elif one != other:
+        yield f"{where}: {one} there, {other} here"
+
+
+def not_there(ours: list[str], theirs: list[str]) -> list[str]:
+    """Our warnings that the original has not, in whichever words."""
+    known = [here for here, there in COUNTERPARTS.items() if any(there in message for message in theirs)]
+    return [message for message in ours if message not in theirs and not any(part in message for part in known)]
+
+
+needs_finder = pytest.mark.xfail(
+    not hasattr(callbacks, "LearningRateFinder"),
+    reason="pytorch-forecasting imports LearningRateFinder, which drivetrain does not have yet",
+    strict=True,
+)
+
+
+@pytest.mark.parametrize("program", [GLUONTS, pytest.param(FORECASTING, marks=needs_finder)])
+def test_a_library_comes_to_the_same_numbers(outcome: Any, program: str) -> None:
+    here = outcome(program, "7", compat=())
+    there = outcome(program, "7")
+    assert list(differences(there["numbers"], here["numbers"])) == []
+    assert not_there(here["warnings"], there["warnings"]) == []
+
+
+def test_another_seed_comes_to_other_numbers(outcome: Any) -> None:
+    """So that the test above could fail."""
+    there = outcome(GLUONTS, "7")["numbers"]["feed_forward"]
+    here = outcome(GLUONTS, "8", "feed_forward", compat=())["numbers"]["feed_forward"]
+    different = {line.split(":")[0] for line in differences(there, here)}
+    assert different >= {"/weights", "/forecast", "/metrics/val_loss", "/errors/MASE"}
+
+
+@pytest.mark.parametrize("name", ["feed_forward_in_uneven_windows", "deepar_with_summary"])
+def test_t12_t18_where_we_compute_otherwise_a_switch_goes_back(outcome: Any, name: str) -> None:
+    names = ("feed_forward_in_uneven_windows", "deepar_with_summary")
+    there = outcome(GLUONTS, "7", *names)["numbers"][name]
+    ours = outcome(GLUONTS, "7", *names, compat=())["numbers"][name]
+    switched = outcome(GLUONTS, "7", *names, compat=("--numbers", "original"))["numbers"][name]
+    assert any(line.startswith("/weights:") for line in differences(there, ours))
+    assert list(differences(there, switched)) == []
+
+
+@pytest.mark.skipif(hasattr(callbacks, "LearningRateFinder"), reason="drivetrain has a LearningRateFinder")
+def test_a_library_that_needs_what_is_not_there_is_told_so(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import lightning.pytorch\nimport pytorch_forecasting\n")
+    done = subprocess.run([PYTHON, "-m", "drivetrain.compat", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(("ImportError", "ModuleNotFoundError"))
+    assert "LearningRateFinder" in done.stderr.splitlines()[-1]

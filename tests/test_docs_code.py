@@ -1,0 +1,67 @@
+"""The Python of a page runs as it stands: its blocks one after the other, in one program."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["hardware.md", "own_accelerator.md"]
+
+# What the pages take for granted: a model and a loader.
+GIVEN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from drivetrain import LightningModule
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch):
+        return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+model, loader = Net(), DataLoader(TensorDataset(torch.randn(16, 4), torch.randn(16, 1)), batch_size=4)
+del LightningModule, DataLoader, TensorDataset
+"""
+
+
+def program(page: str, text: str) -> str:
+    """The blocks as one program, whose tracebacks name the page and its lines."""
+    parts = [GIVEN]
+    for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        above = text.count("\n", 0, block.start(1))
+        parts.append(f"exec(compile({chr(10) * above + block[1]!r}, {page!r}, 'exec'))")
+    assert len(parts) > 1, f"{page} has no Python"
+    return "\n".join(parts)
+
+
+def run(page: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "accelerators")}  # where xpulib is
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program(page, text)], cwd=folder, env=environ, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    done = run(page, (ROOT / "docs" / page).read_text(encoding="utf-8"), tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_does_not_run_is_found(tmp_path: Path) -> None:
+    """The control; the traceback leads to the page."""
+    done = run("page.md", "One.\n\n```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n", tmp_path)
+    assert done.returncode == 1
+    assert 'File "page.md", line 8' in done.stdout
+    assert "AssertionError" in done.stdout
