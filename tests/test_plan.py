@@ -18,16 +18,17 @@ from drivetrain.accelerators import (
     TorchDeviceAccelerator,
 )
 from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
+from drivetrain.clusters.local import LocalEnvironment
 from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.loggers import CSVLogger
 from drivetrain.plan import Machine, Plan, resolve
 from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
-from drivetrain.registry import Registry
+from drivetrain.registry import Entry, Registry
 from drivetrain.settings import Settings
-from drivetrain.strategies import SingleDeviceStrategy, Strategy
+from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
-MACHINE = Machine(world_size=1, has_tensorboard=True)
+MACHINE = Machine(environment=None, has_tensorboard=True)
 
 
 class xpulib:
@@ -298,7 +299,9 @@ def test_c2_s0_2_devices_reach_it_as_indices(devices: Any, indices: list[int]) -
         plan = plan_for(accelerator=XPUAccelerator(), devices=devices)
         assert plan.devices == (torch.device("meta", indices[0]),)
     else:
-        with pytest.raises(NotSupportedError, match=rf"means {len(indices)} devices, .* on one. Write devices=1"):
+        with pytest.raises(
+            NotSupportedError, match=f"would start {len(indices)} processes.*--nproc-per-node={len(indices)}"
+        ):
             plan_for(accelerator=XPUAccelerator(), devices=devices)
     assert xpulib.asked == [indices]
 
@@ -307,7 +310,7 @@ def test_c2_s0_2_devices_reach_it_as_indices(devices: Any, indices: list[int]) -
     ("count", "why"),
     [
         (1, 'devices="auto", and this accelerator counts 1'),
-        (3, 'devices="auto", and this accelerator counts 3; this version uses one of them'),
+        (3, 'devices="auto", and this accelerator counts 3; torchrun would use all of them'),
     ],
 )
 def test_s0_4_auto_devices_are_counted_by_the_accelerator(count: int, why: str) -> None:
@@ -358,7 +361,7 @@ def test_a_text_that_names_no_device(devices: str) -> None:
 def test_the_cpu_is_one_device() -> None:
     for devices in (1, "1", "auto"):
         assert plan_for(accelerator="cpu", devices=devices).devices == (torch.device("cpu"),)
-    with pytest.raises(NotSupportedError, match="means 2 devices"):
+    with pytest.raises(NotSupportedError, match="would start 2 processes"):
         plan_for(accelerator="cpu", devices=2)
     with pytest.raises(ConfigurationError, match="On the CPU, devices is a number of processes"):
         plan_for(accelerator="cpu", devices=[0])
@@ -368,7 +371,7 @@ def test_the_cpu_is_one_device() -> None:
 def test_one_of_two_of_torchs_devices() -> None:
     assert plan_for(accelerator="gpu", devices=[1]).devices == (torch.device("cuda", 1),)
     assert plan_for().devices == (torch.device("cuda", 0),)
-    with pytest.raises(NotSupportedError, match="devices=-1.* means 2 devices"):
+    with pytest.raises(NotSupportedError, match="would start 2 processes"):
         plan_for(devices=-1)
     with pytest.raises(ConfigurationError, match=r"devices=\[2\] means the devices \[2\], but this machine has 2"):
         plan_for(devices=[2])
@@ -382,7 +385,8 @@ def test_one_of_two_of_torchs_devices() -> None:
 )
 def test_strategy_names(given: str, why: str) -> None:
     plan = plan_for(strategy=given)
-    assert plan.strategy is SingleDeviceStrategy
+    assert isinstance(plan.strategy, Entry)
+    assert plan.strategy.cls is SingleDeviceStrategy
     assert reasons(plan)["strategy"] == ("SingleDeviceStrategy", why)
 
 
@@ -399,22 +403,19 @@ def test_a_strategy_instance_is_taken_and_completed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_true",
-        "ddp_spawn_find_unused_parameters_false", "fsdp", "fsdp_cpu_offload", "deepspeed", "deepspeed_stage_2_offload",
-        "deepspeed_stage_3_offload_nvme",
-    ],
-)  # fmt: skip
+    "name", ["fsdp", "fsdp_cpu_offload", "deepspeed", "deepspeed_stage_2_offload", "deepspeed_stage_3_offload_nvme"]
+)
 def test_strategies_of_a_later_version(name: str) -> None:
-    with pytest.raises(NotSupportedError, match=rf"strategy='{name}' trains in several .* Write strategy=\"auto\""):
+    with pytest.raises(NotSupportedError, match=rf"strategy='{name}' is not supported .* Write strategy=\"ddp\""):
         plan_for(strategy=name)
 
 
-@pytest.mark.parametrize(("name", "tail"), [("single", ""), ("single_devise", "Did you mean 'single_device'?")])
+@pytest.mark.parametrize(
+    ("name", "tail"), [("single", "Did you mean 'single_device'?"), ("single_devise", "Did you mean 'single_device'?")]
+)
 def test_unknown_strategies(name: str, tail: str) -> None:
     with pytest.raises(
-        ConfigurationError, match=f"no strategy called '{name}'. {tail}.*Known: single_device"
+        ConfigurationError, match=f"no strategy called '{name}'. {tail}.*Known: ddp,.* single_device"
     ) as caught:
         plan_for(strategy=name)
     assert not isinstance(caught.value, NotSupportedError)
@@ -432,7 +433,7 @@ def test_t56_a_distributed_strategy_says_so_itself() -> None:
     class Many(SingleDeviceStrategy):
         is_distributed = True
 
-    with pytest.raises(NotSupportedError, match="Many trains in several processes"):
+    with pytest.raises(NotSupportedError, match="Many would start 1 processes"):
         plan_for(strategy=Many())
 
 
@@ -529,8 +530,8 @@ def test_a_second_precision_beside_the_strategys_is_an_error() -> None:
     [
         ([Precision(), MixedPrecision()], "two of a kind: Precision and MixedPrecision. Keep one"),
         ([TorchCheckpointIO(), OwnIO()], "two of a kind: TorchCheckpointIO and OwnIO. Keep one"),
-        ("slurm", "got a str: 'slurm'. Pass a Precision or a CheckpointIO"),
-        ([object()], "got an object: .* Pass a Precision or a CheckpointIO, at most one of each"),
+        ("slurm", "got a str: 'slurm'. Pass a Precision, a CheckpointIO"),
+        ([object()], "got an object: .* Pass a Precision, a CheckpointIO or a ClusterEnvironment, at most"),
         (Precision, "got the class Precision itself. Pass"),
     ],
 )
@@ -561,27 +562,80 @@ def test_logger(machine: Machine, arguments: dict[str, Any], logger: str | None,
     assert reasons(plan)["logger"] == (logger or "none", why)
 
 
+# ---- several processes -----------------------------------------------------------------------------------------------
+
+
+def torchrun(world_size: int, local: int | None = None) -> Machine:
+    """As torchrun would have started this process."""
+    environ = {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local or world_size),
+        "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run",
+    }  # fmt: skip
+    return Machine.detect(environ)
+
+
+def chosen(plan: Plan) -> str:
+    return reasons(plan)["strategy"][0]
+
+
 @pytest.mark.parametrize(
-    ("environ", "world_size"),
+    ("machine", "arguments", "strategy", "devices"),
     [
-        ({}, 1),
-        ({"WORLD_SIZE": "4"}, 1),  # a leftover: a launcher exports the rank too
-        ({"RANK": "0"}, 1),
-        ({"WORLD_SIZE": "4", "RANK": "0"}, 4),
-        ({"WORLD_SIZE": "1", "RANK": "0"}, 1),
-        ({"WORLD_SIZE": "many", "RANK": "0"}, 1),
+        (torchrun(2), {"accelerator": "cpu"}, "DDPStrategy", 2),
+        (torchrun(2), {"accelerator": "cpu", "devices": 2}, "DDPStrategy", 2),
+        (torchrun(2), {"accelerator": "cpu", "strategy": "ddp"}, "DDPStrategy", 2),
+        (torchrun(4, local=2), {"accelerator": "cpu", "num_nodes": 2}, "DDPStrategy", 2),
+        (torchrun(1), {"accelerator": "cpu"}, "SingleDeviceStrategy", 1),
+        (torchrun(1), {"accelerator": "cpu", "strategy": "ddp"}, "DDPStrategy", 1),
+        (torchrun(2), {"accelerator": XPUAccelerator()}, "DDPStrategy", 2),
     ],
 )
-def test_what_a_launcher_exported(environ: dict[str, str], world_size: int) -> None:
-    assert Machine.detect(environ).world_size == world_size
+def test_processes_that_somebody_started(
+    machine: Machine, arguments: dict[str, Any], strategy: str, devices: int
+) -> None:
+    plan = plan_for(machine, **arguments)
+    assert chosen(plan) == strategy
+    assert len(plan.devices) == devices
+    assert "TorchElastic" in reasons(plan)["processes"][0]
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    resolve(Settings(accelerator="cpu"))  # the control: this machine, without a launcher
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(NotSupportedError, match=r"started 2 processes \(WORLD_SIZE\).* Start the program once"):
-        resolve(Settings(accelerator="cpu"))
+@pytest.mark.parametrize(
+    ("machine", "arguments", "said"),
+    [
+        (torchrun(2), {"devices": 3}, "3"),
+        (torchrun(2), {"strategy": "single_device"}, "trains in one process, and 2 were started. Write strategy"),
+        (MACHINE, {"devices": 2, "strategy": "single_device"}, 'Write strategy="ddp", or devices=1'),
+        (MACHINE, {"num_nodes": 2, "strategy": "single_device"}, "num_nodes=2"),
+    ],
+)
+def test_processes_and_devices_that_contradict_each_other(
+    machine: Machine, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        plan_for(machine, accelerator="cpu", **arguments)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "ddp", "ddp_spawn", "ddp_fork", "ddp_find_unused_parameters_true"])
+def test_starting_processes_is_left_to_a_launcher(strategy: str) -> None:
+    with pytest.raises(NotSupportedError, match="torchrun --nproc-per-node=2"):
+        plan_for(accelerator="cpu", devices=2, strategy=strategy)
+
+
+def test_a_device_of_a_kind_that_has_no_jobs_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Alone(XPUAccelerator):
+        supports_several_devices = False
+
+    with pytest.raises(ConfigurationError, match="has no jobs of several devices, and devices=2"):
+        plan_for(torchrun(2), accelerator=Alone(), devices=2)
+
+
+def test_a_cluster_environment_of_ones_own_wins() -> None:
+    own = LocalEnvironment({"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"})
+    plan = plan_for(torchrun(1), accelerator="cpu", plugins=own)
+    assert plan.environment is own
+    assert reasons(plan)["processes"] == ("2, started by Local", "it was passed in plugins=")
+    with pytest.raises(ConfigurationError, match="Give the cluster environment once"):
+        plan_for(accelerator="cpu", plugins=own, strategy=DDPStrategy(cluster_environment=LocalEnvironment({})))
 
 
 @pytest.mark.parametrize(
@@ -590,15 +644,22 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_text_gives_a_reason_per_line(arguments: dict[str, Any], tmp_path: Path) -> None:
     title, *lines = str(plan_for(**arguments)).splitlines()
     assert title == "drivetrain plan"
-    assert [line.split()[0] for line in lines] == ["accelerator", "devices", "strategy", "precision", "logger"]
+    assert [line.split()[0] for line in lines] == [
+        "accelerator",
+        "devices",
+        "strategy",
+        "processes",
+        "precision",
+        "logger",
+    ]
     assert len({line.index("because ") for line in lines}) == 1  # one column
     assert all(line.partition("because ")[2] for line in lines)
 
 
 def test_deciding_builds_nothing() -> None:
     plan = plan_for()
-    assert isinstance(plan.strategy, type)
-    assert issubclass(plan.strategy, Strategy)
+    assert isinstance(plan.strategy, Entry)
+    assert issubclass(plan.strategy.cls, Strategy)
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.devices = ()  # type: ignore[misc]
 

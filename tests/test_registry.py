@@ -185,5 +185,7 @@ def test_a_name_of_the_folder_is_not_shadowed_by_accident(shapes: Registry[Any])
     class Other:
         pass
 
-    with pytest.raises(ConfigurationError, match=r"'circle' already belongs to Circle \(.*\.circle\)\. .*override=True"):
+    with pytest.raises(
+        ConfigurationError, match=r"'circle' already belongs to Circle \(.*\.circle\)\. .*override=True"
+    ):
         shapes.register("circle", Other)

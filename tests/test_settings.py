@@ -96,7 +96,6 @@ def test_right_values_are_kept_as_they_are(name: str, values: list[Any]) -> None
 @pytest.mark.parametrize(
     ("name", "value", "only"),
     [
-        ("num_nodes", 2, "1"),
         ("profiler", "simple", "None"),
         ("model_registry", "mine", "None"),
     ],
@@ -261,6 +260,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "benchmark",
         "inference_mode",
         "use_distributed_sampler",
+        "split_batches",  # ours
         "profiler",
         "detect_anomaly",
         "barebones",

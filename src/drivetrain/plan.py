@@ -268,16 +268,16 @@ def _check_processes(
     """
     cls = _class_of(strategy)
     if not cls.is_distributed:
+        if environment.creates_processes_externally and environment.world_size() > 1:
+            raise ConfigurationError(
+                f"{cls.__name__} trains in one process, and {environment.world_size()} were started. "
+                'Write strategy="ddp", or start the program once, without a launcher.'
+            )
         if len(devices) > 1 or settings.num_nodes > 1:
             raise ConfigurationError(
                 f"{cls.__name__} trains on one device, and devices={settings.devices!r} with "
                 f"num_nodes={settings.num_nodes} means {len(devices)} on each machine. "
                 'Write strategy="ddp", or devices=1.'
-            )
-        if environment.creates_processes_externally and environment.world_size() > 1:
-            raise ConfigurationError(
-                f"{cls.__name__} trains in one process, and {environment.world_size()} were started. "
-                'Write strategy="ddp", or start the program once, without a launcher.'
             )
         return
     if len(devices) > 1 and not accelerator.supports_several_devices:
@@ -393,10 +393,12 @@ def _devices(
     parsed: Any
     if given == "auto":
         count, why = accelerator.auto_device_count(), 'devices="auto", and this accelerator counts'
-        processes = environment.world_size() // max(settings.num_nodes, 1)
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
-            count, why = processes, 'devices="auto", and the processes on this machine are'  # the host has no number
-        parsed, why = list(range(count)), f"{why} {count}"
+            count = environment.world_size() // max(settings.num_nodes, 1)  # the host has no number of its own
+            why = 'devices="auto", and the processes on this machine are'
+        used = 1 if count > 1 and not environment.creates_processes_externally else count
+        why = f"{why} {count}" + ("" if used == count else "; torchrun would use all of them")
+        parsed = list(range(used))
     else:
         parsed = accelerator.parse_devices(given)
         if isinstance(parsed, str):  # an accelerator may hand its argument through (spec C2)

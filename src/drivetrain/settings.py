@@ -402,7 +402,6 @@ _GONE = {
 }
 
 NOT_YET: dict[str, Any] = {
-    "num_nodes": 1,
     "profiler": None,
     "model_registry": None,
 }

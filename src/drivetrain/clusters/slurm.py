@@ -45,7 +45,7 @@ class SLURMEnvironment(ClusterEnvironment):
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
         """Whether tasks were asked for; warns where ``srun`` is at hand but has not started this process."""
-        if "SLURM_STEP_ID" not in environ and shutil.which("srun", path=environ.get("PATH")):
+        if not _in_a_step(environ) and shutil.which("srun", path=environ.get("PATH")):
             rank_zero_warn(
                 "This machine has SLURM's srun, but the program was started without it and so runs as one task. If "
                 "that is not what you want, start it with: srun python ..."
@@ -139,11 +139,16 @@ class SLURMEnvironment(ClusterEnvironment):
                     "change the job's options."
                 )
         super().validate_settings(num_devices, num_nodes)
-        if tasks > 1 and "SLURM_STEP_ID" not in self.environ:
+        if tasks > 1 and not _in_a_step(self.environ):
             raise ConfigurationError(
                 f"SLURM_NTASKS={tasks}, but this process was not started by srun, and the others of the {tasks} would "
                 "be waited for. Start it with srun python ..., or unset SLURM_NTASKS to run outside of SLURM's tasks."
             )
+
+
+def _in_a_step(environ: Mapping[str, str]) -> bool:
+    """Whether ``srun`` has started this process; the second name is the older one."""
+    return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
 
 
 def first_node(nodes: str) -> str:

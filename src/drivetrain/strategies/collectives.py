@@ -346,7 +346,7 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
     """The smallest or largest of every rank's values. Backends differ in what they make of NaN, so it travels apart."""
     sign = 1.0 if operation == "max" else -1.0
     nan = values.isnan()
-    both = torch.stack([values.masked_fill(nan, -sign * torch.inf), nan.to(values.dtype) * sign])
+    both = torch.stack([values.masked_fill(nan, 0.0), nan.to(values.dtype) * sign])
     extreme, flags = peers.all_reduce(both, getattr(dist.ReduceOp, operation.upper())).unbind()
     return extreme.masked_fill(flags != 0, torch.nan)
 

@@ -17,6 +17,7 @@ from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
 from drivetrain.registry import Registry
+from drivetrain.strategies.placement import place
 from drivetrain.strategies.redirection import redirected
 
 
@@ -110,12 +111,12 @@ class Strategy(ABC):
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         """``module`` in this precision, on the root device unless it stays, and wrapped where processes share it."""
         module = self.precision_plugin.convert_module(module)
-        return module.to(self.root_device) if move_to_device else module
+        return place(module, self.root_device) if move_to_device else module
 
     def model_to_device(self) -> None:
         """Move the model to the root device."""
         assert self.model is not None  # connect() came first
-        self.model.to(self.root_device)
+        place(self.model, self.root_device)
 
     def bind(self, name: str) -> Callable[..., Any]:
         """The module's method of this name, called so that what is wrapped around the module sees it (trap T42)."""
@@ -136,7 +137,7 @@ class Strategy(ABC):
             for optimizer in self.optimizers:
                 _optimizer_to(optimizer, HOST)
             if self.lightning_module is not None:
-                self.lightning_module.to(HOST)
+                place(self.lightning_module, HOST)
         if self.accelerator is not None:
             self.accelerator.teardown()
 

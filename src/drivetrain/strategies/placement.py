@@ -1,0 +1,21 @@
+"""Move a module and leave it what it was."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def place(module: nn.Module, device: torch.device) -> nn.Module:
+    """``module`` on ``device``, its tied parameters still tied.
+
+    Most devices keep parameter objects where they are. Some make new ones, and then every name gets a parameter of its
+    own: two layers that shared a weight would each train theirs, in silence.
+    """
+    named = [(owner, name, parameter) for owner in module.modules() for name, parameter in owner._parameters.items()]
+    module = module.to(device)
+    moved: dict[int, nn.Parameter | None] = {}
+    for owner, name, before in named:
+        if before is not None and owner._parameters[name] is not before:
+            owner._parameters[name] = moved.setdefault(id(before), owner._parameters[name])
+    return module
