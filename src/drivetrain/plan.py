@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator, AcceleratorRegistry
-from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
+from drivetrain.accelerators.torch_device import TorchDeviceAccelerator, as_numbers
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.environment import detect as detect_cluster
@@ -400,18 +400,21 @@ def _devices(
         why = f"{why} {count}" + ("" if used == count else "; torchrun would use all of them")
         parsed = list(range(used))
     else:
-        parsed = accelerator.parse_devices(given)
-        if isinstance(parsed, str):  # an accelerator may hand its argument through (spec C2)
-            parts = [part.strip() for part in parsed.split(",") if part.strip()]
-            if not parts or not all(part.removeprefix("-").isdigit() for part in parts):
-                raise ConfigurationError(
-                    f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".'
-                )
-            parsed = [int(part) for part in parts] if "," in parsed else int(parts[0])
+        parsed = as_numbers(accelerator.parse_devices(given))  # it may hand its argument through (spec C2)
+        if isinstance(parsed, str):
+            raise ConfigurationError(
+                f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".'
+            )
         if isinstance(parsed, int):
             parsed = list(range(accelerator.auto_device_count() if parsed == -1 else parsed))
         why = f"devices={given!r}"
     devices = tuple(accelerator.get_parallel_devices(parsed))
+    there = accelerator.auto_device_count()
+    if devices and devices[0].type != HOST.type and any(not 0 <= index < there for index in parsed):
+        raise ConfigurationError(
+            f"devices={given!r} means the devices {list(parsed)}, but the accelerator {accelerator.name!r} has {there} "
+            "here, numbered from 0. Write devices=-1 for all."
+        )
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
     return devices, why

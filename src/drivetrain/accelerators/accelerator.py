@@ -83,6 +83,15 @@ class Accelerator(ABC):
     supports_float64: bool = True
     """Whether tensors of 64-bit floats exist there; epoch means are summed in 32 bits where they do not."""
 
+    supports_float16: bool = True
+    """Whether float16 computes there, with a scaled loss ("16-mixed")."""
+
+    supports_bfloat16: bool = True
+    """Whether bfloat16 computes there ("bf16-mixed")."""
+
+    supports_streams: bool = False
+    """Whether ``torch.Stream`` and ``torch.Event`` exist for the device."""
+
     supports_several_devices: bool = True
     """Whether one job may use more than one of them."""
 

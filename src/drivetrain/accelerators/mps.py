@@ -15,6 +15,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
     type = "mps"
     auto_priority = 300
     supports_float64 = False
+    supports_streams = False
     supports_several_devices = False
 
     @classmethod

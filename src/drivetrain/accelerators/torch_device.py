@@ -27,6 +27,7 @@ class TorchDeviceAccelerator(Accelerator):
 
     type: ClassVar[str] = ""
     auto_priority = 100
+    supports_streams = True
 
     @classmethod
     def device_type(cls) -> str:

@@ -23,6 +23,7 @@ class XLAAccelerator(Accelerator):
     """
 
     auto_priority = 400
+    supports_float16 = False
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
