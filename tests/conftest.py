@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,3 +180,22 @@ class Recorded:
 @pytest.fixture
 def recorded() -> Iterator[type[Recorded]]:
     return Recorded
+
+
+# ---- several processes -----------------------------------------------------------------------------------------------
+
+POOL = "tests.distributed.pool"  # as pytest would name it
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Any]:
+    """Processes for tests of several ranks: ``pool.run(function, *args, world_size=2)``."""
+    if POOL not in sys.modules:
+        spec = importlib.util.spec_from_file_location(POOL, Path(__file__).parent / "distributed" / "pool.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[POOL] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    shared = sys.modules[POOL].shared()
+    yield shared
+    shared.close()

@@ -244,7 +244,8 @@ ARGUMENTS = [
     case("a name as plugin", {"plugins": "bf16"}, "plugins got", "a str: 'bf16'",
          "Pass a Precision, a CheckpointIO or a ClusterEnvironment, at most one of each."),
     case("a plugin's class", {"plugins": [MixedPrecision]}, "plugins got",
-         "the class MixedPrecision itself", "Pass a Precision, a CheckpointIO or a ClusterEnvironment, at most one of each."),
+         "the class MixedPrecision itself",
+         "Pass a Precision, a CheckpointIO or a ClusterEnvironment, at most one of each."),
     # devices
     case("no device", {"devices": 0}, "names no device", "devices=0", 'Write devices=1 or devices="auto".'),
     case("a bool of devices", {"devices": True}, "names no device", "devices=True",

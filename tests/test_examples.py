@@ -16,7 +16,8 @@ ROOT = Path(__file__).parent.parent
 def run(tmp_path: Path, script: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", ROOT / "examples" / script, "--output", "out", *arguments],
-        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -401,7 +401,10 @@ def _devices(
         parsed = list(range(used))
     else:
         parsed = as_numbers(accelerator.parse_devices(given))  # it may hand its argument through (spec C2)
-        if isinstance(parsed, str):
+        handed_through = parsed is given and not (
+            isinstance(given, int) or (isinstance(given, (list, tuple)) and all(type(index) is int for index in given))
+        )
+        if isinstance(parsed, str) or handed_through:
             raise ConfigurationError(
                 f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".'
             )

@@ -30,7 +30,7 @@ LSF = {
     "LSB_JOBID": "1234", "LSB_DJOB_RANKFILE": "/nowhere", "JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_SIZE": "4",
     "JSM_NAMESPACE_RANK": "3",
 }  # fmt: skip
-MPI = {"OMPI_COMM_WORLD_SIZE": "2"}
+MPI = {"PMI_SIZE": "2"}  # which srun sets too, for those who use MPI in its tasks
 CONDOR = {"_CONDOR_PROCNO": "1", "_CONDOR_NPROCS": "2"}
 
 

@@ -90,7 +90,8 @@ def test_s3_12_steps_side_by_side_do_not_collide() -> None:
     ],
 )  # fmt: skip
 def test_interactive_jobs_are_started_by_hand(changes: dict[str, str], found: bool) -> None:
-    assert SLURMEnvironment.detect({**TASK, **changes}) is found
+    allocation = {name: value for name, value in TASK.items() if name != "SLURM_STEP_ID"}
+    assert SLURMEnvironment.detect({**allocation, **changes}) is found
 
 
 def test_nothing_without_tasks() -> None:
@@ -110,6 +111,20 @@ def test_srun_at_hand_but_not_used_is_said(path: str) -> None:
         assert not SLURMEnvironment.detect({"PATH": path})
     assert SLURMEnvironment.detect({**TASK, "PATH": path})  # used: no warning, which would be an error here
     assert not SLURMEnvironment.detect({"PATH": ""})
+    assert not SLURMEnvironment.detect({"PATH": path, "LOCAL_RANK": "0"})  # somebody else has started it
+
+
+@pytest.mark.parametrize("name", ["bash", "interactive"])
+def test_tasks_in_a_job_that_is_taken_for_a_shell_are_alone(name: str) -> None:
+    shell = {**TASK, "SLURM_JOB_NAME": name}
+    with pytest.warns(UserWarning, match=f"srun has started 4 tasks, but in a job called '{name}'.*--job-name=train"):
+        assert not SLURMEnvironment.detect(shell)
+    assert not SLURMEnvironment.detect({**shell, "SLURM_PTY_PORT": "4000"})  # a shell indeed: no warning
+    assert not SLURMEnvironment.detect({**shell, "SLURM_NTASKS": "1"})
+
+
+def test_mpirun_in_a_job_starts_no_tasks() -> None:
+    assert not SLURMEnvironment.detect({**TASK, "OMPI_COMM_WORLD_RANK": "0"})
 
 
 # ---- what the user asked for -----------------------------------------------------------------------------------------

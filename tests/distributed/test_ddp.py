@@ -15,6 +15,10 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.parity import Parity
 
 
+def chain(lists: Any) -> list[Any]:
+    return [item for one in lists for item in one]
+
+
 def trainer(**arguments: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False,
              "enable_checkpointing": False, "accelerator": "cpu"}  # fmt: skip
@@ -83,7 +87,7 @@ def test_the_same_global_batch_trains_the_same_however_it_is_shared(
             torch.testing.assert_close(rank["weights"], alone["weights"], rtol=1e-9, atol=1e-9)
         assert ranks[0]["loss"] == pytest.approx(alone["loss"], abs=1e-9)
         if accumulate == 1:
-            together = [sorted(sum(parts, [])) for parts in zip(*(rank["seen"] for rank in ranks), strict=True)]
+            together = [sorted(chain(parts)) for parts in zip(*(rank["seen"] for rank in ranks), strict=True)]
             expected = [sorted(batch) for batch in alone["seen"]]
             assert [sorted(set(batch)) for batch in together] == expected  # a repeated batch adds nothing new
 
@@ -181,7 +185,7 @@ def test_predictions_come_in_the_order_of_the_data_on_rank_zero(
     pool: Any, world_size: int, count: int, batch_size: int
 ) -> None:
     first, *others = pool.run(predicted, count, batch_size, world_size=world_size, group=False)
-    assert sum(first, []) == [2.0 * index for index in range(count)]
+    assert chain(first) == [2.0 * index for index in range(count)]
     assert others == [[]] * (world_size - 1)
 
 
@@ -230,11 +234,11 @@ def test_t1_a_random_sampler_draws_one_order_for_all(pool: Any) -> None:
     [alone] = pool.run(shared_out, "random", world_size=1, group=False)
     ranks = pool.run(shared_out, "random", group=False)
     flat = [sample for pair in zip(*ranks, strict=True) for batch in pair for sample in batch]
-    assert flat == sum(alone, [])
+    assert flat == chain(alone)
     assert sorted(flat) == list(range(8))
     weighted = pool.run(shared_out, "weighted", group=False)
     [alone] = pool.run(shared_out, "weighted", world_size=1, group=False)
-    assert [s for pair in zip(*weighted, strict=True) for batch in pair for s in batch] == sum(alone, [])
+    assert [s for pair in zip(*weighted, strict=True) for batch in pair for s in batch] == chain(alone)
 
 
 def test_t1_batches_of_ones_own_are_dealt_whole(pool: Any) -> None:

@@ -122,6 +122,7 @@ def nothing_lost() -> Iterator[None]:
 def leave_group() -> None:
     """Destroy the job's process group; ranks that wait for this one then fail at once instead of after a timeout."""
     if dist.is_initialized():
+        gc.collect()  # what of a job refers to the group, a DDP's reducer above all, must go before it
         dist.destroy_process_group()
 
 

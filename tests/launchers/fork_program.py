@@ -190,6 +190,23 @@ def case_killed_in_exchange() -> Any:
     return failed(dies, "in exchange")
 
 
+def leaves_a_child() -> None:
+    if rank() == 1:
+        if (child := os.fork()) == 0:
+            os.closerange(0, 3)  # whoever reads what this program prints does not wait for it
+            time.sleep(LONG_S)
+            os._exit(0)
+        (FOLDER / "left").write_text(str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(LONG_S)
+
+
+def case_killed_with_a_child() -> Any:
+    found = failed(leaves_a_child)
+    os.kill(int((FOLDER / "left").read_text()), signal.SIGKILL)
+    return found
+
+
 def case_sys_exit() -> Any:
     return failed(dies, "exit")
 

@@ -156,7 +156,7 @@ def test_t31_the_one_that_failed_is_named_and_not_the_one_that_missed_it(forked:
     assert (failed["rank"], failed["cause"], failed["cause_text"]) == (1, "ValueError", "the reason")
 
 
-@pytest.mark.parametrize("case", ["killed", "killed_in_exchange"])
+@pytest.mark.parametrize("case", ["killed", "killed_in_exchange", "killed_with_a_child"])
 def test_t31_a_killed_process_is_named(forked: dict[str, Any], case: str) -> None:
     failed = forked[case]
     assert (failed["rank"], failed["exit_code"], failed["cause"]) == (1, -signal.SIGKILL, "NoneType")

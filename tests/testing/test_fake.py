@@ -426,7 +426,7 @@ def test_devices_are_counted_as_somebody_says(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_devices_that_nobody_pretends_are_refused(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match=r"devices=2 means .* has 1, .* with fake_devices\(4\)"):
+    with pytest.raises(ConfigurationError, match=r"devices=2 means .* has 1, .* pretend more: with fake_devices\(4\)"):
         make_trainer(accelerator=FakeAccelerator(), devices=2)
     with fake_devices(0), pytest.raises(ConfigurationError, match="not available"):
         make_trainer(accelerator=FakeAccelerator())
@@ -444,59 +444,47 @@ def test_waiting_for_a_device_is_noted() -> None:
     assert [(sync.what, sync.device) for sync in record.syncs] == [("synchronize", 0)]
 
 
-# ---- recordings ------------------------------------------------------------------------------------------------------
+TWO_PROCESSES = """
+import torch
+from drivetrain import LightningModule, Trainer
+from drivetrain.testing import FakeAccelerator
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch):
+        return self.layer(batch).pow(2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+torch.manual_seed(0)
+with FakeAccelerator.recording() as record:
+    trainer = Trainer(
+        accelerator="fake", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )
+    trainer.fit(model := Net(), torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4))
+rank = trainer.global_rank
+assert [step.devices for step in record.steps] == [(rank,)] * 4, record
+assert {(move.source, move.target) for move in record.moves if not move.blocking} == {(None, rank)}, record
+assert not [sync for sync in record.syncs if 0 < sync.step < 4], record
+print(rank, trainer.strategy.root_device, model.layer.weight.tolist(), flush=True)
+"""
 
 
-def test_a_recording_leaves_torch_as_it_was() -> None:
-    group, push = torch._C._group_tensors_by_device_and_dtype, torch._C._autograd._push_saved_tensors_default_hooks
-    run = vars(torch.autograd)["_engine_run_backward"]
-    with FakeAccelerator.recording() as record:
-        assert torch._C._group_tensors_by_device_and_dtype is not group
-        x = torch.ones(3, device=DEVICE)
-    assert (torch._C._group_tensors_by_device_and_dtype, vars(torch.autograd)["_engine_run_backward"]) == (group, run)
-    assert torch._C._autograd._push_saved_tensors_default_hooks is push
-    assert (x.device, (x + torch.ones(3)).tolist()) == (HOST, [2, 2, 2])
-    torch.optim.SGD([x], lr=0.1).step()
-    assert (record.steps, record.syncs, record.moves) == ([], [], [])
-
-
-def test_recordings_do_not_nest_and_end_by_exceptions() -> None:
-    with FakeAccelerator.recording():  # noqa: SIM117  # the inner one is what fails
-        with pytest.raises(ConfigurationError, match="is on already"), FakeAccelerator.recording():
-            pass
-    with pytest.raises(ZeroDivisionError), FakeAccelerator.recording():
-        raise ZeroDivisionError
-    with FakeAccelerator.recording() as record:
-        torch.ones(1).to(DEVICE)
-    assert len(record.moves) == 1
-
-
-def test_a_step_of_a_class_that_calls_another_is_one() -> None:
-    class Mine(torch.optim.SGD):
-        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-            return super().step(closure)
-
-    weight = nn.Parameter(torch.ones(2))
-    weight.grad = torch.ones(2)
-    with FakeAccelerator.recording() as record:
-        torch.optim.SGD([weight], lr=0.1).step()  # from here on, torch watches the steps of both classes
-        Mine([weight], lr=0.1).step()
-    assert [(step.step, step.optimizer, step.devices) for step in record.steps] == [
-        (0, "SGD", (None,)), (1, "Mine", (None,)),
-    ]  # fmt: skip
-
-
-def test_a_record_can_be_cleared_and_read() -> None:
-    with FakeAccelerator.recording() as record:
-        torch.ones(3).to(DEVICE).sum().item()
-        text = str(record).splitlines()
-        record.clear()
-        assert (record.moves, record.syncs, record.steps) == ([], [], [])
-    assert text[:2] == ["0 optimizer steps, 1 moves, 2 host syncs", "  1 moves cpu -> fake:0, 12 bytes"]
-    assert "  1 syncs by item at " in "\n".join(text)
-    assert text[-1].startswith("  fake:0: ")
-    with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        record.bytes_alive(1)
+def test_two_processes_train_on_a_device_each(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(TWO_PROCESSES)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    with fake_devices(2):
+        done = subprocess.run([sys.executable, *torchrun, str(program)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (line.split(" ", 2) for line in sorted(done.stdout.splitlines()))
+    assert (first[:2], second[:2]) == (["0", "cpu:0"], ["1", "cpu:1"])
+    assert first[2] == second[2]
 
 
 def test_importing_costs_nothing_until_it_is_used() -> None:

@@ -44,13 +44,25 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether tasks were asked for; warns where ``srun`` is at hand but has not started this process."""
-        if not _in_a_step(environ) and shutil.which("srun", path=environ.get("PATH")):
+        """Whether this is a task of a job. Warns where ``srun`` is at hand but not used, or used in vain.
+
+        What Open MPI's ``mpirun`` starts inside a job is no task: it has the variables of a task that it is not.
+        """
+        if "OMPI_COMM_WORLD_RANK" in environ:
+            return False
+        tasks, interactive = environ.get("SLURM_NTASKS"), environ.get("SLURM_JOB_NAME") in _INTERACTIVE
+        by_hand = not _in_a_step(environ) and "LOCAL_RANK" not in environ
+        if by_hand and shutil.which("srun", path=environ.get("PATH")):
             rank_zero_warn(
                 "This machine has SLURM's srun, but the program was started without it and so runs as one task. If "
                 "that is not what you want, start it with: srun python ..."
             )
-        return "SLURM_NTASKS" in environ and environ.get("SLURM_JOB_NAME") not in _INTERACTIVE
+        if interactive and _in_a_step(environ) and tasks not in (None, "1") and "SLURM_PTY_PORT" not in environ:
+            rank_zero_warn(
+                f"srun has started {tasks} tasks, but in a job called {environ['SLURM_JOB_NAME']!r}, which is taken "
+                "for a shell: each runs on its own. Give the job another name: salloc --job-name=train"
+            )
+        return tasks is not None and not interactive
 
     # ---- where the processes meet -----------------------------------------------------------------------------------
 

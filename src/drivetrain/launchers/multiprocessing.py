@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal
@@ -122,20 +122,20 @@ class MultiProcessingLauncher(Launcher):
 
     def _wait(self, processes: Sequence[Any], folder: Path) -> None:
         """Until all have ended well, or one has not."""
-        running = {process.sentinel: rank for rank, process in enumerate(processes)}
         failed: dict[int, _child.Failure] = {}
         deadline: float | None = None
-        while running:
-            patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ended = [running.pop(sentinel) for sentinel in connection.wait(list(running), patience)]
-            for rank in ended:
-                processes[rank].join()
-                if not _child.has_finished(folder, rank):
-                    failed[rank] = _child.read_failure(folder, rank) or _silent(processes[rank].exitcode)
-            if not ended or any(not failure.follows for failure in failed.values()):
-                break
-            if failed and deadline is None:
-                deadline = time.monotonic() + _ECHO_S
+        with _ends(processes) as running:
+            while running:
+                patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+                ended = [running.pop(end) for end in connection.wait(list(running), patience)]
+                for rank in ended:
+                    processes[rank].join()
+                    if not _child.has_finished(folder, rank):
+                        failed[rank] = _child.read_failure(folder, rank) or _silent(processes[rank].exitcode)
+                if not ended or any(not failure.follows for failure in failed.values()):
+                    break
+                if failed and deadline is None:
+                    deadline = time.monotonic() + _ECHO_S
         if failed:
             rank = min(failed, key=lambda rank: (failed[rank].follows, failed[rank].when))
             self._raise(rank, processes[rank], failed[rank])
@@ -149,6 +149,26 @@ class MultiProcessingLauncher(Launcher):
             f"{process.exitcode}) {failure.summary}"
         )
         raise LaunchError(f"{message}\n{failure.cure}".strip(), rank, process.exitcode) from failure.cause()
+
+
+@contextmanager
+def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
+    """What becomes ready when a process ends, and its number.
+
+    Python's own sentinel is a pipe that the process's children hold open too: a killed rank would seem to live as long
+    as its loader's workers. Linux has something that speaks of the process alone.
+    """
+    with ExitStack() as stack:
+        ends: dict[Any, int] = {}
+        for rank, process in enumerate(processes):
+            try:
+                end = os.pidfd_open(process.pid)
+            except (AttributeError, OSError):  # another system, or an old kernel
+                end = process.sentinel
+            else:
+                stack.callback(os.close, end)
+            ends[end] = rank
+        yield ends
 
 
 def _silent(exit_code: int) -> _child.Failure:

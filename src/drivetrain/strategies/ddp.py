@@ -123,5 +123,9 @@ class DDPStrategy(ParallelStrategy):
             found = [loss] if model.find_unused_parameters and not model.static_graph else []
             model.reducer.prepare_for_backward(found)
 
+    def teardown(self) -> None:
+        self.model = self.lightning_module  # the wrapper belongs to the run
+        super().teardown()
+
     def block_backward_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
         return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain import parity
-from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.samplers import share
@@ -19,6 +20,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies import collectives
 from drivetrain.strategies.strategy import Strategy
 
+_FOR_HOST = "gloo"
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
@@ -85,15 +87,21 @@ class ParallelStrategy(Strategy):
         environment = self.cluster_environment
         assert environment is not None
         assert self.accelerator is not None
-        backend = self.process_group_backend or self.accelerator.process_group_backend
         dist.init_process_group(
-            backend,
+            self.process_group_backend or self._backends(self.accelerator),
             init_method=f"tcp://{environment.main_address}:{environment.main_port}",
             rank=self.global_rank,
             world_size=self.world_size,
             timeout=self.timeout,
         )
         atexit.register(_leave_group)
+
+    def _backends(self, accelerator: Accelerator) -> str:
+        """The accelerator's own backend for its devices, and Gloo for what lies on the host: nothing waits then."""
+        own = accelerator.process_group_backend
+        if self.root_device == HOST or own == _FOR_HOST or not dist.is_gloo_available():
+            return own
+        return f"{HOST.type}:{_FOR_HOST},{self.root_device.type}:{own}"
 
     # ---- between ranks -------------------------------------------------------------------------------------------
 
@@ -128,4 +136,5 @@ class ParallelStrategy(Strategy):
 
 def _leave_group() -> None:
     if dist.is_initialized():
+        gc.collect()  # what refers to the group, a DDP's reducer above all, must go before it
         dist.destroy_process_group()

@@ -256,7 +256,7 @@ class Machine:
             if ANYWHERE in (target, source):
                 self._common(name, [("", False, one), ("", False, other)])
             elif target != source and not (source is None and (number or name == "fill_")):
-                self.note_move(source, target, one, blocking)
+                self.note_move(source, target, other if name == "fill_" else one, blocking)
         return result
 
     def _note_reads(self, func: Any, name: str, args: tuple[Any, ...], place: Place) -> None:

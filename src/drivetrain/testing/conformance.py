@@ -70,7 +70,7 @@ class AcceleratorConformance:
     def device(self) -> torch.device:
         """The first device, made current."""
         accelerator = self.accelerator()
-        [device] = accelerator.get_parallel_devices([0])
+        device = accelerator.get_parallel_devices([0])[0]
         accelerator.setup_device(device)
         return device
 
@@ -261,7 +261,7 @@ class AcceleratorConformance:
 
     def two_devices(self) -> None:
         """Leave a row out where there is one device, unless a device is just a process."""
-        [first] = self.accelerator.get_parallel_devices([0])
+        first = self.accelerator.get_parallel_devices([0])[0]
         if self.accelerator.auto_device_count() < 2 and first.type != HOST.type:
             pytest.skip("there is one device here")
 

@@ -41,7 +41,7 @@ class FakeAccelerator(Accelerator):
     or the environment variable ``DRIVETRAIN_FAKE_DEVICES`` say, by default one. Without a recording they are the plain
     CPU. Within one, ``tensor.device`` tells them apart, a tensor is moved by a real copy, and what would fail on a GPU
     fails: an operation on tensors of two devices, or of a device and the host, a missing device, ``numpy()`` of a
-    tensor that was not brought back.
+    tensor that was not brought back. A recording is of its thread: each process of a job enters its own.
     """
 
     @staticmethod
@@ -54,7 +54,7 @@ class FakeAccelerator(Accelerator):
         try:
             return parse_indices(devices, _count())
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error} To pretend more of them, write with fake_devices(4): ....") from None
+            raise ConfigurationError(f"{error} Or pretend more: with fake_devices(4): Trainer(...).") from None
 
     @staticmethod
     def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
@@ -136,7 +136,7 @@ def fake_devices(count: int) -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[_COUNT]
+        os.environ.pop(_COUNT, None)
         if before is not None:
             os.environ[_COUNT] = before
 

@@ -234,7 +234,6 @@ def test_begun_on_one_device_and_finished_on_another(
 # ---- where torch treats devices from outside differently -----------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="module.to(lab) makes new parameters, one for each name; the core does not tie them again")
 def test_tied_weights_stay_tied(make_trainer: Any) -> None:
     class Tied(Net):
         def __init__(self) -> None:

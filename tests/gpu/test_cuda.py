@@ -1,0 +1,89 @@
+"""On a real CUDA device; skipped, with the reason, where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import Engine, LightningModule, Trainer
+from drivetrain.accelerators import CUDAAccelerator
+from drivetrain.callbacks import Callback
+from drivetrain.testing.conformance import AcceleratorConformance
+
+pytestmark = pytest.mark.skipif(
+    not CUDAAccelerator.is_available(), reason=f"no CUDA device: {CUDAAccelerator.why_unavailable()}"
+)
+
+
+class TestCUDA(AcceleratorConformance):
+    accelerator = CUDAAccelerator
+    tolerance = 1e-3  # the host and the device add in another order
+
+
+class Regression(LightningModule):
+    def __init__(self, reads: bool = False) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.reads = reads
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        loss = nn.functional.mse_loss(self.net(x), y)
+        self.log("loss", loss)
+        if self.reads:
+            loss.item()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters())
+
+
+class Watch(Callback):
+    """Makes every wait for the device an error between the flushes of the log."""
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx > 2:  # the first steps set things up
+            torch.cuda.set_sync_debug_mode("error")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def fit(folder: Path, reads: bool = False, **arguments: Any) -> Trainer:
+    data = TensorDataset(torch.randn(400, 16), torch.randn(400, 1))
+    loader: Any = DataLoader(data, batch_size=8, pin_memory=True)
+    trainer = Trainer(
+        accelerator="cuda", devices=1, max_epochs=1, default_root_dir=folder, logger=False, callbacks=[Watch()],
+        enable_progress_bar=False, enable_checkpointing=False, **arguments,
+    )  # fmt: skip
+    trainer.fit(Regression(reads), loader)
+    return trainer
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_step_never_waits_for_the_device(tmp_path: Path, precision: Any) -> None:
+    try:
+        assert fit(tmp_path, precision=precision, gradient_clip_val=1.0).global_step == 50
+        with pytest.raises(RuntimeError, match="synchronizing"):  # the control
+            fit(tmp_path, reads=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_an_engine_runs_on_the_device_that_was_chosen() -> None:
+    last = torch.cuda.device_count() - 1
+    engine = Engine(accelerator="cuda", devices=[last], precision="16-mixed")
+    module = nn.Linear(4, 1)
+    model, optimizer = engine.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    loss = model(torch.ones(2, 4, device=engine.device)).sum()
+    engine.backward(loss)
+    optimizer.step()
+    assert model.device == torch.device("cuda", last)
+    assert torch.cuda.current_device() == last
+    stats = engine.accelerator.get_device_stats(engine.device)
+    assert stats["allocated_bytes.all.current"] > 0
