@@ -226,7 +226,8 @@ class Engine(Ranks):
 
         Args:
             loaders: DataLoaders, or anything that can be iterated again and again.
-            use_distributed_sampler: let each process see its own part of the data; of one process, no difference.
+            use_distributed_sampler: let each process see its own part of the data, all of them as many samples: where
+                those do not divide, the first ones of an epoch come twice. Of one process, no difference.
             move_to_device: leave batches where they are, if False.
 
         Returns:
@@ -243,6 +244,8 @@ class Engine(Ranks):
         if not loaders:
             raise ConfigurationError("Engine.setup_dataloaders() got no loader. Pass one.")
         device = self.device if move_to_device else None
+        if use_distributed_sampler:
+            loaders = tuple(self.strategy.share(loader, pads=True) for loader in loaders)
         wrapped = [EngineLoader(loader, device) for loader in loaders]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 

@@ -7,6 +7,7 @@
     │   ├── UnknownArgumentError (a TypeError)   an argument that does not exist
     │   ├── UnknownNameError (a KeyError)         nothing is registered under this name
     │   └── NotSupportedError                    a legal argument that this version cannot honour yet
+    ├── LaunchError (launchers.launcher)         a process of the job failed
     ├── LoggingError                             self.log called wrongly
     └── CheckpointError                          a checkpoint that cannot be written, read or applied
 

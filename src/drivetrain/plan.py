@@ -280,6 +280,11 @@ def _check_processes(
                 'Write strategy="ddp", or devices=1.'
             )
         return
+    if settings.sync_batchnorm:
+        raise NotSupportedError(
+            "sync_batchnorm=True is not supported by this version of drivetrain where several processes train. "
+            "Leave it out, or put layers into the model that need no statistics of the batch."
+        )
     if len(devices) > 1 and not accelerator.supports_several_devices:
         raise ConfigurationError(
             f"The accelerator {accelerator.name!r} has no jobs of several devices, and devices={settings.devices!r} "

@@ -16,7 +16,9 @@ log = logging.getLogger("drivetrain")
 
 # A launcher exports one of these before the first line of user code runs, so the rank is known even before any
 # cluster environment has been chosen (trap T30).
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+_RANK_VARIABLES = (
+    "RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "_CONDOR_PROCNO",
+)  # fmt: skip
 
 
 def rank_from_environ(environ: Mapping[str, str] = os.environ) -> int:

@@ -314,3 +314,37 @@ def stopped() -> tuple[int, int]:
 def test_one_rank_that_stops_stops_all_at_the_same_batch(pool: Any) -> None:
     first, second = pool.run(stopped, group=False)
     assert first == second == (4, 4)
+
+
+# ---- resume ----------------------------------------------------------------------------------------------------------
+
+
+class Dropped(Regression):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.insert(2, nn.Dropout(0.5))
+
+
+def resumed(folder: Any, first: int | None, last: int) -> Tensor:
+    """Train to step ``last``: in one go, or stopping at step ``first`` and going on from a checkpoint."""
+    loader: Any = DataLoader(data(100), batch_size=5, shuffle=True)
+    path = folder / "stopped.ckpt"
+    for steps, resumes in ((first, False), (last, first is not None)):
+        if steps is None:
+            continue
+        torch.manual_seed(5)
+        module = Dropped()
+        torch.manual_seed(int(__import__("os").environ["RANK"]))  # each rank draws its own dropout
+        ours = trainer(max_steps=steps, max_epochs=-1, log_every_n_steps=3)
+        ours.fit(module, loader, ckpt_path=path if resumes else None)
+        ours.save_checkpoint(path)
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("first", [10, 13, 20])
+def test_t26_a_run_of_two_processes_goes_on_exactly(pool: Any, tmp_path: Any, first: int) -> None:
+    whole = pool.run(resumed, tmp_path, None, 27, group=False)
+    parts = pool.run(resumed, tmp_path, first, 27, group=False)
+    assert torch.equal(parts[0], whole[0])
+    assert torch.equal(whole[0], whole[1])
+    assert torch.equal(parts[0], parts[1])

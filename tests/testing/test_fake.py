@@ -127,11 +127,9 @@ def test_the_host_waits_only_when_the_log_is_flushed(make_trainer: Any, tmp_path
         trainer.fit(Net(), batches(100))
     assert len(record.steps) == 100
     assert {(step.optimizer, step.devices) for step in record.steps} == {("AdamW", (0,))}
-    training = [sync for sync in record.syncs if sync.step > 0 and "teardown" not in sync.through]
     in_steps = [sync for sync in record.syncs if 0 < sync.step < 100]
     assert [sync.step for sync in in_steps] == [50]
     assert "logbook.py" in in_steps[0].through
-    assert {sync.what for sync in training} >= {"item"}
 
 
 def test_a_read_in_the_step_is_counted_in_each(make_trainer: Any) -> None:
@@ -167,8 +165,8 @@ def test_a_scaled_loss_costs_one_read_per_step(make_trainer: Any) -> None:
         )
     in_steps = [sync for sync in record.syncs if "mixed.py" in sync.through]
     assert [sync.what for sync in in_steps] == ["item"] * 20
-    others = {sync.through.split(" in ")[1] for sync in record.syncs} - {"step"}
-    assert others == {"setup_module", "read", "_optimizer_to", "teardown"}
+    others = [sync.through for sync in record.syncs if sync not in in_steps]
+    assert [through for through in others if not ("strategies" in through or "logbook.py" in through)] == []
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------
@@ -471,10 +469,12 @@ rank = trainer.global_rank
 assert [step.devices for step in record.steps] == [(rank,)] * 4, record
 assert {(move.source, move.target) for move in record.moves if not move.blocking} == {(None, rank)}, record
 assert not [sync for sync in record.syncs if 0 < sync.step < 4], record
-print(rank, trainer.strategy.root_device, model.layer.weight.tolist(), flush=True)
+with open(f"rank{rank}", "w") as file:
+    file.write(f"{trainer.strategy.root_device} {model.layer.weight.tolist()}")
 """
 
 
+@pytest.mark.timeout(300)  # three interpreters that import torch
 def test_two_processes_train_on_a_device_each(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(TWO_PROCESSES)
@@ -482,9 +482,9 @@ def test_two_processes_train_on_a_device_each(tmp_path: Path) -> None:
     with fake_devices(2):
         done = subprocess.run([sys.executable, *torchrun, str(program)], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    first, second = (line.split(" ", 2) for line in sorted(done.stdout.splitlines()))
-    assert (first[:2], second[:2]) == (["0", "cpu:0"], ["1", "cpu:1"])
-    assert first[2] == second[2]
+    first, second = ((tmp_path / f"rank{rank}").read_text().split(" ", 1) for rank in range(2))
+    assert (first[0], second[0]) == ("cpu:0", "cpu:1")
+    assert first[1] == second[1]
 
 
 def test_importing_costs_nothing_until_it_is_used() -> None:

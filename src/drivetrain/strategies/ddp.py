@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import ConfigurationError, NotSupportedError, did_you_mean
 from drivetrain.precision.precision import Precision
 from drivetrain.registry import Registry
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
@@ -32,7 +32,7 @@ class DDPStrategy(ParallelStrategy):
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
         ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged; see torch's communication hooks.
-        model_averaging_period: with a post-local-SGD hook, parameters are averaged every so many steps.
+        model_averaging_period: not in this version.
         start_method: how the processes are started where no cluster does: "popen", the program anew; "spawn", "fork" or
             "forkserver", this one's objects in new processes.
         ddp_arguments: what else the constructor of DistributedDataParallel takes, such as ``find_unused_parameters``,
@@ -77,10 +77,14 @@ class DDPStrategy(ParallelStrategy):
                 f"DDPStrategy(start_method={start_method!r}): there is no such way to start processes. "
                 f"{did_you_mean(str(start_method), _STARTS)}"
             )
+        if model_averaging_period is not None:
+            raise NotSupportedError(
+                f"DDPStrategy(model_averaging_period={model_averaging_period!r}) is not supported by this version of "
+                "drivetrain. Leave it out."
+            )
         self.start_method = start_method
         self.ddp_arguments = ddp_arguments
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
-        self.model_averaging_period = model_averaging_period
         self._wraps = True
 
     def setup(self, trainer: Any) -> None:

@@ -87,6 +87,7 @@ class ParallelStrategy(Strategy):
         environment = self.cluster_environment
         assert environment is not None
         assert self.accelerator is not None
+        environment.validate_address()
         dist.init_process_group(
             self.process_group_backend or self._backends(self.accelerator),
             init_method=f"tcp://{environment.main_address}:{environment.main_port}",
