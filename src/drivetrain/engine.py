@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 
 from drivetrain import seed, snapshots
 from drivetrain.accelerators.accelerator import Accelerator
@@ -20,6 +19,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.data.feed import seed_workers
 from drivetrain.errors import ConfigurationError, arguments_checked, described
 from drivetrain.introspect import overrides
+from drivetrain.no_init import NoInit
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.ranks import Ranks
@@ -385,7 +385,7 @@ class Engine(Ranks):
         with ExitStack() as stack:
             stack.enter_context(self.init_tensor())
             if empty_init:
-                stack.enter_context(_NoInit())
+                stack.enter_context(NoInit())
             yield
 
     @contextmanager
@@ -489,15 +489,6 @@ def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _listed(given: Any) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, Iterable) else [given]
-
-
-class _NoInit(TorchFunctionMode):
-    """``torch.nn.init`` does nothing inside."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else (kwargs or {})["tensor"]
-        return func(*args, **(kwargs or {}))
 
 
 def _build(plan: Plan) -> Strategy:

@@ -335,11 +335,14 @@ def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return _float64(device) if dtype.itemsize >= 4 else torch.float32
 
 
+@functools.cache
 def _float64(device: torch.device) -> torch.dtype:
-    """float64, or float32 on a device that has no wider type."""
-    if device.type == "xpu":
-        return torch.float64 if torch.xpu.get_device_properties(device).has_fp64 else torch.float32
-    return torch.float32 if device.type == "mps" else torch.float64
+    """float64, or float32 on a device that has no wider type: it is tried."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return torch.float32
+    return torch.float64
 
 
 def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:

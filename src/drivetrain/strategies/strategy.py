@@ -19,6 +19,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.registry import Registry
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.redirection import redirected
+from drivetrain.tree import move
 
 
 class Strategy(ABC):
@@ -248,5 +249,4 @@ StrategyRegistry: Registry[Strategy] = Registry("drivetrain.strategies", "strate
 def _optimizer_to(optimizer: Optimizer, device: torch.device) -> None:
     for state in optimizer.state.values():
         for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                state[key] = value.to(device)
+            state[key] = move(value, device)  # LBFGS keeps lists of tensors

@@ -1,0 +1,16 @@
+"""Layers that are made without drawing their parameters, because a checkpoint will bring them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+
+class NoInit(TorchFunctionMode):
+    """``torch.nn.init`` does nothing inside."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
