@@ -19,7 +19,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.registry import Registry
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.redirection import redirected
-from drivetrain.tree import move
+from drivetrain.tree import map_leaves
 
 
 class Strategy(ABC):
@@ -249,4 +249,5 @@ StrategyRegistry: Registry[Strategy] = Registry("drivetrain.strategies", "strate
 def _optimizer_to(optimizer: Optimizer, device: torch.device) -> None:
     for state in optimizer.state.values():
         for key, value in state.items():
-            state[key] = move(value, device)  # LBFGS keeps lists of tensors
+            # LBFGS keeps lists of tensors
+            state[key] = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
