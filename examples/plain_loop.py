@@ -45,7 +45,10 @@ def main() -> None:
     model, optimizer = engine.setup(model, torch.optim.AdamW(model.parameters(), lr=2e-3))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=arguments.epochs)
 
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "rng": engine.rng, "epoch": 0}
+    state = {
+        "model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": train,
+        "precision": engine.precision, "rng": engine.rng, "epoch": 0,
+    }  # fmt: skip
     checkpoint = arguments.output / "plain_loop.ckpt"
     if arguments.resume:
         engine.load(checkpoint, state)
@@ -71,8 +74,12 @@ def main() -> None:
 
     model.eval()
     with torch.no_grad():
-        right = sum((model(images).argmax(1) == labels).sum() for images, labels in test)
-    accuracy = engine.all_reduce(torch.as_tensor(right), reduce_op="sum").item() / len(test.dataset)
+        counts = torch.zeros(2, device=engine.device)  # right, all
+        for images, labels in test:
+            right = model(images).argmax(1) == labels
+            counts += torch.stack([right.sum(), torch.ones_like(right).sum()])
+    right, seen = engine.all_reduce(counts, reduce_op="sum").tolist()
+    accuracy = right / seen
     engine.print(f"Test accuracy: {accuracy:.4f}")
 
 

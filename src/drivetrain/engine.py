@@ -7,14 +7,14 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain import seed, snapshots
-from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain import snapshots
+from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.data.feed import seed_workers
 from drivetrain.errors import ConfigurationError, arguments_checked, described
@@ -24,7 +24,9 @@ from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.ranks import Ranks
 from drivetrain.registry import Entry
+from drivetrain.seed import Generators, seed_everything
 from drivetrain.settings import Settings, from_command_line
+from drivetrain.strategies.placement import place
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.tree import move
 from drivetrain.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, requires_closure, unwrapped
@@ -51,7 +53,7 @@ class Engine(Ranks):
             engine.clip_gradients(model, optimizer, max_norm=1.0)
             optimizer.step()
 
-    A subclass may hold the whole program in a method ``run``, which :meth:`launch` then starts by itself.
+    A subclass may hold the whole program in a method ``run``; calling it launches first.
 
     Args:
         accelerator, strategy, devices, num_nodes, precision, plugins: as the Trainer's. What is left out may come from
@@ -86,8 +88,7 @@ class Engine(Ranks):
             plan = resolve(Settings(plugins=plugins, **chosen))
         self.plan = plan
         self.strategy = plan.strategy if isinstance(plan.strategy, Strategy) else _build(plan)
-        if self.strategy.accelerator is None:
-            self.strategy.accelerator = plan.accelerator
+        self.strategy.accelerator = plan.accelerator
         self.strategy.parallel_devices = plan.devices
         self.strategy.know_job(plan.environment, plan.num_nodes)
         self.strategy.precision_plugin = plan.precision
@@ -96,6 +97,7 @@ class Engine(Ranks):
         self.callbacks: list[Any] = _listed(callbacks)
         self.loggers: list[Logger] = _listed(loggers)
         self._launched = False
+        self._modules: list[nn.Module] = []  # what was set up
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -121,9 +123,9 @@ class Engine(Ranks):
         return self.strategy.root_device
 
     @property
-    def rng(self) -> seed.Generators:
-        """The random generators of this process, to be saved and loaded with a model, so that it goes on exactly."""
-        return seed.Generators()
+    def rng(self) -> Generators:
+        """The random generators of every process, to be saved and loaded with a model, so that it goes on exactly."""
+        return Generators(self.strategy.gather_objects, self.global_rank)
 
     @property
     def logger(self) -> Logger:
@@ -192,6 +194,7 @@ class Engine(Ranks):
         before = dict(module.named_parameters())
         prepared = self.strategy.setup_module(module, move_to_device)
         follow(optimizers, before, module)
+        self._modules.append(module)
         model = EngineModule(prepared, module, self)
         handles = [self._handle(optimizer) for optimizer in optimizers]
         if callable(attach := getattr(module, "attach_engine", None)):
@@ -199,24 +202,22 @@ class Engine(Ranks):
         for callback in self.callbacks:
             if callable(hook := getattr(callback, "on_after_setup", None)):
                 hook(engine=self, module=model)
-        parts = [model, *handles, *([] if scheduler is None else [scheduler])]
-        return parts[0] if len(parts) == 1 else tuple(parts)
+        parts = (model, *handles, *([] if scheduler is None else [scheduler]))
+        return parts if len(parts) > 1 else model
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> EngineModule:
         """:meth:`setup` for a module alone, where optimizers are built afterwards, from its final parameters."""
-        model: EngineModule = self.setup(module, move_to_device=move_to_device)
-        return model
+        return cast("EngineModule", self.setup(module, move_to_device=move_to_device))
 
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
         """Let the ``step`` of ``optimizers`` go through precision and strategy.
 
-        Returns:
-            The wrapped optimizer, or a tuple of them.
+        Returns: the wrapped optimizer, or a tuple of them.
         """
         self._check_optimizers(optimizers)
-        if not optimizers:
-            raise ConfigurationError("Engine.setup_optimizers() got no optimizer. Pass one.")
         handles = [self._handle(optimizer) for optimizer in optimizers]
+        if not handles:
+            raise ConfigurationError("Engine.setup_optimizers() got no optimizer. Pass one.")
         return handles[0] if len(handles) == 1 else tuple(handles)
 
     def setup_dataloaders(
@@ -230,23 +231,20 @@ class Engine(Ranks):
                 those do not divide, the first ones of an epoch come twice. Of one process, no difference.
             move_to_device: leave batches where they are, if False.
 
-        Returns:
-            The wrapped loader, or a tuple of them.
+        Returns: the wrapped loader, or a tuple of them.
         """
         for loader in loaders:
-            if isinstance(loader, EngineLoader):
-                raise ConfigurationError(f"{loader!r} is set up already. Set each loader up once.")
-            if not hasattr(loader, "__iter__"):
+            if isinstance(loader, EngineLoader) or not hasattr(loader, "__iter__"):
                 raise ConfigurationError(
-                    f"Engine.setup_dataloaders got {described(loader)}. Pass a DataLoader, or what can be iterated."
+                    f"Engine.setup_dataloaders got {described(loader)}. "
+                    "Pass a DataLoader, or what can be iterated, that is not set up already."
                 )
             seed_workers(loader)
         if not loaders:
             raise ConfigurationError("Engine.setup_dataloaders() got no loader. Pass one.")
-        device = self.device if move_to_device else None
         if use_distributed_sampler:
             loaders = tuple(self.strategy.share(loader, pads=True) for loader in loaders)
-        wrapped = [EngineLoader(loader, device) for loader in loaders]
+        wrapped = [EngineLoader(loader, self.device if move_to_device else None) for loader in loaders]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
     def bind_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Iterable[Any]) -> None:
@@ -315,7 +313,7 @@ class Engine(Ranks):
         Args:
             tensor: the loss.
             args, kwargs: for ``Tensor.backward``.
-            model: whose gradients, for strategies that must be told; here all that the loss depends on.
+            model: whose gradients, for strategies that must be told.
         """
         if self.precision.scales_loss:
             tensor = self.precision.scale(tensor)
@@ -336,13 +334,13 @@ class Engine(Ranks):
             module: whose parameters the optimizer steps.
             optimizer: its parameters' gradients are clipped, and no others.
             clip_val: the largest absolute value of an element.
-            max_norm: the largest norm of all gradients together.
+            max_norm: the largest norm of all gradients together; not positive: nothing is clipped.
             norm_type: which norm; ``inf`` is the largest element.
             error_if_nonfinite: raise RuntimeError if the norm is no finite number, which reads the device. ``None``:
                 yes, except in a precision that scales the loss, whose overflows skip the step instead.
 
         Returns:
-            The norm before clipping; ``None`` with ``clip_val``.
+            The norm before clipping; ``None`` where none was computed.
 
         Raises:
             ConfigurationError: both or neither of ``clip_val`` and ``max_norm`` are given.
@@ -422,9 +420,9 @@ class Engine(Ranks):
                 logger.log_metrics(numbers, step)
 
     @staticmethod
-    def seed_everything(seed_value: int | None = None, workers: bool | None = None) -> int:
+    def seed_everything(seed: int | None = None, workers: bool | None = None) -> int:
         """:func:`drivetrain.seed_everything`; ``workers=None`` seeds them."""
-        return seed.seed_everything(seed_value, workers is None or workers)
+        return seed_everything(seed, workers is None or workers)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -472,7 +470,11 @@ class Engine(Ranks):
         snapshots.into({"object": obj}, {"object": self.strategy.load_checkpoint(path)}, strict, str(path))
 
     def teardown(self) -> None:
-        """Move everything to the host and free the device."""
+        """Move everything that was set up to the host and free the device."""
+        for module in self._modules:
+            before = dict(module.named_parameters())
+            follow(self.strategy.optimizers, before, place(module, HOST))
+        self._modules.clear()
         self.strategy.teardown()
         self._launched = False
 
@@ -488,7 +490,7 @@ def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _listed(given: Any) -> list[Any]:
-    return [] if given is None else list(given) if isinstance(given, Iterable) else [given]
+    return [] if given is None or given is False else list(given) if isinstance(given, Iterable) else [given]
 
 
 def _build(plan: Plan) -> Strategy:

@@ -7,14 +7,16 @@ what          given                                             choice
 ============  ================================================  =======================================================
 accelerator   an instance or a class                            that one; it must be available
 accelerator   a strategy instance that carries one              the strategy's; a different one beside it is an error
-accelerator   ``"gpu"``                                         the accelerator torch was built for; none is an error
+accelerator   ``"gpu"``                                         torch's device of the highest priority; none: error
 accelerator   a name                                            that one; unknown or not available is an error
-accelerator   ``"auto"``                                        the accelerator torch was built for, else the CPU
-devices       ``"auto"``                                        what the accelerator counts, at most one for now
+accelerator   ``"auto"``                                        the available one of the highest priority
+devices       ``"auto"``                                        what the accelerator counts; without a launcher one
 devices       a strategy instance that names one                the strategy's; ``devices=`` beside it is an error
-devices       a count, a list, a text                           as the accelerator reads it; more than one is an error
+devices       a count, a list, a text                           as the accelerator reads it, each there and once
 strategy      an instance                                       that one, completed with accelerator and precision
-strategy      ``"auto"`` or a name                              single_device; another name is an error
+strategy      a name                                            that one
+strategy      ``"auto"``                                        single_device; ddp where several processes were started
+processes     a ``ClusterEnvironment`` carried or in plugins    that one, else who detects itself first
 precision     a strategy instance that carries one              the strategy's; another one beside it is an error
 precision     a ``Precision`` in ``plugins``                    that one; ``precision=`` beside it is an error
 precision     ``precision=``                                    its class; ``None``: 32-true; 64-true where there is one
@@ -25,17 +27,17 @@ checkpoints   a ``CheckpointIO`` in ``plugins``                 that one, else a
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from drivetrain.accelerators.accelerator import HOST, Accelerator, AcceleratorRegistry
-from drivetrain.accelerators.torch_device import TorchDeviceAccelerator, as_numbers
+from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.accelerators.choice import available, choose
+from drivetrain.accelerators.torch_device import as_numbers
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.environment import detect as detect_cluster
@@ -43,7 +45,6 @@ from drivetrain.clusters.local import LocalEnvironment
 from drivetrain.errors import (
     ConfigurationError,
     NotSupportedError,
-    UnknownNameError,
     described,
     did_you_mean,
     shown,
@@ -71,11 +72,13 @@ _PRECISION_CLASSES: dict[str, Callable[[str], Precision]] = {
     "16-true": HalfPrecision,
     "bf16-true": HalfPrecision,
 }
+_NEEDS = (
+    (("64-true",), "supports_float64", "64-bit floats"),
+    (("16-mixed", "16-true"), "supports_float16", "float16"),
+    (("bf16-mixed", "bf16-true"), "supports_bfloat16", "bfloat16"),
+)
 _LATER_STRATEGIES = ("fsdp", "fsdp_cpu_offload", "deepspeed")
 _LATER_PRECISIONS = ("transformer-engine", "transformer-engine-float16")
-_LATER_StrategyRegistry = (
-    "ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "fsdp", "fsdp_cpu_offload", "deepspeed",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -301,82 +304,20 @@ def _check_processes(
 
 def _accelerator(settings: Settings, strategy: Entry[Strategy] | Strategy | None) -> tuple[Accelerator, str]:
     given: Any = settings.accelerator
-    carried = strategy.accelerator if isinstance(strategy, Strategy) else None
+    carried = strategy.own_accelerator if isinstance(strategy, Strategy) else None
     if carried is not None:
         if given != "auto" and given is not carried:
             raise ConfigurationError(
                 f"The strategy carries a {type(carried).__name__}, and accelerator={shown(given)} names another. "
                 "Give the accelerator once."
             )
-        return carried, "the strategy carries it"
-    if isinstance(given, type) and issubclass(given, Accelerator):
-        given = given()
-    if isinstance(given, Accelerator):
-        if not given.is_available():
+        if not carried.is_available():
             raise ConfigurationError(
-                f"{type(given).__name__} says that its hardware is not available here. "
-                f'Available: {_available()}. Write accelerator="auto".'
+                f"The strategy carries a {type(carried).__name__}, which is not available here: "
+                f"{carried.why_unavailable()}. Available: {available()}. Give it another accelerator, or none."
             )
-        return given, "accelerator= is an instance"
-    if given == "auto":
-        found = _first_available('accelerator="auto"')
-        assert found is not None  # there is always a CPU
-        return found
-    if given == "gpu":
-        if (found := _first_available('accelerator="gpu"', gpu=True)) is not None:
-            return found
-        raise ConfigurationError(
-            f"accelerator='gpu': torch sees no GPU on this machine. Available: {_available()}. "
-            'Write accelerator="auto".'
-        )
-    try:
-        accelerator = AcceleratorRegistry.get(str(given))
-    except UnknownNameError:
-        raise ConfigurationError(
-            f"accelerator={shown(given)}: there is no such accelerator. {_likely_accelerator(str(given))}"
-        ) from None
-    if not accelerator.is_available():
-        raise ConfigurationError(
-            f"accelerator={given!r} is not available here: {accelerator.why_unavailable()}. "
-            f'Available: {_available()}. Write accelerator="auto".'
-        )
-    return accelerator, f'accelerator="{given}"'
-
-
-def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] | None:
-    """Of the accelerators that take part in "auto", the available one of the highest priority."""
-    ranked = sorted(_candidates(), key=lambda candidate: -candidate[0])
-    for _, entry in ranked:
-        if (not gpu or issubclass(entry.cls, TorchDeviceAccelerator)) and entry.cls.is_available():
-            return entry.build(), f"{asked}, and of what is available here it comes first"
-    return None
-
-
-def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
-    """What takes part in "auto", with its priority: who says so, and the device that torch was built for."""
-    current = torch.accelerator.current_accelerator()
-    entries = list(AcceleratorRegistry.entries())
-    if current is not None and all(entry.name != current.type for entry in entries):
-        entries.append(AcceleratorRegistry.entry(current.type))
-    for entry in entries:
-        priority = entry.cls.auto_priority
-        if priority is None and current is not None and entry.name == current.type:
-            priority = TorchDeviceAccelerator.auto_priority
-        if priority is not None:
-            yield priority, entry
-
-
-def _available() -> str:
-    return ", ".join(entry.name for entry in AcceleratorRegistry.entries() if entry.cls.is_available())
-
-
-def _likely_accelerator(given: str) -> str:
-    known = ["auto", "gpu", *AcceleratorRegistry.available()]
-    numbered = re.fullmatch(r"(\w*[a-z]):?(\d+)", given)
-    if numbered and (numbered[1] in known or AcceleratorRegistry.fallback(numbered[1]) is not None):
-        device = "" if numbered[1] == "cpu" else f", devices=[{numbered[2]}]"
-        return f'Did you mean {numbered[1]!r}? Write accelerator="{numbered[1]}"{device}.'
-    return did_you_mean(given, known)
+        return carried, "the strategy carries it"
+    return choose(given)
 
 
 def _devices(
@@ -413,19 +354,31 @@ def _devices(
             raise ConfigurationError(
                 f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".'
             )
+        counted = False
         if isinstance(parsed, int):
             parsed = list(range(accelerator.auto_device_count() if parsed == -1 else parsed))
+            counted = True
+        if not counted:
+            _check_numbers(given, parsed, accelerator)
         why = f"devices={given!r}"
     devices = tuple(accelerator.get_parallel_devices(parsed))
-    there = accelerator.auto_device_count()
-    if devices and devices[0].type != HOST.type and any(not 0 <= index < there for index in parsed):
-        raise ConfigurationError(
-            f"devices={given!r} means the devices {list(parsed)}, but the accelerator {accelerator.name!r} has {there} "
-            "here, numbered from 0. Write devices=-1 for all."
-        )
+    if given != "auto" and devices and devices[0].index is not None:  # the processes of the host have no numbers
+        _check_numbers(given, parsed, accelerator)
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
     return devices, why
+
+
+def _check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
+    """Whether device numbers that an accelerator has handed through are there, each once."""
+    if not isinstance(parsed, (list, tuple)) or not all(type(index) is int for index in parsed):
+        return  # in the accelerator's own terms
+    there = accelerator.auto_device_count()
+    if len(set(parsed)) != len(parsed) or any(not 0 <= index < there for index in parsed):
+        raise ConfigurationError(
+            f"devices={given!r} means the devices {list(parsed)}, but the accelerator {accelerator.name!r} has {there} "
+            "here, numbered from 0. Name each device once, or write devices=-1 for all."
+        )
 
 
 def _precision(
@@ -461,11 +414,11 @@ def _precision(
         raise ConfigurationError(f"precision={given!r}: there is no such precision. {did_you_mean(str(given), known)}")
     name = _PRECISIONS[given]
     why = "it is the default" if given is None else f"precision={given!r}"
-    if name == "64-true" and not accelerator.supports_float64:
-        raise ConfigurationError(
-            f"precision={given!r}: the accelerator {accelerator.name!r} has no 64-bit floats. "
-            'Write precision="32-true".'
-        )
+    for bits, claim, kind in _NEEDS:
+        if name in bits and not getattr(accelerator, claim):
+            raise ConfigurationError(
+                f'precision={given!r}: the accelerator {accelerator.name!r} has no {kind}. Write precision="32-true".'
+            )
     return _PRECISION_CLASSES[name](name), why
 
 

@@ -93,7 +93,9 @@ class Ranks:
         first = (self.local_rank if local else self.global_rank) == 0
         if not first:
             self.barrier()
-        yield
-        if first:
-            self.barrier()
-        self.barrier()  # nobody runs on while others still work
+        try:
+            yield
+        finally:  # the others must not wait for one that failed
+            if first:
+                self.barrier()
+            self.barrier()  # nobody runs on while others still work

@@ -93,6 +93,7 @@ class Registry(Generic[T]):
         """
         if cls is None:
             return lambda decorated: self.register(name, decorated, description, override, **init_params)
+        self.check_name(name)
         if not self._is_own(cls):
             files = self._files()  # imports the folder, whose classes may register themselves
             known = self._registered.get(name)
@@ -154,6 +155,9 @@ class Registry(Generic[T]):
         if (fallback := self.fallback(name)) is not None:
             return fallback
         raise UnknownNameError(f"There is no {self._kind} called {name!r}. {did_you_mean(name, self.available())}")
+
+    def check_name(self, name: str) -> None:
+        """Raise a ConfigurationError for a name that nobody may take."""
 
     def fallback(self, name: str) -> Entry[T] | None:
         """What a name means that nobody has: a subclass may have a general answer. Registering it stays free."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
 import torch
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.rank_zero import rank_from_environ
 
 _MAX_SEED = 2**32 - 1  # numpy's limit, the smallest of the three generators
@@ -91,15 +91,34 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 class Generators:
-    """The random generators as a part of a checkpoint: ``{"model": model, "rng": engine.rng}``."""
+    """The random generators as a part of a checkpoint: ``{"model": model, "rng": engine.rng}``.
+
+    Args:
+        gather: what every process has, on each of them.
+        rank: of this one.
+    """
+
+    def __init__(self, gather: Callable[[Any], list[Any]] = lambda own: [own], rank: int = 0) -> None:
+        self._gather = gather
+        self._rank = rank
 
     def state_dict(self) -> dict[str, Any]:
-        """:func:`rng_state`."""
-        return rng_state()
+        """:func:`rng_state` of every process, which all must ask for."""
+        return {"ranks": self._gather(rng_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """:func:`set_rng_state`."""
-        set_rng_state(state)
+        """:func:`set_rng_state` with this process's own; as many must have saved it.
+
+        Raises:
+            CheckpointError: they were more or less.
+        """
+        everyones, processes = state["ranks"], len(self._gather(None))
+        if len(everyones) != processes:
+            raise CheckpointError(
+                f"The random state was saved by {len(everyones)} processes, and there are {processes}. "
+                "Run as many, or leave the random state out of what is loaded."
+            )
+        set_rng_state(everyones[self._rank])
 
 
 @contextmanager

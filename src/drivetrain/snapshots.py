@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from drivetrain import parity
-from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean
+from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean, shown
 
 Filters = Mapping[str, Callable[[str, Any], bool]]
 
@@ -22,7 +25,10 @@ def of(state: Mapping[str, Any], filters: Filters) -> dict[str, Any]:
     """
     from drivetrain.checkpoints.plain import encode  # here, so that importing the Engine stays quick
 
-    snapshot = {str(name): value.state_dict() if _stateful(value) else value for name, value in state.items()}
+    for name in state:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"The state has the key {shown(name)}, and names are texts. Write {str(name)!r}.")
+    snapshot = {name: value.state_dict() if _stateful(value) else value for name, value in state.items()}
     for name, keeps in filters.items():
         if name not in snapshot:
             raise ConfigurationError(f"filter names {name!r}, which is not saved. {did_you_mean(name, snapshot)}")
@@ -56,18 +62,66 @@ def into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]
             f"{path} has no {', '.join(map(repr, missing))}, only {sorted(map(str, held))}. "
             "Leave that out of the state, or pass strict=False."
         )
-    for name in state:
-        if name in held and isinstance(state[name], nn.Module):
-            _check_fits(state[name], held[name], strict, f"{path}: {name}")
-    for name in [name for name in state if name in held]:
-        target, value = state[name], held.pop(name)
-        if isinstance(target, nn.Module):
-            target.load_state_dict(value, strict=strict)
-        elif _stateful(target):
-            target.load_state_dict(value)
-        else:
+    if not isinstance(state, MutableMapping):
+        raise ConfigurationError(f'load got {described(state)} as the state. Write {{"model": model}}.')
+    found = [name for name in state if name in held]
+    for name in found:
+        where = f"{path}: {name}"
+        if _stateful(state[name]) and not isinstance(held[name], Mapping):
+            raise CheckpointError(f"{where} is {described(held[name])} and no state dict. Use another file.")
+        if isinstance(state[name], nn.Module):
+            _check_fits(state[name], held[name], strict, where)
+        if isinstance(state[name], Optimizer):
+            _check_groups(state[name], held[name], where)
+    _restore({name: (state[name], held[name]) for name in found if _stateful(state[name])}, strict, path)
+    for name in found:
+        value = held.pop(name)
+        if not _stateful(state[name]):
             state[name] = value
     return held
+
+
+def _restore(pairs: Mapping[str, tuple[Any, Any]], strict: bool, path: str) -> None:
+    """Give each object its state; if one refuses, those before it get back what they had.
+
+    Modules and optimizers, which were looked at, come last and are not copied.
+    """
+    large = {name for name, (target, _) in pairs.items() if isinstance(target, (nn.Module, Optimizer))}
+    undo: list[tuple[Any, Any]] = []
+    for name in sorted(pairs, key=lambda name: (name in large, isinstance(pairs[name][0], nn.Module))):
+        target, value = pairs[name]
+        try:
+            if name not in large:
+                undo.append((target, copy.deepcopy(target.state_dict())))
+            if isinstance(target, nn.Module):
+                target.load_state_dict(value, strict=strict)
+            else:
+                target.load_state_dict(value)
+        except CheckpointError:
+            _undo(undo)
+            raise
+        except Exception as error:
+            _undo(undo)
+            raise CheckpointError(
+                f"{path}: {name} could not be restored into a {type(target).__name__}: {error!r}. "
+                "Build everything as it was when it was saved."
+            ) from error
+
+
+def _undo(undo: list[tuple[Any, Any]]) -> None:
+    for target, before in reversed(undo):
+        target.load_state_dict(before)
+
+
+def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    groups = state.get("param_groups", [])
+    saved = [len(group.get("params", ())) for group in groups]
+    if own != saved:
+        raise CheckpointError(
+            f"{where} is of an optimizer whose groups hold {saved} parameters, and those of this one hold {own}. "
+            "Build it as it was when it was saved."
+        )
 
 
 def _stateful(value: Any) -> bool:
@@ -77,13 +131,18 @@ def _stateful(value: Any) -> bool:
 def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> None:
     if not isinstance(weights, Mapping):
         raise CheckpointError(f"{where} is {described(weights)} and no state dict. Use another file.")
+    if any(child._load_state_dict_pre_hooks for child in module.modules()):
+        return  # it accepts other names too: torch must say
     own = module.state_dict()
     missing = [key for key in own if key not in weights]
     unexpected = [key for key in weights if key not in own]
     wrong = [
         f"{key} ({tuple(weights[key].shape)} for {tuple(value.shape)})"
         for key, value in own.items()
-        if isinstance(weights.get(key), Tensor) and isinstance(value, Tensor) and weights[key].shape != value.shape
+        if isinstance(weights.get(key), Tensor)
+        and isinstance(value, Tensor)
+        and not is_lazy(value)
+        and weights[key].shape != value.shape
     ]
     if wrong or (strict and (missing or unexpected)):
         found = [

@@ -38,7 +38,8 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         if type(tree) is dict:
             return values
         rebuilt = copy.copy(tree)  # keeps a default factory, an order and other state of a mapping's subclass
-        rebuilt.update(values)  # type: ignore[attr-defined]  # a mapping without update() fails here, by name
+        for key, value in values.items():  # not update(), which transformers' ModelOutput forbids
+            rebuilt[key] = value  # type: ignore[index]  # a mapping that takes no items fails here, by name
         return rebuilt
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "to"):
         copied: Any = copy.copy(tree)

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from drivetrain.data.feed import set_epoch
-from drivetrain.errors import ConfigurationError, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
 from drivetrain.strategies.redirection import redirected
 from drivetrain.tree import map_leaves, move
 
@@ -182,6 +182,11 @@ class EngineModule(nn.Module):
                 f"mark_forward_method({shown(method)}): {type(self._original).__name__} has no such method. "
                 f"{did_you_mean(str(name), known)}"
             )
+        if isinstance(found, nn.Module) or inspect.isgeneratorfunction(found):
+            raise ConfigurationError(
+                f"mark_forward_method({shown(method)}): {described(found)} cannot run as forward does. "
+                "Write a method that calls it and returns its result."
+            )
         if name == "forward":
             raise ConfigurationError('mark_forward_method("forward"): it is marked already. Leave the call out.')
         self._marked.add(name)
@@ -217,11 +222,10 @@ class EngineModule(nn.Module):
         if original is None:
             raise AttributeError(name)  # not there yet while this object is being copied
         value = getattr(original, name)
-        if inspect.ismethod(value) and value.__self__ is original:
-            if name in self._marked:
-                return self._redirected(value)
-            if self._forward_module is not original:
-                return self._watched(name, value)
+        if name in self._marked:
+            return self._redirected(value)
+        if inspect.ismethod(value) and value.__self__ is original and self._forward_module is not original:
+            return self._watched(name, value)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -263,6 +267,9 @@ class EngineModule(nn.Module):
         self._original._apply(fn, recurse)
         return self
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        self._original.compile(*args, **kwargs)
+
     def __repr__(self) -> str:
         return f"EngineModule({self._original!r})"
 
@@ -300,6 +307,17 @@ class EngineLoader:
             return
         for batch in self._loader:
             yield move(batch, device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How often it was begun, which samplers are told, and where a loader is that knows it."""
+        own = getattr(self._loader, "state_dict", None)
+        return {"passes": self._passes, "loader": own() if callable(own) else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+        self._passes = state["passes"]
+        if state["loader"] is not None:
+            self._loader.load_state_dict(state["loader"])  # type: ignore[attr-defined]  # it has saved one
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # without a length, that is the error to see

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from drivetrain.errors import ConfigurationError
 from drivetrain.registry import Entry, Registry
 
 HOST = torch.device("cpu")
@@ -156,6 +157,13 @@ class _Accelerators(Registry[Accelerator]):
     def available_accelerators(self) -> list[str]:
         """Every name that is registered; those of torch's other devices work too."""
         return self.available()
+
+    def check_name(self, name: str) -> None:
+        if name in ("auto", "gpu"):
+            raise ConfigurationError(
+                f"The accelerator name {name!r} means a choice among all. Register under another name, and set "
+                "auto_priority to take part in it."
+            )
 
     def fallback(self, name: str) -> Entry[Accelerator] | None:
         from drivetrain.accelerators.torch_device import of_type  # it is a subclass of what stands above

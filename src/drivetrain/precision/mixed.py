@@ -103,7 +103,7 @@ class MixedPrecision(Precision):
             raise ConfigurationError(
                 f"{type(optimizer).__name__} holds gradients that no scaled loss has made since the last step, and "
                 f"precision={self.name!r} would divide them by its scale. Call self.manual_backward(loss) instead of "
-                "loss.backward() before each step."
+                "loss.backward() before each step, with an Engine engine.backward(loss)."
             )
         self._scaler.unscale_(optimizer)
         self._unscaled.add(optimizer)

@@ -16,6 +16,7 @@ from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.samplers import share
+from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import collectives
 from drivetrain.strategies.strategy import Strategy
@@ -106,25 +107,39 @@ class ParallelStrategy(Strategy):
 
     # ---- between ranks -------------------------------------------------------------------------------------------
 
+    def _check_group(self) -> None:
+        """Whether the processes can exchange anything yet; alone, each would believe to be all of them."""
+        if self.world_size > 1 and not dist.is_initialized():
+            raise ConfigurationError(
+                f"This process is one of {self.world_size}, and they have not met yet. Call engine.launch() first."
+            )
+
     def barrier(self, name: str | None = None) -> None:
+        self._check_group()
         collectives.barrier(name=name, device=self.root_device)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
+        self._check_group()
         return collectives.broadcast(obj, src, device=self.root_device)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        self._check_group()
         return collectives.reduce(tensor, group, reduce_op, device=self.root_device)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        self._check_group()
         return collectives.all_gather(tensor, group, sync_grads, device=self.root_device)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        self._check_group()
         return collectives.reduce_boolean_decision(decision, all, device=self.root_device)
 
     def gather_objects(self, obj: Any) -> list[Any]:
+        self._check_group()
         return collectives.gather_objects(obj, device=self.root_device)
 
     def gather_keyed(self, names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
+        self._check_group()
         return collectives.gather_keyed(names, values)
 
     # ---- data ----------------------------------------------------------------------------------------------------

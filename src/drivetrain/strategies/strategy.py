@@ -29,7 +29,7 @@ class Strategy(ABC):
     the ranks are. What is left ``None`` in the constructor the plan fills in.
 
     Attributes:
-        own_precision, own_devices: what the constructor was given, which the plan respects.
+        own_accelerator, own_precision, own_devices: what the constructor was given, which the plan respects.
         parallel_devices: this machine's devices as the plan decided them, in rank order.
     """
 
@@ -45,7 +45,7 @@ class Strategy(ABC):
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
     ) -> None:
-        self.accelerator = accelerator
+        self.accelerator = self.own_accelerator = accelerator
         self.own_precision = precision_plugin
         self.own_devices: tuple[torch.device, ...] = ()
         self.parallel_devices: tuple[torch.device, ...] = ()

@@ -228,7 +228,7 @@ class AcceleratorConformance:
     def test_16_bit_precisions_train(self, tmp_path: Path) -> None:
         """The 16-bit precisions that are claimed train to finite, falling losses."""
         claims = {"supports_bfloat16": "bf16-mixed", "supports_float16": "16-mixed"}
-        wanted = [precision for claim, precision in claims.items() if getattr(self.accelerator, claim)]
+        wanted = [precision for claim, precision in claims.items() if getattr(self.accelerator(), claim)]
         if not wanted:
             pytest.skip("not claimed: neither supports_bfloat16 nor supports_float16")
         for precision in wanted:

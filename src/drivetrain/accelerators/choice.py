@@ -1,0 +1,91 @@
+"""Which accelerator is meant by what somebody wrote, on this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
+from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
+from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean, shown
+from drivetrain.registry import Entry
+
+
+def choose(given: Any) -> tuple[Accelerator, str]:
+    """The accelerator, and why: ``given`` is an instance, a class, a name, "auto" or "gpu".
+
+    Raises:
+        ConfigurationError: there is none of that name, or it is not available here.
+    """
+    if isinstance(given, type) and issubclass(given, Accelerator):
+        given = given()
+    if isinstance(given, Accelerator):
+        if not given.is_available():
+            raise ConfigurationError(
+                f"{type(given).__name__} says that its hardware is not available here. "
+                f'Available: {available()}. Write accelerator="auto".'
+            )
+        return given, "accelerator= is an instance"
+    if given == "auto":
+        found = _first_available('accelerator="auto"')
+        assert found is not None  # there is always a CPU
+        return found
+    if given == "gpu":
+        if (found := _first_available('accelerator="gpu"', gpu=True)) is not None:
+            return found
+        raise ConfigurationError(
+            f"accelerator='gpu': torch sees no GPU on this machine. Available: {available()}. "
+            'Write accelerator="auto".'
+        )
+    try:
+        accelerator = AcceleratorRegistry.get(str(given))
+    except UnknownNameError:
+        raise ConfigurationError(
+            f"accelerator={shown(given)}: there is no such accelerator. {_likely_accelerator(str(given))}"
+        ) from None
+    if not accelerator.is_available():
+        raise ConfigurationError(
+            f"accelerator={given!r} is not available here: {accelerator.why_unavailable()}. "
+            f'Available: {available()}. Write accelerator="auto".'
+        )
+    return accelerator, f'accelerator="{given}"'
+
+
+def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] | None:
+    """Of the accelerators that take part in "auto", the available one of the highest priority."""
+    ranked = sorted(_candidates(), key=lambda candidate: -candidate[0])
+    for _, entry in ranked:
+        if (not gpu or issubclass(entry.cls, TorchDeviceAccelerator)) and entry.cls.is_available():
+            return entry.build(), f"{asked}, and of what is available here it comes first"
+    return None
+
+
+def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
+    """What takes part in "auto", with its priority: who says so, and the device that torch was built for."""
+    current = torch.accelerator.current_accelerator()
+    entries = list(AcceleratorRegistry.entries())
+    if current is not None and all(entry.name != current.type for entry in entries):
+        entries.append(AcceleratorRegistry.entry(current.type))
+    for entry in entries:
+        priority = entry.cls.auto_priority
+        if priority is None and current is not None and entry.name == current.type:
+            priority = TorchDeviceAccelerator.auto_priority
+        if priority is not None:
+            yield priority, entry
+
+
+def available() -> str:
+    """The names of those that are, for messages."""
+    return ", ".join(entry.name for entry in AcceleratorRegistry.entries() if entry.cls.is_available())
+
+
+def _likely_accelerator(given: str) -> str:
+    known = ["auto", "gpu", *AcceleratorRegistry.available()]
+    numbered = re.fullmatch(r"(\w*[a-z]):?(\d+)", given)
+    if numbered and (numbered[1] in known or AcceleratorRegistry.fallback(numbered[1]) is not None):
+        device = "" if numbered[1] == "cpu" else f", devices=[{numbered[2]}]"
+        return f'Did you mean {numbered[1]!r}? Write accelerator="{numbered[1]}"{device}.'
+    return did_you_mean(given, known)
