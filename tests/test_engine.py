@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningModule
-from drivetrain.accelerators import Accelerator
+from drivetrain.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from drivetrain.errors import ConfigurationError, UnknownArgumentError
 from drivetrain.loggers import DummyLogger
 from drivetrain.precision import MixedPrecision, Precision
 from drivetrain.strategies import SingleDeviceStrategy
+from drivetrain.testing import FakeAccelerator
 
 
 def net() -> nn.Sequential:
@@ -529,3 +530,46 @@ def test_a_lightning_module_logs_and_steps_through_the_engine() -> None:
     assert not torch.equal(before, module.layer.weight)
     assert module.fabric is engine
     assert (module.optimizers(), module.loggers, module.logger) == (optimizer, [logger], logger)
+
+
+def test_teardown_brings_back_everything_that_was_set_up() -> None:
+    with FakeAccelerator.recording():
+        engine = Engine(accelerator="fake", devices=1)
+        module = nn.Linear(2, 1)
+        model, optimizer = engine.setup(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9))
+        engine.backward(model(engine.to_device(torch.ones(1, 2))).sum())
+        optimizer.step()
+        engine.teardown()
+        module(torch.ones(1, 2)).sum().backward()  # on the host, as its optimizer's state is
+        optimizer.step()
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "16-true", "bf16-mixed", "bf16-true"])
+def test_a_precision_that_the_hardware_does_not_claim_is_refused(precision: Any) -> None:
+    class Old(CPUAccelerator):
+        supports_float16 = supports_bfloat16 = False
+
+    with pytest.raises(ConfigurationError, match=f"precision='{precision}'.*has no b?float16. Write"):
+        Engine(accelerator=Old(), precision=precision)
+
+
+def test_the_same_strategy_may_serve_engines_with_an_accelerator_by_name() -> None:
+    strategy = SingleDeviceStrategy()
+    for _ in range(2):
+        assert Engine(accelerator="cpu", strategy=strategy).accelerator.name == "cpu"
+    with pytest.raises(ConfigurationError, match="carries a CUDAAccelerator, which is not available here: this build"):
+        Engine(strategy=SingleDeviceStrategy(accelerator=CUDAAccelerator()))
+
+
+def test_what_a_model_of_transformers_hands_out_survives_a_precision() -> None:
+    class ModelOutput(dict[str, Tensor]):
+        def update(self, *args: Any, **kwargs: Any) -> None:
+            raise TypeError("You cannot use update")
+
+    class Net(nn.Linear):
+        def forward(self, input: Tensor) -> Any:
+            return ModelOutput(logits=super().forward(input))
+
+    out = Engine(accelerator="cpu", precision="bf16-mixed").setup(Net(2, 1))(torch.ones(1, 2))
+    assert type(out) is ModelOutput
+    assert out["logits"].dtype is torch.float32

@@ -121,3 +121,41 @@ def test_load_raw_reads_a_bare_state_dict(tmp_path: Path) -> None:
         engine.load_raw(tmp_path / "model.pt", nn.Linear(3, 2))
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         engine.load_raw(tmp_path / "nothing.pt", new)
+
+
+def test_what_refuses_late_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    engine, model, optimizer, _ = parts()
+    engine.save(tmp_path / "x.ckpt", {"model": model, "optimizer": optimizer, "counter": {"wrong": 1}, "rng": 3})
+    _, new, _, _ = parts(seed=1)
+    before = new.weight.detach().clone()
+    counter = Counter()
+    counter.count = 5
+    grouped = torch.optim.Adam([{"params": [new.weight]}, {"params": [new.bias]}])
+    for state, said in (
+        ({"model": new, "counter": counter}, "counter could not be restored into a Counter"),
+        ({"model": new, "optimizer": grouped}, r"groups hold \[2\] parameters, and those of this one hold \[1, 1\]"),
+        ({"model": new, "rng": engine.rng}, "no state dict"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            engine.load(tmp_path / "x.ckpt", state)
+        assert torch.equal(new.weight, before)
+        assert counter.count == 5
+    with pytest.raises(ConfigurationError, match='Write {"model": model}'):
+        engine.load(tmp_path / "x.ckpt", model)
+    with pytest.raises(ConfigurationError, match="names are texts"):
+        engine.save(tmp_path / "y.ckpt", {0: model})  # type: ignore[dict-item]
+    assert not (tmp_path / "y.ckpt").exists()
+
+
+def test_lazy_and_converted_modules_are_judged_by_torch(tmp_path: Path) -> None:
+    engine = parts()[0]
+    lazy = nn.LazyLinear(3)
+    made = nn.Linear(2, 3)
+    torch.save(made.state_dict(), tmp_path / "lazy.pt")
+    engine.load_raw(tmp_path / "lazy.pt", lazy)
+    assert torch.equal(lazy.weight, made.weight)
+    new_style = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    old = {"weight_g": torch.ones(2, 1), "weight_v": torch.ones(2, 2), "bias": torch.zeros(2)}
+    torch.save(old, tmp_path / "old.pt")
+    engine.load_raw(tmp_path / "old.pt", new_style)
+    torch.testing.assert_close(new_style.weight, torch.full((2, 2), 0.5**0.5))

@@ -266,3 +266,28 @@ def test_t47_workers_are_seeded_after_seed_everything(monkeypatch: pytest.Monkey
     assert Engine.seed_everything(3) == 3
     Engine(accelerator="cpu").setup_dataloaders(loader)
     assert loader.worker_init_fn is not None
+
+
+def test_compiling_in_place_and_a_loaders_epoch_in_a_checkpoint(model: Any) -> None:
+    expected = model(torch.ones(1, 2))
+    model.compile(backend="eager")
+    assert torch.equal(model(torch.ones(1, 2)), expected)
+    sampler: Any = DistributedSampler(TensorDataset(torch.arange(8)), num_replicas=1, rank=0)
+    engine = Engine(accelerator="cpu")
+    loader = engine.setup_dataloaders(DataLoader(TensorDataset(torch.arange(8)), sampler=sampler))
+    orders = [[int(x) for (x,) in loader] for _ in range(3)]
+    fresh = engine.setup_dataloaders(DataLoader(TensorDataset(torch.arange(8)), sampler=sampler))
+    fresh.load_state_dict({"passes": 2, "loader": None})
+    assert [int(x) for (x,) in fresh] == orders[2] != orders[0]
+    assert fresh.state_dict() == {"passes": 3, "loader": None}
+
+
+def test_what_cannot_run_as_forward_is_not_marked(net: Net) -> None:
+    net.stream = lambda: None  # type: ignore[assignment]
+    model = Engine(accelerator="cpu", precision="bf16-mixed").setup(net)
+    with pytest.raises(ConfigurationError, match="cannot run as forward does"):
+        model.mark_forward_method("layer")
+    net.ask = lambda: torch.is_autocast_enabled("cpu")  # type: ignore[assignment]
+    assert not model.ask()
+    model.mark_forward_method("ask")
+    assert model.ask()

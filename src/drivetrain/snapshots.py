@@ -56,14 +56,14 @@ def into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]
     held = {name: decode(value, str(name)) for name, value in checkpoint.items()}
     if state is None:
         return held
+    if not isinstance(state, MutableMapping):
+        raise ConfigurationError(f'load got {described(state)} as the state. Write {{"model": model}}.')
     missing = [name for name in state if name not in held]
     if missing and strict:
         raise CheckpointError(
             f"{path} has no {', '.join(map(repr, missing))}, only {sorted(map(str, held))}. "
             "Leave that out of the state, or pass strict=False."
         )
-    if not isinstance(state, MutableMapping):
-        raise ConfigurationError(f'load got {described(state)} as the state. Write {{"model": model}}.')
     found = [name for name in state if name in held]
     for name in found:
         where = f"{path}: {name}"
