@@ -306,7 +306,7 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         )
     run = trainer.current_run
     assert run is not None  # it is being set up
-    own = _of_this_rank(trainer, checkpoint, progress.batches_done)
+    own = _of_this_rank(trainer, checkpoint, 0 if progress.epoch_ending else progress.batches_done)
     run.restart = {"rng": own.get("rng"), **own.get("restart", {})}
 
 

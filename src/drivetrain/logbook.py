@@ -39,6 +39,7 @@ class Row(NamedTuple):
     name: str
     value: Any
     entry: Entry
+    parts: tuple[Any, float] | None = None  # what the ranks exchange, of a value that they share
 
 
 class Scope:
@@ -109,7 +110,7 @@ class Logbook:
         self._groups.clear()
         self.group = "train"
         self.leave_batch()
-        self._compared_sizes, self.epoch_done = False, False
+        self._compared_sizes, self.epoch_done, self.muted = False, False, False
         self.callback_metrics, self.bar_metrics, self.logged_metrics = {}, {}, {}
 
     def reset(self, group: str) -> None:
@@ -154,9 +155,10 @@ class Logbook:
         """The per-step values of ``group`` written since the last call, still on their device."""
         rows = []
         for entry in self._entries(group):
-            if entry.on_step and entry.fresh and entry.last is not None:
+            if entry.on_step and entry.fresh and (entry.last is not None or entry.shared):
                 entry.fresh = False
-                rows.append(Row(_step_name(entry), entry.last_scalar(), entry))
+                parts = entry.parts(epoch=False) if entry.shared else None
+                rows.append(Row(_step_name(entry), entry.last_scalar(), entry, parts))
         return rows
 
     def epoch_values(self, group: str) -> list[Row]:
@@ -171,9 +173,11 @@ class Logbook:
         """``rows`` with one value for all ranks where ``sync_dist`` asks for it; every rank must call it (trap T8)."""
         if self.gather is None:
             return rows
-        shared = [row for row in rows if row.entry.shared]
-        agreed = self._agree([(row.name, row.entry) for row in shared], epoch=False)
+        shared = [row for row in rows if row.parts is not None]
+        agreed = self._agree([(row.name, row.entry, row.parts) for row in shared if row.parts is not None])
         found = dict(zip(map(id, shared), agreed, strict=True))
+        for row in shared:
+            row.entry.last = found[id(row)]  # what callbacks see until the next value comes
         return [row._replace(value=found[id(row)]) if id(row) in found else row for row in rows]
 
     def agree_on_epoch(self, group: str) -> None:
@@ -183,20 +187,21 @@ class Logbook:
         new = [(_epoch_name(entry), entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
         for _, entry in sorted(new, key=lambda item: item[0]):
             entry.compute_together()
-        shared = [(name, entry) for name, entry in new if entry.shared and entry.agreed is None]
-        for (_, entry), value in zip(shared, self._agree(shared, epoch=True), strict=True):
+        shared = [
+            (name, entry, entry.parts(epoch=True)) for name, entry in new if entry.shared and entry.agreed is None
+        ]
+        for (_, entry, _), value in zip(shared, self._agree(shared), strict=True):
             entry.agreed = value
 
-    def _agree(self, named: list[tuple[str, Entry]], epoch: bool) -> list[Tensor]:
+    def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]]) -> list[Tensor]:
         """One keyed exchange: names are compared, then all numbers travel together."""
         assert self.gather is not None  # the caller has looked
-        parts = [entry.parts(epoch) for _, entry in named]
-        numbers = [number for pair in parts for number in pair]
+        numbers = [number for _, _, parts in named for number in parts]
         vector = torch.stack([
             torch.as_tensor(number, dtype=self.sum_dtype, device=self.device) for number in numbers
         ]) if numbers else torch.zeros(0, dtype=self.sum_dtype, device=self.device)  # fmt: skip
-        everyones = self.gather([name for name, _ in named], vector)
-        return [entry.combine(everyones[:, 2 * i], everyones[:, 2 * i + 1]) for i, (_, entry) in enumerate(named)]
+        everyones = self.gather([name for name, _, _ in named], vector)
+        return [entry.combine(everyones[:, 2 * i], everyones[:, 2 * i + 1]) for i, (_, entry, _) in enumerate(named)]
 
     def read(self, rows: list[Row]) -> list[Row]:
         """``rows`` as plain floats, with one transfer for each device and dtype among them; the bar sees them too."""

@@ -84,6 +84,7 @@ class Entry:
     def push(self, value: Any, batch_size: float | None) -> None:
         """Take one value. Never a transfer, and a copy only as [Note: when a value is copied] says."""
         if self._book.muted:
+            self._push_nothing(value)
             return
         if self._borrows and not self._book.copies and isinstance(value, Tensor):
             self.last = value.data
@@ -118,6 +119,13 @@ class Entry:
             self._pending.append(value.detach() if self.keep_graph else value)
         else:
             self._combine(value * weight if self.reduction == "mean" else value)
+
+    def _push_nothing(self, value: Any) -> None:
+        """This rank's batch counts for nothing; where the ranks share a value, it is there all the same."""
+        if self.shared:
+            self.last, self.fresh, self._last_weight = None, True, 0
+        if isinstance(value, nn.Module):
+            self._metric = value  # all ranks must compute it together
 
     def _push_metric(self, metric: nn.Module) -> None:
         """A metric object (torchmetrics): its own state is the running reduction (trap T52)."""

@@ -169,6 +169,8 @@ class Window:
             unit = _at_least_tiny(self.reference)
             rescale(optimizer, reference / unit)
             return loss * (weight / unit)
+        if not (weight or reference):
+            return loss * 0
         if weight > reference:
             rescale(optimizer, reference / weight)
             self.reference = weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 from drivetrain import LightningModule, Trainer, WeightedLoss, parity
+from drivetrain.data import CombinedLoader
 from drivetrain.errors import ConfigurationError
+from drivetrain.loggers import DummyLogger
 from drivetrain.parity import Parity
 
 
@@ -348,3 +351,171 @@ def test_t26_a_run_of_two_processes_goes_on_exactly(pool: Any, tmp_path: Any, fi
     assert torch.equal(parts[0], whole[0])
     assert torch.equal(whole[0], whole[1])
     assert torch.equal(parts[0], parts[1])
+
+
+# ---- what a review found ---------------------------------------------------------------------------------------------
+
+
+class ByHand(Regression):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(F.mse_loss(self.net(batch[0]), batch[1]))
+        optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Automatic(ByHand):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = True
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.mse_loss(self.net(batch[0]), batch[1])
+
+
+def by_hand_or_not(kind: str, count: int, strategy: str) -> Tensor:
+    module = {"hand": ByHand, "auto": Automatic}[kind]()
+    ours = trainer(max_epochs=2, precision="64-true", strategy=strategy)
+    ours.fit(module, DataLoader(data(count), batch_size=2))
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_find_unused_parameters_true"])
+@pytest.mark.parametrize("count", [16, 13])
+def test_t19_manual_optimization_is_the_automatic_one(pool: Any, strategy: str, count: int) -> None:
+    automatic = pool.run(by_hand_or_not, "auto", count, strategy, group=False)
+    for rank in pool.run(by_hand_or_not, "hand", count, strategy, group=False):
+        torch.testing.assert_close(rank, automatic[0], rtol=1e-12, atol=1e-12)
+
+
+class Steps(Evaluated):
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("v", batch.mean(), on_step=True, on_epoch=True, sync_dist=True)
+
+
+class Kept(DummyLogger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+
+def step_values(count: int) -> list[Any]:
+    logger = Kept()
+    trainer(logger=logger).validate(Steps(), DataLoader(Numbers(count), batch_size=2), verbose=False)
+    return [metrics.get("v_step", metrics.get("v_epoch")) for _, metrics in logger.rows]
+
+
+def test_values_of_each_step_are_shared_too(pool: Any) -> None:
+    assert pool.run(step_values, 8, group=False)[0] == [1.5, 5.5, 3.5]
+    assert pool.run(step_values, 5, group=False)[0] == [1.5, 4.0, 2.0]  # rank 1 has nothing of the last batch
+
+
+def every_step(count: int) -> list[Any]:
+    logger = Kept()
+    ours = trainer(max_epochs=1, log_every_n_steps=1, logger=logger)
+
+    class Logs(Automatic):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("first", batch[0][:, 0].mean(), sync_dist=True)
+            return super().training_step(batch, batch_idx)
+
+    ours.fit(Logs(), DataLoader(data(count), batch_size=2))
+    return [metrics["first"] for _, metrics in logger.rows if "first" in metrics]
+
+
+def test_a_training_value_of_a_batch_that_one_rank_lacks(pool: Any) -> None:
+    x = data(5).tensors[0][:, 0]
+    logged = pool.run(every_step, 5, group=False)[0]
+    assert logged == pytest.approx([x[:4].mean().item(), x[4].item()])
+
+
+def epoch_saved(folder: Any) -> None:
+    ours = trainer(max_epochs=1, default_root_dir=folder, enable_checkpointing=True)
+    ours.fit(Automatic(), DataLoader(data(16), batch_size=2))
+
+
+def taken_up(path: str) -> int:
+    ours = trainer(max_epochs=2, enable_checkpointing=True, default_root_dir=Path(path).parent)
+    ours.fit(Automatic(), DataLoader(data(16), batch_size=2), ckpt_path=path)
+    return ours.global_step
+
+
+def test_the_end_of_an_epoch_is_taken_up_by_any_number(pool: Any, tmp_path: Any) -> None:
+    for saving, resuming, steps in ((2, 1, 4 + 8), (1, 2, 8 + 4)):
+        folder = tmp_path / str(saving)
+        pool.run(epoch_saved, folder, world_size=saving, group=False)
+        [path] = folder.rglob("*.ckpt")
+        assert pool.run(taken_up, str(path), world_size=resuming, group=False) == [steps] * resuming
+
+
+def combined_again_and_again() -> list[int]:
+    class Both(Automatic):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch["a"], batch_idx)
+
+    loaders = CombinedLoader({"a": DataLoader(data(16), batch_size=2)}, "max_size_cycle")
+    steps = []
+    for _ in range(3):
+        ours = trainer(max_epochs=1)
+        ours.fit(Both(), loaders)
+        steps.append(ours.global_step)
+    again = trainer(max_epochs=1)
+    again.fit(Automatic(), DataLoader(data(16), batch_size=2))
+    more = trainer(max_epochs=1)
+    more.fit(Automatic(), again.train_dataloader)
+    return [*steps, more.global_step]
+
+
+def test_t1_a_loader_is_shared_out_once(pool: Any) -> None:
+    assert pool.run(combined_again_and_again, group=False) == [[4, 4, 4, 4]] * 2
+
+
+def of_other_lengths() -> str:
+    count = 16 if __import__("os").environ["RANK"] == "0" else 8
+    try:
+        trainer(max_epochs=1, use_distributed_sampler=False).fit(Automatic(), DataLoader(data(count), batch_size=2))
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def test_t36_loaders_of_other_lengths_are_refused_on_every_rank(pool: Any) -> None:
+    for message in pool.run(of_other_lengths, group=False):
+        assert "[8.0, 4.0] batches" in message or "[8, 4] batches" in message
+
+
+class Unsized(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        rank = int(__import__("os").environ["RANK"])
+        return iter([(data().tensors[0][rank], data().tensors[1][rank])] * (3 if rank == 0 else 1))
+
+
+def gradients() -> list[float]:
+    norms: list[float] = []
+
+    class Kept(Automatic):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            norms.append(sum(float(p.grad.norm()) for p in self.parameters() if p.grad is not None))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    trainer(max_epochs=1).fit(Kept(), DataLoader(Unsized(), batch_size=1))
+    return norms
+
+
+def test_a_rank_without_data_does_not_shrink_the_others_gradients(pool: Any) -> None:
+    together, _ = pool.run(gradients, group=False)
+    [alone] = pool.run(gradients, world_size=1, group=False)
+    assert together[1:] == pytest.approx(alone[1:])
+    assert together[0] != pytest.approx(alone[0])

@@ -201,8 +201,10 @@ class ModelCheckpoint(Checkpoint):
         stepped = trainer.global_step != self._seen_step  # not in a window that is still accumulating
         self._seen_step = trainer.global_step
         steps_due = stepped and self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0
-        elapsed_s = time.monotonic() - self._saved_at_time
-        time_due = self.train_time_interval is not None and elapsed_s >= self.train_time_interval.total_seconds()
+        time_due = False
+        if self.train_time_interval is not None:
+            elapsed_s = time.monotonic() - self._saved_at_time
+            time_due = trainer.strategy.broadcast(elapsed_s >= self.train_time_interval.total_seconds())  # one clock
         if steps_due or time_due:
             self._save_once(trainer)
 

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -46,7 +47,7 @@ def share(
     """A copy of ``loader`` that gives this rank's part of each global batch; ``None`` where nothing can be shared out.
 
     That is: what is no DataLoader, an iterable-style data set, which decides itself, and a loader whose sampler is a
-    DistributedSampler already (trap T1).
+    DistributedSampler already (trap T1), or who has been shared out.
 
     Args:
         loader: the user's, which stays as it is.
@@ -63,7 +64,9 @@ def share(
         return None
     batched = loader.batch_sampler is not None
     drawn: Any = loader.batch_sampler if batched else loader.sampler
-    if isinstance(drawn, DistributedSampler) or isinstance(getattr(drawn, "sampler", None), DistributedSampler):
+    if isinstance(drawn, (DistributedSampler, RankBatches)) or isinstance(
+        getattr(drawn, "sampler", None), DistributedSampler
+    ):
         return None
     if not hasattr(drawn, "__len__"):
         raise ConfigurationError(
@@ -106,7 +109,7 @@ class RankBatches(SamplerProxy):
         """The order that rank 0 draws."""
         if type(self._sampler) is SequentialSampler or isinstance(self._sampler, (list, tuple, range)):
             return iter(self._sampler)
-        generators = [g for g in (getattr(self._sampler, "generator", None),) if g is not None]
+        generators = [g for g in (getattr(self._sampler, "generator", None),) if isinstance(g, torch.Generator)]
         state = self._agree((rng_state(), [generator.get_state() for generator in generators]))
         if self._rank == 0:
             return self._drawn()

@@ -18,7 +18,8 @@ class KeptTogether:
         gather: this rank's answer on every rank, in order; called once per batch, and once more.
 
     Attributes:
-        factor: of the batch that was given last: 1, or 0 if it is repeated.
+        factor: of the batch that was given last, so that the mean over the ranks is that over those that have one: 0 if
+            it is repeated, else the number of ranks for each that has a batch of its own.
     """
 
     def __init__(self, source: Iterator[tuple[Any, bool]], gather: Callable[[bool], list[bool]]) -> None:
@@ -37,12 +38,11 @@ class KeptTogether:
             )
         while current is not None:
             following = next(self._source, None)
-            more = any(self._gather(following is not None))
-            self.factor = 1.0
-            yield current[0], not more
-            if following is None:
-                while more:
-                    more = any(self._gather(False))
-                    self.factor = 0.0
-                    yield current[0], not more
+            self.factor = len(having) / sum(having)
+            having = self._gather(following is not None)
+            yield current[0], not any(having)
+            while following is None and any(having):
+                self.factor = 0.0
+                having = self._gather(False)
+                yield current[0], not any(having)
             current = following

@@ -21,7 +21,7 @@ from drivetrain.logbook import Row
 from drivetrain.loops.loaders import EvalLoader
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.run import Run
-from drivetrain.loops.together import Together
+from drivetrain.loops.together import Together, shares_of
 from drivetrain.seed import isolate_rng
 from drivetrain.tree import move_to_host
 
@@ -172,7 +172,8 @@ def _evaluate_loader(
     batches = feed(loader, source.num_batches, None if transfer else move, source.ahead)
     together = None if run.window.gather is None else Together(run, source.loader)
     if together is not None:
-        batches = together.over(batches)
+        batches = together.over(batches, source.num_batches)
+    source_draws = shares_of(source.loader) is not None  # a repeated batch was drawn there too
     step = bind_eval_step(run, stage, index, batches)
     for batch, _ in batches:
         progress.eval_batch_idx = batch_idx = progress.eval_batch_idx + 1
@@ -182,19 +183,20 @@ def _evaluate_loader(
             batch = transfer(batch, dataloader_idx)
         book.scope = step_scope
         book.batch, book.size = batch, None
-        if predictions is not None:
-            predictions.batch_indices[-1].append(loader.pop() if predictions.records else [])
+        repeats = together is not None and together.factor == 0
+        if predictions is not None and (not repeats or source_draws):
+            numbers = loader.pop() if predictions.records else []
+            if not repeats:
+                predictions.batch_indices[-1].append(numbers)
         for hook in batch_start:
             hook(batch, batch_idx, *hook_idx)
         outputs = step(batch, batch_idx)
-        for hook in batch_end:
+        for hook in () if repeats and predictions is not None else batch_end:
             hook(outputs, batch, batch_idx, *hook_idx)
         if together is not None:
             together.end()
-            if together.factor == 0:
-                continue  # the other ranks needed it, nobody else does
         if predictions is not None:
-            if predictions.keeps:
+            if predictions.keeps and not repeats:
                 predictions.outputs[-1].append(move_to_host(outputs))
         elif not sanity and (values := book.step_values(stage)):
             rows.append((steps + batch_idx, values))
@@ -312,7 +314,8 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
     if progress.should_stop and run.may_stop():
         return True
     if (seconds := run.limits.val_check_seconds) is not None:
-        return time.monotonic() - run.validated_at >= seconds
+        due: bool = run.engine.strategy.broadcast(time.monotonic() - run.validated_at >= seconds)  # one clock for all
+        return due
     if every == float("inf"):
         return is_last
     across_epochs = run.limits.check_val_every_n_epoch is None

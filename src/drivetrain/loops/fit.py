@@ -132,6 +132,8 @@ def fit(run: Run) -> None:
             for hook in bound.batch_start:
                 hook(batch, batch_idx)
             if bound.module_batch_start is not None and bound.module_batch_start(batch, batch_idx) == -1:
+                if bound.together is not None:
+                    bound.together.end()
                 break
 
             steps_before = progress.global_step
@@ -269,7 +271,12 @@ def _feed(run: Run, loader: Any, resumed: Resumed | None = None) -> Iterator[tup
     if run.window.gather is None:
         return source
     together = run.together = Together(run, loader)
-    return together.over(source)
+    if resumed is not None and num_batches == ENDLESS:
+        raise CheckpointError(
+            "The checkpoint was saved in the middle of an epoch, by one of several processes whose loader has no "
+            "length, so they had fetched ahead. Resume from one that was saved at the end of an epoch."
+        )
+    return together.over(source, num_batches, training=True)
 
 
 def _bind_with(run: Run, source: Iterator[tuple[Any, bool]]) -> _Bound:

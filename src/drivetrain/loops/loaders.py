@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -216,7 +217,10 @@ class Loaders:
         """What ``stage`` iterates, each loader in it checked and made ready."""
         made = self._make(stage)
         self._made_in[stage] = self._made_before.pop(stage, self._epoch())
-        several = isinstance(made, CombinedLoader) or (stage == "fit" and isinstance(made, (list, tuple, Mapping)))
+        combined = isinstance(made, CombinedLoader)
+        several = (combined and made.mode != "sequential") or (
+            stage == "fit" and not combined and isinstance(made, (list, tuple, Mapping))
+        )
 
         def prepare(loader: Any) -> Any:
             check_iterable(loader, f"{LOADER_HOOKS[stage]} gave")
@@ -227,6 +231,7 @@ class Loaders:
             return loader if self._share is None else self._share(loader, self._splits, pads=several)
 
         if isinstance(made, CombinedLoader):
+            made = made if self._share is None else copy.copy(made)  # the user's own may be shared out again
             made.flattened = [prepare(loader) for loader in made.flattened]
             return made
         if isinstance(made, (list, tuple, Mapping)):

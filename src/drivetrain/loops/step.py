@@ -198,12 +198,16 @@ def _manual(run: Run) -> Step:
         _attach(run, handle, before_step, lambda: True)
     backward, window = _make_backward(run), run.window
 
-    before_backward = run.engine.strategy.before_manual_backward
+    strategy, shared = run.engine.strategy, run.window.gather is not None
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
         window.graded += 1  # until the next step: a checkpoint in between must hold the gradients
-        before_backward(loss)
-        backward(loss, *args, **kwargs)
+        if not shared:
+            backward(loss, *args, **kwargs)
+            return
+        strategy.before_manual_backward(loss)
+        backward(loss if window.factor_here == 1 else loss * window.factor_here, *args, **kwargs)
+        strategy.after_manual_backward()
 
     run.manual_backward = manual_backward
 

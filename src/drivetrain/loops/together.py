@@ -7,6 +7,7 @@ from typing import Any
 
 from drivetrain.data.samplers import RankBatches
 from drivetrain.data.uneven import KeptTogether
+from drivetrain.errors import ConfigurationError
 from drivetrain.loops.restart import metrics_of, set_metrics
 from drivetrain.loops.run import Run
 from drivetrain.tree import map_leaves
@@ -32,11 +33,22 @@ class Together:
         self._metrics: dict[str, Any] | None = None
         self.factor = 1.0
 
-    def over(self, batches: Batches) -> Batches:
-        """``batches``, as many as the other ranks have."""
-        if self._shares is not None:
-            return batches  # they are shared out so that all have as many
+    def over(self, batches: Batches, num_batches: float, training: bool = False) -> Batches:
+        """``batches``, as many as the other ranks have. Each rank says how many it thinks those are; ``inf``: unknown.
+
+        Raises:
+            ConfigurationError: the ranks have loaders of different lengths to train on, or some have nothing at all.
+        """
         gather = self._run.engine.strategy.gather_objects
+        lengths = gather(num_batches)
+        same = len(set(lengths)) == 1
+        if not same and (training or 0 in lengths):
+            raise ConfigurationError(
+                f"The loaders of the ranks have different lengths, {lengths} batches. Give all ranks as many, or let "
+                "drivetrain share one data set out: use_distributed_sampler=True."
+            )
+        if same and num_batches != float("inf"):
+            return batches
         self._kept = KeptTogether(batches, gather)
         return iter(self._kept)
 

@@ -112,6 +112,11 @@ class DDPStrategy(ParallelStrategy):
         step, model = super().bind(name), self.model
         if not isinstance(model, DistributedDataParallel) or self.lightning_module.automatic_optimization:
             return step
+        if model.static_graph:
+            raise ConfigurationError(
+                "DDPStrategy(static_graph=True) needs to see where a backward pass begins, and manual optimization has "
+                "it inside the step. Leave static_graph out."
+            )
 
         def step_by_hand(*args: Any, **kwargs: Any) -> Any:
             model.require_forward_param_sync = True
@@ -126,6 +131,10 @@ class DDPStrategy(ParallelStrategy):
             model.require_backward_grad_sync = True
             found = [loss] if model.find_unused_parameters and not model.static_graph else []
             model.reducer.prepare_for_backward(found)
+
+    def after_manual_backward(self) -> None:
+        if isinstance(self.model, DistributedDataParallel):  # or the end of the forward pass would prepare it again
+            self.model.require_backward_grad_sync = False
 
     def teardown(self) -> None:
         self.model = self.lightning_module  # the wrapper belongs to the run

@@ -128,6 +128,9 @@ class Strategy(ABC):
     def before_manual_backward(self, loss: torch.Tensor) -> None:
         """A backward pass begins that user code has asked for, inside its step (trap T19)."""
 
+    def after_manual_backward(self) -> None:
+        """It is done."""
+
     def block_backward_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
         """A block whose backward passes leave gradients to this process, to be averaged by a later one."""
         return nullcontext()
