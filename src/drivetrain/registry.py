@@ -4,7 +4,7 @@ A backend is one file, ``<folder>/<name>.py``, that defines one public concrete 
 folder's listing *is* the registry: to add a name, add a file. A class may give itself further names, with arguments of
 their own, in the classmethod that the contract calls when a subclass is defined; that is also how a user's class gets
 its name. Third-party packages offer theirs through the entry-point group named like the folder, for example
-``drivetrain.loggers``. No backend is imported until its name is asked for, unless the folder's ``__init__`` does it.
+``drivetrain.loggers``. Nothing is imported until a name is asked for.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ class Registry(Generic[T]):
         package: the folder, for example ``"drivetrain.loggers"``.
         contract: its module inside the folder that holds the abstract class, for example ``"logger"``.
         kind: the word that messages use for one entry, for example ``"logger"``.
-        by_file: the names of the folder's files are names of classes; False where all of its classes name themselves
-            and its ``__init__`` imports them, because they have several names, or the folder holds other files too.
+        by_file: the names of the folder's files are names of classes; False where the classes name themselves, because
+            they have several names, or the folder holds other files too: all of it is imported with the first question.
     """
 
     def __init__(self, package: str, contract: str, kind: str, by_file: bool = True) -> None:
         self._by_file = by_file
+        self._imported = False
         self._package = package
         self._contract = contract
         self._kind = kind
@@ -199,9 +200,17 @@ class Registry(Generic[T]):
     def _files(self) -> set[str]:
         package = importlib.import_module(self._package)
         if not self._by_file:
+            self._import_all(package)
             return set()
         names = {module.name for module in pkgutil.iter_modules(package.__path__)}
         return {name for name in names if name != self._contract and not name.startswith("_")}
+
+    def _import_all(self, package: ModuleType) -> None:
+        if not self._imported:
+            self._imported = True  # before: the classes in there register themselves
+            for module in pkgutil.iter_modules(package.__path__):
+                if not module.name.startswith("_"):
+                    importlib.import_module(f"{self._package}.{module.name}")
 
     def _entry_points(self) -> dict[str, metadata.EntryPoint]:
         return {entry.name: entry for entry in metadata.entry_points(group=self._package)}
@@ -212,11 +221,11 @@ class Registry(Generic[T]):
             value for value in vars(contract_module).values()
             if inspect.isclass(value) and value.__module__ == contract_module.__name__ and self._is_contract(value)
         )  # fmt: skip
-        found = [
-            value for value in vars(module).values()
+        found = list(dict.fromkeys(
+            value for value in vars(module).values()  # one class may have two names there
             if inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, contract)
             and not value.__name__.startswith("_") and not inspect.isabstract(value)
-        ]  # fmt: skip
+        ))  # fmt: skip
         if len(found) != 1:
             raise ConfigurationError(
                 f"The file {module.__name__} must define exactly one public {contract.__name__}, "

@@ -445,7 +445,7 @@ def epoch_saved(folder: Any) -> None:
 
 
 def taken_up(path: str) -> int:
-    ours = trainer(max_epochs=2, enable_checkpointing=True, default_root_dir=Path(path).parent)
+    ours = trainer(max_epochs=2, enable_checkpointing=True, default_root_dir=Path(path).parents[1])
     ours.fit(Automatic(), DataLoader(data(16), batch_size=2), ckpt_path=path)
     return ours.global_step
 

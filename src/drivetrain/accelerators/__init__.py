@@ -1,13 +1,48 @@
 """What a device is: one file per kind of hardware."""
 
-from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
-from drivetrain.accelerators.cpu import CPUAccelerator
-from drivetrain.accelerators.cuda import CUDAAccelerator, find_usable_cuda_devices
-from drivetrain.accelerators.mps import MPSAccelerator
-from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
-from drivetrain.accelerators.xla import XLAAccelerator
+from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drivetrain.accelerators.accelerator import Accelerator as Accelerator
+    from drivetrain.accelerators.accelerator import AcceleratorRegistry as AcceleratorRegistry
+    from drivetrain.accelerators.cpu import CPUAccelerator as CPUAccelerator
+    from drivetrain.accelerators.cuda import CUDAAccelerator as CUDAAccelerator
+    from drivetrain.accelerators.cuda import find_usable_cuda_devices as find_usable_cuda_devices
+    from drivetrain.accelerators.mps import MPSAccelerator as MPSAccelerator
+    from drivetrain.accelerators.torch_device import TorchDeviceAccelerator as TorchDeviceAccelerator
+    from drivetrain.accelerators.xla import XLAAccelerator as XLAAccelerator
+_MODULES = {
+    "Accelerator": "accelerator",
+    "AcceleratorRegistry": "accelerator",
+    "CPUAccelerator": "cpu",
+    "CUDAAccelerator": "cuda",
+    "MPSAccelerator": "mps",
+    "TorchDeviceAccelerator": "torch_device",
+    "XLAAccelerator": "xla",
+    "find_usable_cuda_devices": "cuda",
+}
 __all__ = [
-    "Accelerator", "AcceleratorRegistry", "CPUAccelerator", "CUDAAccelerator", "MPSAccelerator",
-    "TorchDeviceAccelerator", "XLAAccelerator", "find_usable_cuda_devices",
-]  # fmt: skip
+    "Accelerator",
+    "AcceleratorRegistry",
+    "CPUAccelerator",
+    "CUDAAccelerator",
+    "MPSAccelerator",
+    "TorchDeviceAccelerator",
+    "XLAAccelerator",
+    "find_usable_cuda_devices",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    from drivetrain.errors import did_you_mean
+
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {did_you_mean(name, __all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,18 +1,57 @@
 """Who am I in this job: one file per kind of cluster."""
 
-from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry, detect
-from drivetrain.clusters.htcondor import HTCondorEnvironment
-from drivetrain.clusters.kubeflow import KubeflowEnvironment
-from drivetrain.clusters.local import LocalEnvironment
-from drivetrain.clusters.lsf import LSFEnvironment
-from drivetrain.clusters.mpi import MPIEnvironment
-from drivetrain.clusters.slurm import SLURMEnvironment
-from drivetrain.clusters.torchelastic import TorchElasticEnvironment
+from __future__ import annotations
 
-LightningEnvironment = LocalEnvironment  # its name in the original
+import importlib
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from drivetrain.clusters.environment import ClusterEnvironment as ClusterEnvironment
+    from drivetrain.clusters.environment import ClusterRegistry as ClusterRegistry
+    from drivetrain.clusters.environment import detect as detect
+    from drivetrain.clusters.htcondor import HTCondorEnvironment as HTCondorEnvironment
+    from drivetrain.clusters.kubeflow import KubeflowEnvironment as KubeflowEnvironment
+    from drivetrain.clusters.local import LightningEnvironment as LightningEnvironment
+    from drivetrain.clusters.local import LocalEnvironment as LocalEnvironment
+    from drivetrain.clusters.lsf import LSFEnvironment as LSFEnvironment
+    from drivetrain.clusters.mpi import MPIEnvironment as MPIEnvironment
+    from drivetrain.clusters.slurm import SLURMEnvironment as SLURMEnvironment
+    from drivetrain.clusters.torchelastic import TorchElasticEnvironment as TorchElasticEnvironment
+_MODULES = {
+    "ClusterEnvironment": "environment",
+    "ClusterRegistry": "environment",
+    "HTCondorEnvironment": "htcondor",
+    "KubeflowEnvironment": "kubeflow",
+    "LSFEnvironment": "lsf",
+    "LightningEnvironment": "local",
+    "LocalEnvironment": "local",
+    "MPIEnvironment": "mpi",
+    "SLURMEnvironment": "slurm",
+    "TorchElasticEnvironment": "torchelastic",
+    "detect": "environment",
+}
 __all__ = [
-    "ClusterEnvironment", "ClusterRegistry", "HTCondorEnvironment", "KubeflowEnvironment", "LSFEnvironment",
-    "LightningEnvironment", "LocalEnvironment", "MPIEnvironment", "SLURMEnvironment", "TorchElasticEnvironment",
+    "ClusterEnvironment",
+    "ClusterRegistry",
+    "HTCondorEnvironment",
+    "KubeflowEnvironment",
+    "LSFEnvironment",
+    "LightningEnvironment",
+    "LocalEnvironment",
+    "MPIEnvironment",
+    "SLURMEnvironment",
+    "TorchElasticEnvironment",
     "detect",
-]  # fmt: skip
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    from drivetrain.errors import did_you_mean
+
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {did_you_mean(name, __all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -100,3 +100,7 @@ def free_port() -> int:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+LightningEnvironment = LocalEnvironment
+"""The name that users of the field know."""

@@ -21,7 +21,6 @@ from drivetrain.logbook import Row
 from drivetrain.loops.loaders import EvalLoader
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.run import Run
-from drivetrain.loops.together import Together, shares_of
 from drivetrain.seed import isolate_rng
 from drivetrain.tree import move_to_host
 
@@ -170,10 +169,13 @@ def _evaluate_loader(
     if predictions is not None:
         loader = _collecting(predictions, loader)
     batches = feed(loader, source.num_batches, None if transfer else move, source.ahead)
-    together = None if run.window.gather is None else Together(run, source.loader)
-    if together is not None:
+    together, source_draws = None, False
+    if run.window.gather is not None:
+        from drivetrain.loops.together import Together, shares_of  # here, so that importing the Trainer stays quick
+
+        together = Together(run, source.loader)
+        source_draws = shares_of(source.loader) is not None  # a repeated batch was drawn there too
         batches = together.over(batches, source.num_batches)
-    source_draws = shares_of(source.loader) is not None  # a repeated batch was drawn there too
     step = bind_eval_step(run, stage, index, batches)
     for batch, _ in batches:
         progress.eval_batch_idx = batch_idx = progress.eval_batch_idx + 1

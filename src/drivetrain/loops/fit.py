@@ -37,7 +37,6 @@ from drivetrain.loops.restart import (
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import Step, make_step
-from drivetrain.loops.together import Together
 from drivetrain.losses import outputs_for_hooks
 from drivetrain.optimizers import LRSchedulerConfig
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
@@ -59,7 +58,7 @@ class _Bound(NamedTuple):
     validates: bool
     validate_every: float
     looks_after: bool
-    together: Together | None
+    together: Any  # a Together, or None
     keep_start: Callable[[], None] | None
 
 
@@ -270,6 +269,8 @@ def _feed(run: Run, loader: Any, resumed: Resumed | None = None) -> Iterator[tup
     source = feed(run.loaders.passes(), num_batches, None if transfer else move, fetches_ahead(loader), resumed)
     if run.window.gather is None:
         return source
+    from drivetrain.loops.together import Together  # here, so that importing the Trainer stays quick
+
     together = run.together = Together(run, loader)
     if resumed is not None and num_batches == ENDLESS:
         raise CheckpointError(
