@@ -12,7 +12,7 @@ import torch
 
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.datamodule import LightningDataModule
-from drivetrain.errors import ConfigurationError, closest, described
+from drivetrain.errors import ConfigurationError, NotSupportedError, closest, described
 from drivetrain.introspect import missing_arguments, near_misses, overrides, positional_arity, takes_iterator
 from drivetrain.loops.loaders import LOADER_HOOKS, Loaders, check_iterable
 from drivetrain.loops.progress import TrainerFn
@@ -362,6 +362,20 @@ def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
         raise ConfigurationError(
             f"{name}.{hook}{inspect.signature(method)} cannot be called with the arguments it is given. "
             f"Write def {hook}({wanted})."
+        )
+
+
+def check_savers(trainer: Trainer, fn: TrainerFn) -> None:
+    """Whether a fit of several processes can do what its callbacks want when it fails.
+
+    Raises:
+        NotSupportedError: it cannot.
+    """
+    savers = [callback for callback in trainer.checkpoint_callbacks if callback.saves_on_exception]
+    if savers and trainer.strategy.is_distributed and fn is TrainerFn.FITTING:
+        raise NotSupportedError(
+            f"{type(savers[0]).__name__} saves on exceptions, and where several processes train the others would wait "
+            "for the one that failed (trap T57). Leave save_on_exception and OnExceptionCheckpoint out."
         )
 
 

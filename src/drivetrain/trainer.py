@@ -18,7 +18,7 @@ from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.datamodule import LightningDataModule
 from drivetrain.engine import Engine
-from drivetrain.errors import ConfigurationError, NotSupportedError, UnknownArgumentError, shown
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
 from drivetrain.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.introspect import overrides
 from drivetrain.logbook import Logbook
@@ -316,6 +316,7 @@ class Trainer(TrainerView):
         attach.check_passed(model, fn, passed, datamodule)
         attach.check_module(model, fn, self.settings)
         attach.check_hooks([model, datamodule, *self.callbacks])
+        attach.check_savers(self, fn)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
         try:
             with torch_switches(self.settings, training=fn is TrainerFn.FITTING):
@@ -411,11 +412,6 @@ class Trainer(TrainerView):
             saves_on_exception=any(callback.saves_on_exception for callback in self.checkpoint_callbacks),
         )
         run.window.gather = strategy.all_gather if strategy.is_distributed else None
-        if run.saves_on_exception and strategy.is_distributed and fn is TrainerFn.FITTING:
-            raise NotSupportedError(
-                "A callback saves on exceptions, and where several processes train the others would wait for the one "
-                "that failed (trap T57). Leave save_on_exception and OnExceptionCheckpoint out."
-            )
         if fn is TrainerFn.FITTING:
             self._set_up_optimizers(run)
             hooks.call("on_fit_start")
