@@ -328,7 +328,8 @@ def test_subclass_mode_takes_subclasses_of_the_given_class_only(cli: Make, progr
 
 
 def test_a_model_is_required_and_data_are_not(cli: Make, program: Any) -> None:
-    made = cli("--model=Net", run=False, model_class=None, datamodule_class=None)
+    name = f"{program.Net.__module__}.{program.Net.__qualname__}"  # other tests have classes called Net
+    made = cli(f"--model={name}", run=False, model_class=None, datamodule_class=None)
     assert made.datamodule is None
     with pytest.raises(ArgumentError, match="model"):
         cli(run=False, model_class=None, datamodule_class=None)
