@@ -315,9 +315,8 @@ class Engine(Ranks):
             args, kwargs: for ``Tensor.backward``.
             model: whose gradients, for strategies that must be told.
         """
-        if self.precision.scales_loss:
-            tensor = self.precision.scale(tensor)
-        self.precision.backward(tensor, *args, **kwargs)
+        precision = self.strategy.precision_plugin
+        precision.backward(precision.scale(tensor) if precision.scales_loss else tensor, *args, **kwargs)
 
     def clip_gradients(
         self,

@@ -51,6 +51,7 @@ class OptimizerHandle:
     def __init__(self, optimizer: Optimizer, take_step: TakeStep | None = None) -> None:
         self._optimizer = optimizer
         self.take_step = take_step
+        object.__setattr__(self, "zero_grad", optimizer.zero_grad)  # called in every step: not by __getattr__
 
     @property
     def __class__(self) -> type:
@@ -305,8 +306,13 @@ class EngineLoader:
         if device is None:
             yield from self._loader
             return
+        moves = True
         for batch in self._loader:
-            yield move(batch, device)
+            if moves:
+                moved = move(batch, device)
+                moves = moved is not batch  # else this loader's batches lie where they are wanted
+                batch = moved
+            yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """How often it was begun, which samplers are told, and where a loader is that knows it."""
