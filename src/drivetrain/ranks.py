@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -12,7 +12,46 @@ from drivetrain.strategies.strategy import Strategy
 from drivetrain.tree import map_leaves
 
 
-class Ranks:
+class _HasStrategy(Protocol):
+    @property
+    def strategy(self) -> Strategy: ...
+
+
+class RankFacts:
+    """Where this process stands: for whoever has a ``strategy``, the Engine and the Trainer."""
+
+    @property
+    def global_rank(self: _HasStrategy) -> int:
+        """Index of this process in the job."""
+        return self.strategy.global_rank
+
+    @property
+    def local_rank(self: _HasStrategy) -> int:
+        """Index of this process on its machine."""
+        return self.strategy.local_rank
+
+    @property
+    def node_rank(self: _HasStrategy) -> int:
+        """Index of this machine in the job."""
+        return self.strategy.node_rank
+
+    @property
+    def world_size(self: _HasStrategy) -> int:
+        """How many processes train together."""
+        return self.strategy.world_size
+
+    @property
+    def is_global_zero(self: _HasStrategy) -> bool:
+        """Whether this process speaks for the job."""
+        return self.strategy.is_global_zero
+
+    def print(self: _HasStrategy, *args: Any, **kwargs: Any) -> None:
+        """``print`` on global rank 0 only."""
+        if self.strategy.is_global_zero:
+            print(*args, **kwargs)
+
+
+class Ranks(RankFacts):
     """The part of an Engine that speaks of processes; of one process, nothing is exchanged.
 
     Attributes:
@@ -20,36 +59,6 @@ class Ranks:
     """
 
     strategy: Strategy
-
-    @property
-    def global_rank(self) -> int:
-        """Index of this process in the job."""
-        return self.strategy.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Index of this process on its machine."""
-        return self.strategy.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        """Index of this machine in the job."""
-        return self.strategy.node_rank
-
-    @property
-    def world_size(self) -> int:
-        """How many processes train together."""
-        return self.strategy.world_size
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this process speaks for the job."""
-        return self.strategy.is_global_zero
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print`` on global rank 0 only."""
-        if self.is_global_zero:
-            print(*args, **kwargs)
 
     # ---- between processes ---------------------------------------------------------------------------------------
 

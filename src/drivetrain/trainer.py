@@ -262,11 +262,6 @@ class Trainer(TrainerView):
         """
         return self.engine.init_module(empty_init)
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print`` on global rank 0 only."""
-        if self.is_global_zero:
-            print(*args, **kwargs)
-
     # ---- a run ---------------------------------------------------------------------------------------------------
 
     def _evaluate(

@@ -18,6 +18,7 @@ from drivetrain.loops.progress import Progress, RunningStage, TrainerStatus
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.optimizers import LRSchedulerConfig
 from drivetrain.plan import Plan
+from drivetrain.ranks import RankFacts
 from drivetrain.registry import load
 from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
 
 
-class TrainerView(LimitsView):
+class TrainerView(LimitsView, RankFacts):
     """The Trainer's properties. It decides nothing; a part that is written takes effect at the next batch."""
 
     settings: Settings
@@ -143,26 +144,6 @@ class TrainerView(LimitsView):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     @property
-    def global_rank(self) -> int:
-        """Index of this process in the job."""
-        return self.strategy.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Index of this process on its machine."""
-        return self.strategy.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        """Index of this machine in the job."""
-        return self.strategy.node_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes in the job."""
-        return self.strategy.world_size
-
-    @property
     def num_nodes(self) -> int:
         """Number of machines in the job."""
         return self.settings.num_nodes
@@ -176,11 +157,6 @@ class TrainerView(LimitsView):
     def device_ids(self) -> list[int]:
         """Indices of the devices on this machine."""
         return [device.index if device.index is not None else i for i, device in enumerate(self.plan.devices)]
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this process speaks for the job."""
-        return self.strategy.is_global_zero
 
     @property
     def loggers(self) -> list[Logger]:

@@ -267,5 +267,5 @@ _shared = Pool()
 
 
 def shared() -> Pool:
-    """The pool of this session."""
+    """The one pool that all tests of a pytest run share."""
     return _shared

@@ -13,6 +13,7 @@ most; a rank that gets nothing of it repeats its last batch, which counts for no
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -87,20 +88,20 @@ def share(
     return replaced(loader, **{"batch_sampler" if batched else "sampler": batches})
 
 
-class RankBatches(SamplerProxy):
+class RankBatches(SamplerProxy, ABC):
     """This rank's batches, in place of a batch sampler; see the notes above."""
 
     def __init__(self, order: Any, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order)
         self._rank, self._world_size, self._agree = rank, world_size, agree
 
+    @abstractmethod
     def shares(self) -> Iterator[Share]:
         """One share per global batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def factor_of(self, number: int) -> float:
         """The factor of global batch ``number``, counted from 0: see :class:`Share`."""
-        raise NotImplementedError
 
     def __iter__(self) -> Iterator[list[Any]]:
         return (share.indices for share in self.shares())

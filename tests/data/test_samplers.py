@@ -1,0 +1,114 @@
+"""Whose part of each batch is whose; what the ranks do with it is in tests/distributed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from drivetrain.data.samplers import RankBatches, share, slice_of
+from drivetrain.errors import ConfigurationError
+
+DATA = TensorDataset(torch.arange(10))
+
+
+def alone(obj: Any) -> Any:
+    return obj
+
+
+def batches(loader: Any, world_size: int, **how: Any) -> list[list[list[int]]]:
+    """The batches of each rank."""
+    shares: list[Any] = [share(loader, rank, world_size, alone, **how) for rank in range(world_size)]
+    return [[x.tolist() for (x,) in mine] for mine in shares]
+
+
+@pytest.mark.parametrize("count", range(8))
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_slices_hold_everything_once_and_differ_by_one_at_most(count: int, world_size: int) -> None:
+    slices = [slice_of(count, rank, world_size) for rank in range(world_size)]
+    assert [i for begin, end in slices for i in range(begin, end)] == list(range(count))
+    sizes = [end - begin for begin, end in slices]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("batch_size", "world_size"), [(2, 2), (3, 2), (2, 3), (4, 3)])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_t1_factors_make_the_mean_over_ranks_that_over_the_global_batch(
+    batch_size: int, world_size: int, drop_last: bool
+) -> None:
+    loader: Any = DataLoader(DATA, batch_size, drop_last=drop_last)
+    shares: list[Any] = [share(loader, rank, world_size, alone) for rank in range(world_size)]
+    sampler = [mine.batch_sampler for mine in shares]
+    assert len({len(mine) for mine in shares}) == 1
+    size = batch_size * world_size
+    for number, parts in enumerate(zip(*([x.tolist() for (x,) in mine] for mine in shares), strict=True)):
+        expected = list(range(10))[number * size : (number + 1) * size]
+        factors = [one.factor_of(number) for one in sampler]
+        mean = sum(f * sum(part) / len(part) for f, part in zip(factors, parts, strict=True)) / world_size
+        assert mean == pytest.approx(sum(expected) / len(expected))
+
+
+def test_t3_padding_begins_the_order_again() -> None:
+    assert batches(DataLoader(TensorDataset(torch.arange(5)), 1), 2, pads=True) == [[[0], [2], [4]], [[1], [3], [0]]]
+
+
+def test_split_batches_share_the_loaders_own() -> None:
+    assert batches(DataLoader(DATA, 4), 2, splits=True) == [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]
+    with pytest.raises(ConfigurationError, match="batch size of 1 cannot be split over 2"):
+        share(DataLoader(DATA, 1), 0, 2, alone, splits=True)
+    own: Any = DataLoader(DATA, batch_sampler=[[0], [1]])
+    with pytest.raises(ConfigurationError, match="split_batches splits batches of a known size"):
+        share(own, 0, 2, alone, splits=True)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+class Endless(BatchSampler):
+    def __init__(self) -> None: ...
+
+    def __iter__(self) -> Any:
+        return iter([[0]])
+
+    __len__ = property()  # type: ignore[assignment]
+
+
+def test_t1_what_cannot_be_shared_out_is_left_alone() -> None:
+    sampler: Any = DistributedSampler(DATA, num_replicas=2, rank=0)
+    for loader in ([1, 2], DataLoader(Stream()), DataLoader(DATA, sampler=sampler)):
+        assert share(loader, 0, 2, alone) is None
+    once = share(DataLoader(DATA, 2), 0, 2, alone)
+    assert share(once, 0, 2, alone) is None
+    with pytest.raises(ConfigurationError, match="has no length"):
+        share(DataLoader(DATA, batch_sampler=Endless()), 0, 2, alone)
+
+
+def test_a_rank_draws_the_order_of_rank_zero_and_keeps_its_own_random_state() -> None:
+    loader: Any = DataLoader(DATA, 2, sampler=RandomSampler(DATA))
+    torch.manual_seed(1)
+    said: list[Any] = []
+
+    def say(obj: Any) -> Any:
+        said.append(obj)
+        return obj
+
+    first = [x.tolist() for (x,) in share(loader, 0, 2, say) or ()]
+    torch.manual_seed(2)
+    other = share(loader, 1, 2, lambda own: said[0])
+    assert other is not None
+    second = [x.tolist() for (x,) in other]
+    after = torch.rand(1)
+    assert {x for parts in (first, second) for batch in parts for x in batch} == set(range(10))
+    torch.manual_seed(2)
+    torch.empty((), dtype=torch.int64).random_()  # the base seed that every DataLoader draws
+    assert torch.equal(after, torch.rand(1))
+
+
+def test_the_contract_is_abstract() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        RankBatches(DATA, 0, 2, alone)  # type: ignore[abstract]
