@@ -88,11 +88,11 @@ class DigitClassifier(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         loss, accuracy = self.judge(batch)
-        self.log_dict({"val_loss": loss, "val_acc": accuracy}, prog_bar=True)
+        self.log_dict({"val_loss": loss, "val_acc": accuracy}, prog_bar=True, sync_dist=True)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         loss, accuracy = self.judge(batch)
-        self.log_dict({"test_loss": loss, "test_acc": accuracy})
+        self.log_dict({"test_loss": loss, "test_acc": accuracy}, sync_dist=True)
 
     def judge(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean loss and accuracy of one batch. `log` weighs them by the batch's size when it averages an epoch."""
@@ -134,6 +134,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("demo_output"), help="folder for logs, checkpoints, curves")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--devices", default="auto", help="how many, or which: 2, 0,1")
+    parser.add_argument("--strategy", default="auto", help="ddp, ddp_spawn, ...")
     arguments = parser.parse_args()
 
     seed_everything(arguments.seed)
@@ -142,7 +144,8 @@ def main() -> int:
     checkpoint = ModelCheckpoint(monitor="val_acc", mode="max")
     trainer = Trainer(
         accelerator="auto",
-        devices="auto",
+        devices=arguments.devices,
+        strategy=arguments.strategy,
         max_epochs=arguments.epochs,
         callbacks=[checkpoint, LearningRateMonitor()],
         logger=logger,
@@ -151,7 +154,8 @@ def main() -> int:
     )
     trainer.fit(model, datamodule=data)
     [result] = trainer.test(model, datamodule=data, ckpt_path="best")
-
+    if not trainer.is_global_zero:
+        return 0
     curves = arguments.output / "digits.png"
     draw_curves(Path(logger.log_dir) / "metrics.csv", curves)
     accuracy = result["test_acc"]

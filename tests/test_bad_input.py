@@ -192,8 +192,8 @@ ARGUMENTS = [
          'Write default_root_dir="runs", and copy the folder when the run has ended.', NotSupportedError),
     case("a profiler", {"profiler": "smple"}, "not supported by this version", "profiler='smple'",
          "Leave profiler out.", NotSupportedError),
-    case("several machines", {"num_nodes": 2}, "which this version leaves to a launcher", "would start 1 processes",
-         "Start the program with torchrun --nproc-per-node=1.", NotSupportedError),
+    case("several machines", {"num_nodes": 2}, "MASTER_ADDR and MASTER_PORT are not set", "num_nodes=2",
+         "or start it with torchrun."),
     # names
     case("no such argument", {"max_epoch": 3}, "Trainer has no argument", "max_epoch=3", "Did you mean 'max_epochs'?",
          UnknownArgumentError),

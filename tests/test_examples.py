@@ -13,13 +13,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def run(tmp_path: Path, script: str, *arguments: str) -> str:
+def run(tmp_path: Path, script: str, *arguments: str, codes: tuple[int, ...] = (0,)) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", ROOT / "examples" / script, "--output", "out", *arguments],
         cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    assert done.returncode in codes, done.stdout
     return done.stdout
 
 
@@ -32,6 +32,15 @@ def test_the_demo_trains_a_classifier_and_shows_what_it_did(tmp_path: Path) -> N
     [best] = re.findall(r"Best checkpoint: (.+)", shown)
     assert (tmp_path / best).is_file()
     assert (tmp_path / "out" / "digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "ddp_fork"])
+def test_the_demo_on_two_processes(tmp_path: Path, strategy: str) -> None:
+    shown = run(tmp_path, "digits.py", "--devices", "2", "--strategy", strategy, "--epochs", "4", codes=(0, 1))
+    assert "cpu, cpu" in shown
+    assert len(re.findall("Test accuracy:", shown)) == 1  # rank 0, or the process that has started them
+    assert float(re.findall(r"Test accuracy: +([\d.]+)", shown)[0]) >= 0.9
 
 
 @pytest.mark.timeout(300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,34 +292,31 @@ def test_c1_and_each_of_them_is_needed(missing: str) -> None:
 @pytest.mark.parametrize(
     ("devices", "indices"),
     [
-        (1, [0]), ("1", [0]), ([1], [1]), ("auto", [0]),
+        (1, [0]), ("1", [0]), ([1], [1]), ("auto", [0, 1]),
         (2, [0, 1]), ("2", [0, 1]), ([0, 1], [0, 1]), ("0,1", [0, 1]), (-1, [0, 1]), ("-1", [0, 1]),
         ("1,", [1]),
     ],
 )  # fmt: skip
 def test_c2_s0_2_devices_reach_it_as_indices(devices: Any, indices: list[int]) -> None:
-    if len(indices) == 1:
-        plan = plan_for(accelerator=XPUAccelerator(), devices=devices)
-        assert plan.devices == (torch.device("meta", indices[0]),)
-    else:
-        with pytest.raises(
-            NotSupportedError, match=f"would start {len(indices)} processes.*--nproc-per-node={len(indices)}"
-        ):
-            plan_for(accelerator=XPUAccelerator(), devices=devices)
+    plan = plan_for(accelerator=XPUAccelerator(), devices=devices)
+    assert plan.devices == tuple(torch.device("meta", index) for index in indices)
+    assert (plan.num_processes, plan.start_method) == (len(indices), None if len(indices) == 1 else "popen")
     assert xpulib.asked == [indices]
 
 
 @pytest.mark.parametrize(
-    ("count", "why"),
+    ("count", "strategy", "devices", "why"),
     [
-        (1, 'devices="auto", and this accelerator counts 1'),
-        (3, 'devices="auto", and this accelerator counts 3; torchrun would use all of them'),
+        (1, "auto", "meta:0", 'devices="auto", and this accelerator counts 1'),
+        (3, "auto", "meta:0, meta:1, meta:2", 'devices="auto", and this accelerator counts 3'),
+        (3, "single_device", "meta:0",
+         'devices="auto", and this accelerator counts 3; SingleDeviceStrategy takes one'),
     ],
-)
-def test_s0_4_auto_devices_are_counted_by_the_accelerator(count: int, why: str) -> None:
+)  # fmt: skip
+def test_s0_4_auto_devices_are_counted_by_the_accelerator(count: int, strategy: str, devices: str, why: str) -> None:
     xpulib.count = count
-    plan = plan_for(accelerator=XPUAccelerator())
-    assert reasons(plan)["devices"] == ("meta:0", why)
+    plan = plan_for(accelerator=XPUAccelerator(), strategy=strategy)
+    assert reasons(plan)["devices"] == (devices, why)
 
 
 def test_c4_root_device_and_autocast_come_from_the_accelerator() -> None:
@@ -363,8 +361,7 @@ def test_a_text_that_names_no_device(devices: str) -> None:
 def test_the_cpu_is_one_device() -> None:
     for devices in (1, "1", "auto"):
         assert plan_for(accelerator="cpu", devices=devices).devices == (torch.device("cpu"),)
-    with pytest.raises(NotSupportedError, match="would start 2 processes"):
-        plan_for(accelerator="cpu", devices=2)
+    assert plan_for(accelerator="cpu", devices=2).devices == (torch.device("cpu"),) * 2
     with pytest.raises(ConfigurationError, match="On the CPU, devices is a number of processes"):
         plan_for(accelerator="cpu", devices=[0])
 
@@ -372,9 +369,8 @@ def test_the_cpu_is_one_device() -> None:
 @pytest.mark.usefixtures("two_gpus")
 def test_one_of_two_of_torchs_devices() -> None:
     assert plan_for(accelerator="gpu", devices=[1]).devices == (torch.device("cuda", 1),)
-    assert plan_for().devices == (torch.device("cuda", 0),)
-    with pytest.raises(NotSupportedError, match="would start 2 processes"):
-        plan_for(devices=-1)
+    assert plan_for(devices=1).devices == (torch.device("cuda", 0),)
+    assert plan_for().devices == plan_for(devices=-1).devices == (torch.device("cuda", 0), torch.device("cuda", 1))
     with pytest.raises(ConfigurationError, match=r"devices=\[2\] means the devices \[2\], but this machine has 2"):
         plan_for(devices=[2])
 
@@ -435,8 +431,12 @@ def test_t56_a_distributed_strategy_says_so_itself() -> None:
     class Many(SingleDeviceStrategy):
         is_distributed = True
 
-    with pytest.raises(NotSupportedError, match="Many would start 1 processes"):
-        plan_for(strategy=Many())
+    many = replace(
+        MACHINE, environment=(LocalEnvironment({"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}), "")
+    )
+    assert plan_for(many, strategy=Many(), devices=2, accelerator="cpu").start_method is None
+    with pytest.raises(ConfigurationError, match="2 were started"):
+        plan_for(many, strategy="single_device", devices=2, accelerator="cpu")
 
 
 # ---- precision and plugins -------------------------------------------------------------------------------------------
@@ -617,10 +617,33 @@ def test_processes_and_devices_that_contradict_each_other(
         plan_for(machine, accelerator="cpu", **arguments)
 
 
-@pytest.mark.parametrize("strategy", ["auto", "ddp", "ddp_spawn", "ddp_fork", "ddp_find_unused_parameters_true"])
-def test_starting_processes_is_left_to_a_launcher(strategy: str) -> None:
-    with pytest.raises(NotSupportedError, match="torchrun --nproc-per-node=2"):
-        plan_for(accelerator="cpu", devices=2, strategy=strategy)
+@pytest.mark.parametrize(
+    ("strategy", "start"),
+    [
+        ("auto", "popen"), ("ddp", "popen"), ("ddp_find_unused_parameters_true", "popen"),
+        ("ddp_spawn", "spawn"), ("ddp_fork", "fork"), ("ddp_notebook", "fork"),
+        ("ddp_spawn_find_unused_parameters_true", "spawn"), ("ddp_fork_find_unused_parameters_false", "fork"),
+        (DDPStrategy(start_method="forkserver"), "forkserver"),
+    ],
+)  # fmt: skip
+def test_processes_that_are_started_here(strategy: Any, start: str) -> None:
+    plan = plan_for(accelerator="cpu", devices=2, strategy=strategy)
+    assert (plan.start_method, plan.num_processes) == (start, 2)
+    choice, why = reasons(plan)["processes"]
+    assert choice == f"2, started here by {start}"
+    assert why.endswith("; DDPStrategy starts them so")
+    assert plan_for(torchrun(2), accelerator="cpu", strategy=strategy).start_method is None
+
+
+def test_several_devices_in_a_notebook() -> None:
+    plan = plan_for(replace(MACHINE, is_notebook=True), accelerator="cpu", devices=2)
+    assert (chosen(plan), plan.start_method) == ("DDPStrategy", "fork")
+
+
+def test_one_process_needs_no_other_to_start() -> None:
+    plan = plan_for(accelerator="cpu", strategy="ddp", devices=1)
+    assert plan.start_method is None
+    assert reasons(plan)["processes"][0] == "this one"
 
 
 def test_a_device_of_a_kind_that_has_no_jobs_of_several(monkeypatch: pytest.MonkeyPatch) -> None:

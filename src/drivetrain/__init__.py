@@ -7,8 +7,9 @@ costs next to nothing; everything else lives where users of the field look for i
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from drivetrain.lazy import lazy
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback as Callback
@@ -34,14 +35,4 @@ __all__ = [
     "Callback", "Engine", "LightningDataModule", "LightningModule", "Trainer", "WeightedLoss", "seed_everything",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(f"drivetrain.{_PUBLIC[name]}"), name)
-    from drivetrain.errors import did_you_mean
-
-    raise AttributeError(f"module 'drivetrain' has no attribute {name!r}. {did_you_mean(name, __all__)}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +17,8 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.data.feed import seed_workers
 from drivetrain.errors import ConfigurationError, arguments_checked, described
 from drivetrain.introspect import overrides
+from drivetrain.launchers.external import ExternalLauncher
+from drivetrain.launchers.launcher import Launcher
 from drivetrain.no_init import NoInit
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
@@ -33,8 +33,6 @@ from drivetrain.wrappers import EngineLoader, EngineModule, OptimizerHandle, fol
 
 if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
-
-R = TypeVar("R")
 
 
 class Engine(Ranks):
@@ -96,13 +94,8 @@ class Engine(Ranks):
             self.strategy.checkpoint_io = plan.checkpoint_io
         self.callbacks: list[Any] = _listed(callbacks)
         self.loggers: list[Logger] = _listed(loggers)
-        self._launched = False
+        self.launcher = _launcher(plan)
         self._modules: list[nn.Module] = []  # what was set up
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "run" in cls.__dict__:
-            cls.run = _launching(cls.__dict__["run"])  # type: ignore[method-assign]
 
     # ---- what and where ------------------------------------------------------------------------------------------
 
@@ -137,37 +130,6 @@ class Engine(Ranks):
         if not self.loggers:
             raise ConfigurationError("This Engine has no logger. Write Engine(loggers=[CSVLogger(...)]).")
         return self.loggers[0]
-
-    # ---- start ---------------------------------------------------------------------------------------------------
-
-    def launch(self, function: Callable[..., R] | None = None, *args: Any, **kwargs: Any) -> R | None:
-        """Start the processes that this engine needs, and make the device current.
-
-        Args:
-            function: what to run in each of them, called with this engine and ``args``; ``None``: the program goes on.
-
-        Returns:
-            What ``function`` returned.
-
-        Raises:
-            ConfigurationError: ``function`` cannot take the engine.
-        """
-        if function is not None and (not callable(function) or not inspect.signature(function).parameters):
-            raise ConfigurationError(
-                f"Engine.launch({described(function)}): it is called with the engine as its first argument. "
-                "Write def main(engine): ..., and engine.launch(main)."
-            )
-        self._begin()
-        return None if function is None else function(self, *args, **kwargs)
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole program, for a subclass to override; calling it launches first."""
-        raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
-
-    def _begin(self) -> None:
-        if not self._launched:
-            self._launched = True
-            self.strategy.setup_environment()
 
     # ---- set up --------------------------------------------------------------------------------------------------
 
@@ -478,16 +440,6 @@ class Engine(Ranks):
         self._launched = False
 
 
-def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` of a subclass, started by :meth:`Engine.launch` unless this is within it."""
-
-    @functools.wraps(run)
-    def launched(self: Engine, *args: Any, **kwargs: Any) -> Any:
-        return run(self, *args, **kwargs) if self._launched else self.launch(run, *args, **kwargs)
-
-    return launched
-
-
 def _listed(given: Any) -> list[Any]:
     return [] if given is None or given is False else list(given) if isinstance(given, Iterable) else [given]
 
@@ -497,3 +449,16 @@ def _build(plan: Plan) -> Strategy:
     assert isinstance(entry, Entry)  # the caller has looked
     parts = {"accelerator": plan.accelerator, "precision_plugin": plan.precision, "checkpoint_io": plan.checkpoint_io}
     return entry.cls(**parts, **entry.init_params)  # type: ignore[arg-type]
+
+
+def _launcher(plan: Plan) -> Launcher:
+    if plan.start_method is None:
+        return ExternalLauncher()
+    if plan.start_method == "popen":
+        from drivetrain.launchers.script import ScriptLauncher
+
+        return ScriptLauncher(plan.environment, plan.num_processes, plan.num_nodes)
+    from drivetrain.launchers.multiprocessing import MultiProcessingLauncher
+
+    method: Any = plan.start_method
+    return MultiProcessingLauncher(plan.environment, plan.num_processes, plan.num_nodes, method)

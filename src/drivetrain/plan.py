@@ -10,12 +10,12 @@ accelerator   a strategy instance that carries one              the strategy's; 
 accelerator   ``"gpu"``                                         torch's device of the highest priority; none: error
 accelerator   a name                                            that one; unknown or not available is an error
 accelerator   ``"auto"``                                        the available one of the highest priority
-devices       ``"auto"``                                        what the accelerator counts; without a launcher one
+devices       ``"auto"``                                        what the accelerator counts; one for single_device
 devices       a strategy instance that names one                the strategy's; ``devices=`` beside it is an error
 devices       a count, a list, a text                           as the accelerator reads it, each there and once
 strategy      an instance                                       that one, completed with accelerator and precision
 strategy      a name                                            that one
-strategy      ``"auto"``                                        single_device; ddp where several processes were started
+strategy      ``"auto"``                                        single_device; ddp where there are several devices
 processes     a ``ClusterEnvironment`` carried or in plugins    that one, else who detects itself first
 precision     a strategy instance that carries one              the strategy's; another one beside it is an error
 precision     a ``Precision`` in ``plugins``                    that one; ``precision=`` beside it is an error
@@ -118,17 +118,27 @@ class Decision:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that was decided before anything was built. ``print(plan)`` shows it with its reasons."""
+    """Everything that was decided before anything was built. ``print(plan)`` shows it with its reasons.
+
+    Attributes:
+        start_method: how this process starts those of its machine; ``None``: it is one of them.
+    """
 
     accelerator: Accelerator
     devices: tuple[torch.device, ...]
     strategy: Entry[Strategy] | Strategy
     environment: ClusterEnvironment
     num_nodes: int
+    start_method: str | None
     precision: Precision
     checkpoint_io: CheckpointIO | None
     default_logger: str | None
     decisions: tuple[Decision, ...]
+
+    @property
+    def num_processes(self) -> int:
+        """Of this machine."""
+        return len(self.devices)
 
     def __str__(self) -> str:
         wide_what = max(len(d.what) for d in self.decisions)
@@ -155,7 +165,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
         strategy, why_strategy = _auto_strategy(devices, settings.num_nodes, environment, machine)
     else:
         strategy = given
-    _check_processes(settings, strategy, accelerator, devices, environment)
+    start_method = _start_method(settings, strategy, accelerator, devices, environment)
     precision, why_precision = _precision(settings, plugins.get(Precision), strategy, accelerator)
     checkpoint_io: CheckpointIO | None = plugins.get(CheckpointIO)
     logger, why_logger = _logger(settings, machine)
@@ -165,6 +175,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
         strategy=strategy,
         environment=environment,
         num_nodes=settings.num_nodes,
+        start_method=start_method,
         precision=precision,
         checkpoint_io=checkpoint_io,
         default_logger=logger,
@@ -172,7 +183,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
             Decision("accelerator", accelerator.name, why_accelerator),
             Decision("devices", ", ".join(map(str, devices)), why_devices),
             Decision("strategy", _class_of(strategy).__name__, why_strategy),
-            Decision("processes", _processes(environment), why_environment),
+            Decision("processes", *_processes(environment, why_environment, strategy, len(devices), start_method)),
             Decision("precision", precision.name, why_precision),
             Decision("logger", logger or "none", why_logger),
         ),
@@ -183,10 +194,18 @@ def _class_of(strategy: Entry[Strategy] | Strategy) -> type[Strategy]:
     return strategy.cls if isinstance(strategy, Entry) else type(strategy)
 
 
-def _processes(environment: ClusterEnvironment) -> str:
+def _processes(
+    environment: ClusterEnvironment,
+    why: str,
+    strategy: Entry[Strategy] | Strategy,
+    count: int,
+    start_method: str | None,
+) -> tuple[str, str]:
+    if start_method is not None:
+        return f"{count}, started here by {start_method}", f"{why}; {_class_of(strategy).__name__} starts them so"
     if environment.creates_processes_externally:
-        return f"{environment.world_size()}, started by {type(environment).__name__.removesuffix('Environment')}"
-    return "started here"
+        return f"{environment.world_size()}, started by {type(environment).__name__.removesuffix('Environment')}", why
+    return "this one", why
 
 
 def _plugins(given: Any) -> dict[type, Any]:
@@ -256,18 +275,24 @@ def _environment(
     return machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
 
 
-def _check_processes(
+def _start_of(strategy: Entry[Strategy] | Strategy) -> str | None:
+    if isinstance(strategy, Strategy):
+        return strategy.start_method
+    start: str | None = strategy.init_params.get("start_method", strategy.cls.start_method)
+    return start
+
+
+def _start_method(
     settings: Settings,
     strategy: Entry[Strategy] | Strategy,
     accelerator: Accelerator,
     devices: Sequence[torch.device],
     environment: ClusterEnvironment,
-) -> None:
-    """Whether the strategy, the devices and the processes that there are go together.
+) -> str | None:
+    """How this process has to start those of its machine; ``None``: it is one, or the only one.
 
     Raises:
-        ConfigurationError: they do not.
-        NotSupportedError: they do, and this version cannot start the processes.
+        ConfigurationError: the strategy, the devices and the processes that there are do not go together.
     """
     cls = _class_of(strategy)
     if not cls.is_distributed:
@@ -282,24 +307,17 @@ def _check_processes(
                 f"num_nodes={settings.num_nodes} means {len(devices)} on each machine. "
                 'Write strategy="ddp", or devices=1.'
             )
-        return
-    if settings.sync_batchnorm:
-        raise NotSupportedError(
-            "sync_batchnorm=True is not supported by this version of drivetrain where several processes train. "
-            "Leave it out, or put layers into the model that need no statistics of the batch."
-        )
+        return None
     if len(devices) > 1 and not accelerator.supports_several_devices:
         raise ConfigurationError(
             f"The accelerator {accelerator.name!r} has no jobs of several devices, and devices={settings.devices!r} "
             f"means {len(devices)}. Write devices=1."
         )
+    environment.validate_settings(len(devices), settings.num_nodes)
     if environment.creates_processes_externally:
-        environment.validate_settings(len(devices), settings.num_nodes)
-        return
-    raise NotSupportedError(
-        f"{cls.__name__} would start {len(devices)} processes, which this version leaves to a launcher. "
-        f"Start the program with torchrun --nproc-per-node={len(devices)}."
-    )
+        return None
+    start = _start_of(strategy)
+    return None if start == "popen" and len(devices) == 1 else start  # there is nobody else on this machine
 
 
 def _accelerator(settings: Settings, strategy: Entry[Strategy] | Strategy | None) -> tuple[Accelerator, str]:
@@ -342,9 +360,12 @@ def _devices(
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
             count = environment.world_size() // max(settings.num_nodes, 1)  # the host has no number of its own
             why = 'devices="auto", and the processes on this machine are'
-        used = 1 if count > 1 and not environment.creates_processes_externally else count
-        why = f"{why} {count}" + ("" if used == count else "; torchrun would use all of them")
-        parsed = list(range(used))
+        why = f"{why} {count}"
+        if count > 1 and strategy is not None and not _class_of(strategy).is_distributed:
+            count, why = 1, f"{why}; {_class_of(strategy).__name__} takes one"
+        if count > 1 and not accelerator.supports_several_devices:
+            count, why = 1, f"{why}; a job takes one of them"
+        parsed = list(range(count))
     else:
         parsed = as_numbers(accelerator.parse_devices(given))  # it may hand its argument through (spec C2)
         handed_through = parsed is given and not (

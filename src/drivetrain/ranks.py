@@ -1,15 +1,23 @@
-"""Where a process stands among the others of its job, and what they do together."""
+"""Where a process stands among the others of its job, how they start, and what they do together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from drivetrain.errors import ConfigurationError, described
+from drivetrain.launchers.external import ExternalLauncher
+from drivetrain.launchers.launcher import Launcher
+from drivetrain.plan import Plan
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.tree import map_leaves
+
+R = TypeVar("R")
 
 
 class _HasStrategy(Protocol):
@@ -55,10 +63,75 @@ class Ranks(RankFacts):
     """The part of an Engine that speaks of processes; of one process, nothing is exchanged.
 
     Attributes:
+        plan: who has started what.
         strategy: which knows the others.
+        launcher: starts them, or finds itself started.
     """
 
+    plan: Plan
     strategy: Strategy
+    launcher: Launcher
+    _launched: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "run" in cls.__dict__:
+            cls.run = _launching(cls.__dict__["run"])  # type: ignore[method-assign]
+
+    # ---- start ---------------------------------------------------------------------------------------------------
+
+    def launch(self, function: Callable[..., R] | None = None, *args: Any, **kwargs: Any) -> R | None:
+        """Start the processes that this engine needs, and make the device current in each.
+
+        Args:
+            function: what to run in each of them, called with this engine and ``args``; ``None``: the program goes on,
+                which it can only where somebody else has started them, or there is one.
+
+        Returns:
+            What ``function`` returned; of several processes started here, what it returned on rank 0, as a copy.
+
+        Raises:
+            ConfigurationError: ``function`` cannot take the engine, or is missing.
+            LaunchError: a process failed.
+        """
+        if function is not None and (not callable(function) or not inspect.signature(function).parameters):
+            raise ConfigurationError(
+                f"Engine.launch({described(function)}): it is called with the engine as its first argument. "
+                "Write def main(engine): ..., and engine.launch(main)."
+            )
+        if function is not None:
+            result: R = self.start(_begun, self, function, args, kwargs)
+            return result
+        if self.launcher.reruns_program:
+            self.launcher.launch(type(self).launch)  # which does not return
+        if not self.launcher.is_external:
+            raise ConfigurationError(
+                f"Engine.launch() would start {self.plan.num_processes} processes by {self.plan.start_method!r}, and "
+                "they need something to run. Write def main(engine): ..., and engine.launch(main)."
+            )
+        self._begin()
+        return None
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The whole program, for a subclass to override; calling it launches first."""
+        raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
+
+    def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Call ``function`` in every process of the job: here, where this process is one of them."""
+        if self.launcher.is_external:
+            return function(*args, **kwargs)
+        try:
+            result: R = self.launcher.launch(_as_rank, self, function, args, kwargs)
+        finally:
+            self.strategy.outlive_job()
+        return result
+
+    def _begin(self) -> None:
+        if not self._launched:
+            if not self.launcher.is_external:
+                self.launch()
+            self._launched = True
+            self.strategy.setup_environment()
 
     # ---- between processes ---------------------------------------------------------------------------------------
 
@@ -108,3 +181,27 @@ class Ranks(RankFacts):
             if first:
                 self.barrier()
             self.barrier()  # nobody runs on while others still work
+
+
+def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+    """What a started process does with an engine that has travelled."""
+    engine.launcher = ExternalLauncher()  # it has been started
+    engine.strategy.know_job(engine.plan.environment, engine.plan.num_nodes)
+    result = function(*args, **kwargs)
+    engine.strategy.leave_job()
+    return result
+
+
+def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+    engine._begin()
+    return function(engine, *args, **kwargs)
+
+
+def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run`` of a subclass, started by :meth:`Ranks.launch` unless this is within it."""
+
+    @functools.wraps(run)
+    def launched(self: Ranks, *args: Any, **kwargs: Any) -> Any:
+        return run(self, *args, **kwargs) if self._launched else self.launch(launched, *args, **kwargs)
+
+    return launched

@@ -75,8 +75,9 @@ def rng_state() -> dict[str, Any]:
         name, keys, *rest = numpy.random.get_state()
         state["numpy"] = (name, keys.tolist(), *rest)
     if torch.accelerator.is_available():
-        device = torch.accelerator.current_accelerator()
-        state["device"] = torch.get_device_module(device).get_rng_state()
+        device = torch.get_device_module(torch.accelerator.current_accelerator())
+        if getattr(device, "is_initialized", lambda: True)():  # to ask an unused one would make this process use it
+            state["device"] = device.get_rng_state()
     return state
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -21,8 +21,9 @@ from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
 from drivetrain.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.introspect import overrides
+from drivetrain.job import Job, run_elsewhere
 from drivetrain.logbook import Logbook
-from drivetrain.loops.evaluate import Predictions, Stage, evaluate, predict
+from drivetrain.loops.evaluate import Predictions, Stage, evaluate, predict, results_table
 from drivetrain.loops.fit import fit
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
@@ -164,7 +165,7 @@ class Trainer(TrainerView):
             SystemExit: with code 1 after Ctrl-C, when everything is cleaned up.
         """
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
-        self._run(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only)
+        self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only))
 
     def validate(
         self,
@@ -226,7 +227,7 @@ class Trainer(TrainerView):
         fn = TrainerFn.PREDICTING
         model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
         self.predictions = Predictions(keeps=return_predictions is not False)
-        return self._run(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only)
+        return self.run_job(self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only))
 
     def save_checkpoint(
         self,
@@ -275,9 +276,9 @@ class Trainer(TrainerView):
         weights_only: bool | None,
     ) -> list[dict[str, float]]:
         model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
-        results = self._run(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only)
+        results = self.run_job(self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only))
         if verbose:
-            self.print(_results_table(fn.value, results))
+            self.print(results_table(fn.value, results))
         return results
 
     def _model_or_last(
@@ -294,7 +295,7 @@ class Trainer(TrainerView):
             ckpt_path = "best"
         return self.lightning_module, ckpt_path
 
-    def _run(
+    def _job(
         self,
         fn: TrainerFn,
         model: LightningModule,
@@ -302,9 +303,8 @@ class Trainer(TrainerView):
         datamodule: LightningDataModule | None,
         ckpt_path: str | Path | None,
         weights_only: bool | None,
-    ) -> list[Any]:
-        """Set up, run the loop of ``fn``, tear down; clean up and re-raise on any exception."""
-        results: list[Any] = []
+    ) -> Job:
+        """What is to be done, once it is seen to make sense; nothing was built so far."""
         first = next(iter(passed))
         if isinstance(passed[first], LightningDataModule):
             passed, datamodule = {**passed, first: None}, passed[first]
@@ -313,17 +313,26 @@ class Trainer(TrainerView):
         attach.check_hooks([model, datamodule, *self.callbacks])
         attach.check_savers(self, fn)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
+        return Job(fn, model, passed, datamodule, checkpoint_path, weights_only)
+
+    def run_job(self, job: Job) -> list[Any]:
+        """Do it, here or in processes that are started for it; clean up and re-raise on any exception."""
+        results: list[Any] = []
         try:
-            with torch_switches(self.settings, training=fn is TrainerFn.FITTING):
-                run = self._set_up(fn, model, passed, datamodule, checkpoint_path, weights_only)
-                if fn is TrainerFn.FITTING:
-                    fit(run)
-                elif fn is TrainerFn.PREDICTING:
-                    results = predict(run, self.predictions)
-                else:
-                    stage: Stage = "validate" if fn is TrainerFn.VALIDATING else "test"
-                    results = evaluate(run, stage, run.loaders.evaluation(stage))
-                self._tear_down(fn)
+            if not self.engine.launcher.is_external:
+                self._attach(job)
+                results = run_elsewhere(self, job)
+            else:
+                with torch_switches(self.settings, training=job.fn is TrainerFn.FITTING):
+                    run = self._set_up(job, self._attach(job))
+                    if job.fn is TrainerFn.FITTING:
+                        fit(run)
+                    elif job.fn is TrainerFn.PREDICTING:
+                        results = predict(run, self.predictions)
+                    else:
+                        stage: Stage = "validate" if job.fn is TrainerFn.VALIDATING else "test"
+                        results = evaluate(run, stage, run.loaders.evaluation(stage))
+                    self._tear_down(job.fn)
         except KeyboardInterrupt as interrupt:
             rank_zero_info("Interrupted: cleaning up.")
             self._abort(interrupt)
@@ -335,19 +344,16 @@ class Trainer(TrainerView):
         self.progress.stage = None
         return results
 
-    def _set_up(
-        self,
-        fn: TrainerFn,
-        model: LightningModule,
-        passed: Mapping[str, Any],
-        datamodule: LightningDataModule | None,
-        ckpt_path: str | None,
-        weights_only: bool | None,
-    ) -> Run:
-        """Everything before the first loop, in the order of spec 3.3."""
-        progress, strategy, stage = self.progress, self.strategy, fn.value
+    def __getstate__(self) -> dict[str, Any]:
+        # on its way into another process, which begins a run of its own
+        return {**self.__dict__, "_run_parts": None, "_hooks": None}
+
+    def _attach(self, job: Job) -> Loaders:
+        """Everything before the first process and the first device, in the order of spec 3.3."""
+        progress, strategy, model, fn = self.progress, self.strategy, job.model, job.fn
         progress.begin_run(fn)
-        self.datamodule, self.ckpt_path = datamodule, ckpt_path
+        datamodule = self.datamodule = job.datamodule
+        self.ckpt_path = job.ckpt_path
         self._run_parts = None
         self.predictions.records = any(callback.needs_batch_indices for callback in self.callbacks)
         self.logbook.start_run()
@@ -362,17 +368,25 @@ class Trainer(TrainerView):
             callback.pl_module = model
         hooks = self._hooks = HookTable(self, model, self.callbacks, strategy, LightningModule, self.logbook)
         loaders = Loaders(
-            model, datamodule, passed, self.limits.batches, hooks.call_method, lambda: progress.current_epoch,
+            model, datamodule, job.passed, self.limits.batches, hooks.call_method, lambda: progress.current_epoch,
             overfits=bool(self.settings.overfit_batches),
             share=strategy.share if strategy.is_distributed and self.settings.use_distributed_sampler else None,
             splits=self.settings.split_batches,
         )  # fmt: skip
-        attach.check_loaders(model, loaders, fn, validates=self.limits.val_batches != 0)
+        if not job.checked:
+            attach.check_loaders(model, loaders, fn, validates=self.limits.val_batches != 0)
         if fn is TrainerFn.FITTING and not self._plan_shown and self.progress_bar_callback is not None:
             self._plan_shown = True
             self.print(self.plan)
+        return loaders
 
+    def _set_up(self, job: Job, loaders: Loaders) -> Run:
+        """Everything from there to the first loop."""
+        progress, strategy, hooks, stage = self.progress, self.strategy, self.hooks, job.fn.value
+        model, datamodule, fn = job.model, job.datamodule, job.fn
         self.engine.launch()
+        for logger in self.loggers:
+            logger.agree_on_run(strategy.broadcast)
         self.logbook.gather = strategy.gather_keyed if strategy.is_distributed else None
         self.logbook.device = strategy.root_device
         for party in (datamodule, model):
@@ -385,7 +399,7 @@ class Trainer(TrainerView):
         hooks.call_method("setup", stage)
         with self.engine.init_module():
             hooks.call_method("configure_model")
-        loaded = None if ckpt_path is None else checkpoint.load(self, ckpt_path, weights_only)
+        loaded = None if job.ckpt_path is None else checkpoint.load(self, job.ckpt_path, job.weights_only)
         if loaded is not None:
             checkpoint.restore_parts(self, loaded, fitting=fn is TrainerFn.FITTING)
         if fn is TrainerFn.FITTING and not self.settings.barebones:
@@ -448,6 +462,8 @@ class Trainer(TrainerView):
     def _abort(self, error: BaseException) -> None:
         """Tell everybody that the run ends by ``error`` and free what it held, however little was built (T58)."""
         self.progress.status = TrainerStatus.INTERRUPTED
+        if not self.engine.launcher.is_external:
+            return  # there was nothing here; the processes have told everybody, and cleaned up
         self.logbook.leave_batch()
         with interrupts_ignored():
             for callback in self.callbacks:
@@ -469,13 +485,6 @@ class Trainer(TrainerView):
             run.swap_optimizers()
             run.restart = run.window_start = run.batches = None
             run.module.untoggle_optimizer(None)  # an exception may have come in between
-
-
-def _results_table(stage: str, results: list[dict[str, float]]) -> str:
-    names = sorted({name for result in results for name in result})
-    wide = max([len(name) for name in names], default=0)
-    rows = [f"  {name:<{wide}}  " + "  ".join(f"{r.get(name, float('nan')):.6g}" for r in results) for name in names]
-    return "\n".join([f"{stage}:" if rows else f"{stage}: nothing was logged", *rows])
 
 
 def _attempt(fn: Callable[..., Any], *args: Any) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,7 +76,9 @@ def torchs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 # ---- five methods ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [{"devices": 1}, {"devices": "1"}, {"devices": [0]}, {"devices": "auto"}, {}])
+@pytest.mark.parametrize(
+    "arguments", [{"devices": 1}, {"devices": "1"}, {"devices": [0]}, {"strategy": "single_device"}]
+)
 def test_e0_1_c1_c2_five_methods_train(
     xpu: type[Accelerator], arguments: Any, make_trainer: Any, regression: Any, loader: Any
 ) -> None:
@@ -88,6 +94,48 @@ def test_e0_1_c1_c2_five_methods_train(
     assert trainer.strategy.root_device == torch.device("cpu", 0)
     for name, value in expected.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
+
+
+E0_1 = """
+import sys, torch, xpulib
+from drivetrain import LightningModule, Trainer
+from drivetrain.accelerators import Accelerator
+
+class XPUAccelerator(Accelerator):
+    @staticmethod
+    def parse_devices(devices): return devices
+    @staticmethod
+    def get_parallel_devices(devices): return [xpulib.device(i) for i in devices]
+    @staticmethod
+    def auto_device_count(): return xpulib.available_devices()
+    @staticmethod
+    def is_available(): return xpulib.is_available()
+    def get_device_stats(self, device): return {}
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def training_step(self, batch, batch_idx): return self.layer(batch).sum()
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=0.1)
+
+trainer = Trainer(accelerator=XPUAccelerator(), devices=2, max_epochs=1, logger=False, enable_checkpointing=False,
+                  enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2))
+sys.stdout.write(f"rank {trainer.global_rank} on {trainer.strategy.root_device}: {trainer.global_step} steps\\n")
+"""
+
+
+def test_e0_1_two_devices(tmp_path: Path) -> None:
+    """As the document prints it, in a file of its own: the program starts itself once per device."""
+    (tmp_path / "train.py").write_text(E0_1)
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 on cpu:0: 2 steps", "rank 1 on cpu:1: 2 steps"]
 
 
 def test_c2_the_second_device_is_reached_by_its_index(

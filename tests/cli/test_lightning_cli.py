@@ -123,12 +123,15 @@ if __name__ == "__main__":
 """
 
 
-def test_e0_2_an_accelerator_that_the_program_defines_is_named_from_the_shell(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("devices", "steps"), [(1, 4), (2, 2)])
+def test_e0_2_an_accelerator_that_the_program_defines_is_named_from_the_shell(
+    tmp_path: Path, devices: int, steps: int
+) -> None:
     (tmp_path / "train.py").write_text(XPU, encoding="utf-8")
     (tmp_path / "cli_program.py").write_text(PROGRAM.read_text(encoding="utf-8"), encoding="utf-8")
-    words = ("--trainer.devices=1", "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false")
+    words = (f"--trainer.devices={devices}", "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false")
     shown = run(tmp_path, "train.py", "fit", "--trainer.accelerator=xpu", *words)
-    assert "trained on XPUAccelerator, 4 steps" in shown
+    assert shown.count(f"trained on XPUAccelerator, {steps} steps") == devices
     assert "there is no such accelerator" in run(
         tmp_path, "train.py", "fit", "--trainer.accelerator=ypu", *words, code=1
     )

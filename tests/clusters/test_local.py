@@ -84,7 +84,7 @@ def test_t54_teardown_forgets_the_job() -> None:
 
 @pytest.mark.parametrize(("name", "rest"), [("MASTER_ADDR", "MASTER_PORT"), ("MASTER_PORT", "MASTER_ADDR")])
 def test_machines_must_know_where_to_meet(name: str, rest: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"num_nodes=2, but {name} is not set .* NODE_RANK=0, 1"):
+    with pytest.raises(ConfigurationError, match=f"num_nodes=2, but {name} is not set, and .* NODE_RANK=0, 1"):
         LocalEnvironment({rest: MEETING[rest]}).validate_settings(1, 2)
     LocalEnvironment(dict(MEETING)).validate_settings(1, 2)
 

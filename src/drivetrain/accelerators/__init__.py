@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from drivetrain.lazy import lazy
 
 if TYPE_CHECKING:
     from drivetrain.accelerators.accelerator import Accelerator as Accelerator
@@ -35,14 +36,4 @@ __all__ = [
     "find_usable_cuda_devices",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    from drivetrain.errors import did_you_mean
-
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {did_you_mean(name, __all__)}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from drivetrain.lazy import lazy
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback, Checkpoint
@@ -44,34 +45,23 @@ __all__ = [
 ]
 
 _FILES = {
-    "BasePredictionWriter": "drivetrain.callbacks.prediction_writer",
-    "Callback": "drivetrain.callback",
-    "Checkpoint": "drivetrain.callback",
-    "DeviceStatsMonitor": "drivetrain.callbacks.device_stats_monitor",
-    "EarlyStopping": "drivetrain.callbacks.early_stopping",
-    "GradientAccumulationScheduler": "drivetrain.callbacks.gradient_accumulation",
-    "LambdaCallback": "drivetrain.callbacks.lambda_function",
-    "LearningRateMonitor": "drivetrain.callbacks.lr_monitor",
-    "ModelCheckpoint": "drivetrain.callbacks.model_checkpoint",
-    "ModelSummary": "drivetrain.callbacks.model_summary",
-    "OnExceptionCheckpoint": "drivetrain.callbacks.on_exception_checkpoint",
-    "PlainProgressBar": "drivetrain.callbacks.plain_progress",
-    "ProgressBar": "drivetrain.callbacks.progress_bar",
-    "RichModelSummary": "drivetrain.callbacks.rich_model_summary",
-    "RichProgressBar": "drivetrain.callbacks.rich_progress",
-    "TQDMProgressBar": "drivetrain.callbacks.tqdm_progress",
-    "Timer": "drivetrain.callbacks.timer",
+    "BasePredictionWriter": "prediction_writer",
+    "Callback": ".callback",
+    "Checkpoint": ".callback",
+    "DeviceStatsMonitor": "device_stats_monitor",
+    "EarlyStopping": "early_stopping",
+    "GradientAccumulationScheduler": "gradient_accumulation",
+    "LambdaCallback": "lambda_function",
+    "LearningRateMonitor": "lr_monitor",
+    "ModelCheckpoint": "model_checkpoint",
+    "ModelSummary": "model_summary",
+    "OnExceptionCheckpoint": "on_exception_checkpoint",
+    "PlainProgressBar": "plain_progress",
+    "ProgressBar": "progress_bar",
+    "RichModelSummary": "rich_model_summary",
+    "RichProgressBar": "rich_progress",
+    "TQDMProgressBar": "tqdm_progress",
+    "Timer": "timer",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        from drivetrain.errors import did_you_mean
-
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {did_you_mean(name, __all__)}")
-    value = globals()[name] = getattr(importlib.import_module(_FILES[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, _FILES)

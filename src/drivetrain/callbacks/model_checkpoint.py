@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from drivetrain.module import LightningModule
     from drivetrain.trainer import Trainer
 
+_STATE = (
+    "monitor", "dirpath", "best_model_path", "best_model_score", "current_score", "best_k_models",
+    "kth_best_model_path", "kth_value", "last_model_path",
+)  # fmt: skip
 _GROUP = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # a metric in a file name: {val_loss:.2f}
 
 
@@ -151,19 +155,10 @@ class ModelCheckpoint(Checkpoint):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "monitor": self.monitor,
-            "dirpath": self.dirpath,
-            "best_model_path": self.best_model_path,
-            "best_model_score": self.best_model_score,
-            "current_score": self.current_score,
-            "best_k_models": self.best_k_models,
-            "kth_best_model_path": self.kth_best_model_path,
-            "kth_value": self.kth_value,
-            "last_model_path": self.last_model_path,
-        }
+        return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.dirpath = self.dirpath or state_dict["dirpath"]  # setup may have run in another process
         if self.dirpath == state_dict["dirpath"]:
             self.best_k_models = dict(state_dict["best_k_models"])
             self.kth_best_model_path = state_dict["kth_best_model_path"]
@@ -172,8 +167,8 @@ class ModelCheckpoint(Checkpoint):
             self.last_model_path = state_dict["last_model_path"]
         else:
             rank_zero_warn(
-                f"The checkpoint ranked files in {state_dict['dirpath']}, and this ModelCheckpoint writes to "
-                f"{self.dirpath}: ranking starts anew, and only best_model_path is taken over."
+                f"The checkpoint ranked files in {state_dict['dirpath']}, and now {self.dirpath} is written to: "
+                "ranking starts anew, and only best_model_path is taken over."
             )
         self.best_model_path = state_dict["best_model_path"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from drivetrain.lazy import lazy
 
 if TYPE_CHECKING:
     from drivetrain.cli.lightning_cli import (
@@ -26,15 +27,4 @@ __all__ = [
     "instantiate_class",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        from drivetrain.errors import did_you_mean
-
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {did_you_mean(name, __all__)}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.lightning_cli"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "lightning_cli"))

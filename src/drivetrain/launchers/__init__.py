@@ -1,7 +1,24 @@
 """How the processes of a job start: one file per way."""
 
-from drivetrain.launchers.external import ExternalLauncher
-from drivetrain.launchers.launcher import Launcher, LaunchError
-from drivetrain.launchers.multiprocessing import MultiProcessingLauncher
+from __future__ import annotations
 
-__all__ = ["ExternalLauncher", "LaunchError", "Launcher", "MultiProcessingLauncher"]
+from typing import TYPE_CHECKING
+
+from drivetrain.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.launchers.external import ExternalLauncher as ExternalLauncher
+    from drivetrain.launchers.launcher import Launcher as Launcher
+    from drivetrain.launchers.launcher import LaunchError as LaunchError
+    from drivetrain.launchers.multiprocessing import MultiProcessingLauncher as MultiProcessingLauncher
+    from drivetrain.launchers.script import ScriptLauncher as ScriptLauncher
+_MODULES = {
+    "ExternalLauncher": "external",
+    "LaunchError": "launcher",
+    "Launcher": "launcher",
+    "MultiProcessingLauncher": "multiprocessing",
+    "ScriptLauncher": "script",
+}
+__all__ = ["ExternalLauncher", "LaunchError", "Launcher", "MultiProcessingLauncher", "ScriptLauncher"]
+
+__getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -163,9 +163,9 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
         own_parameters()
         result = function(*args, **kwargs)
         _write(place, "result", _pickled_result(result) if place.local_rank == 0 else b"")
-    except SystemExit:
-        raise
     except BaseException as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
         _write(place, "failure", pickle.dumps(_failure(error)))
         sys.exit(1)
 
@@ -233,7 +233,7 @@ def _failure(error: BaseException) -> Failure:
         time.monotonic(),
         summary="raised " + "".join(traceback.format_exception_only(error)).strip(),
         follows=_follows(error),
-        interrupted=isinstance(error, KeyboardInterrupt),
+        interrupted=isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt),
         traceback="".join(traceback.format_exception(error)),
         exception=pickled,
     )

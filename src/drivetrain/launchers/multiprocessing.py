@@ -20,7 +20,7 @@ from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.launchers import _child
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
-from drivetrain.launchers.launcher import Launcher, LaunchError
+from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each, variables_of
 
 _PROBE_S = 10.0
 _ECHO_S = 1.0  # when an exchange breaks in one process, the one that broke it is about to report
@@ -78,7 +78,7 @@ class MultiProcessingLauncher(Launcher):
             LaunchError: a process failed; the others were killed at once (trap T31).
             KeyboardInterrupt: here or in a process.
         """
-        threads = _threads_each(self.num_processes)
+        threads = threads_each(self.num_processes)
         if self.start_method == "fork":
             check_fork(threads, _PROBE_S)
         context: Any = torch.multiprocessing.get_context(self.start_method)
@@ -105,18 +105,8 @@ class MultiProcessingLauncher(Launcher):
             self.environment.teardown()
 
     def _places(self, threads: int | None, folder: Path) -> Iterator[_child.Place]:
-        environment, node = self.environment, self.environment.node_rank()
-        common = {
-            "NODE_RANK": node,
-            "WORLD_SIZE": self.num_processes * self.num_nodes,
-            "LOCAL_WORLD_SIZE": self.num_processes,
-            "MASTER_ADDR": environment.main_address,
-            "MASTER_PORT": environment.main_port,
-        } | ({} if threads is None else {"OMP_NUM_THREADS": threads})
-        for local_rank in range(self.num_processes):
-            variables = {**common, "LOCAL_RANK": local_rank, "RANK": node * self.num_processes + local_rank}
-            as_text = {name: str(value) for name, value in variables.items()}
-            yield _child.Place(local_rank, as_text, threads, folder)
+        for local_rank, variables in enumerate(variables_of(self.environment, self.num_processes, self.num_nodes)):
+            yield _child.Place(local_rank, variables, threads, folder)
 
     # ---- while they run ------------------------------------------------------------------------------------------
 
@@ -189,14 +179,6 @@ def _wait_for_all(processes: Sequence[Any], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
-
-
-def _threads_each(num_processes: int) -> int | None:
-    """Each process's share of the processors; ``None`` where the user has decided."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return None
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // num_processes)
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from drivetrain.lazy import lazy
 
 if TYPE_CHECKING:
     from drivetrain.loggers.csv import CSVLogger
@@ -15,15 +16,4 @@ __all__ = ["CSVLogger", "DummyLogger", "Logger", "TensorBoardLogger"]
 
 _FILES = {"CSVLogger": "csv", "DummyLogger": "dummy", "Logger": "logger", "TensorBoardLogger": "tensorboard"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        from drivetrain.errors import did_you_mean
-
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {did_you_mean(name, __all__)}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, _FILES)

@@ -7,7 +7,7 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from drivetrain.errors import ConfigurationError, NotSupportedError, wrong_value
@@ -74,6 +74,9 @@ class FolderLogger(Logger):
         if self._version is None:
             self._version = _next_version(self.root_dir)
         return self._version
+
+    def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
+        self._version = broadcast(self.version)
 
     @property
     def log_dir(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ class Logger(ABC):
     def log_dir(self) -> str | None:
         """This run's own folder, or ``None``; checkpoints go below it."""
         return None
+
+    def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
+        """Let this process mean the run that rank 0 writes (trap T30); called in every process, when they have met.
+
+        Args:
+            broadcast: gives every process rank 0's value.
+        """
 
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

@@ -322,3 +322,11 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
         return is_last
     across_epochs = run.limits.check_val_every_n_epoch is None
     return (progress.total_batches if across_epochs else progress.batch_idx + 1) % every == 0
+
+
+def results_table(stage: str, results: list[dict[str, float]]) -> str:
+    """The metrics of each loader, for people to read."""
+    names = sorted({name for result in results for name in result})
+    wide = max([len(name) for name in names], default=0)
+    rows = [f"  {name:<{wide}}  " + "  ".join(f"{r.get(name, float('nan')):.6g}" for r in results) for name in names]
+    return "\n".join([f"{stage}:" if rows else f"{stage}: nothing was logged", *rows])

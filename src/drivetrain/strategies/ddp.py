@@ -10,17 +10,23 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError, NotSupportedError, did_you_mean
+from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
 from drivetrain.registry import Registry
+from drivetrain.strategies._peers import some
+from drivetrain.strategies.model_averaging import ModelAveraging, model_averaging
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import _optimizer_to as optimizer_to
 
 _STARTS = ("popen", "spawn", "fork", "forkserver")
+_NAMES = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's words
 
 
 class DDPStrategy(ParallelStrategy):
@@ -32,17 +38,25 @@ class DDPStrategy(ParallelStrategy):
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
         ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged; see torch's communication hooks.
-        model_averaging_period: not in this version.
+        model_averaging_period: with ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``: after its
+            ``start_localSGD_iter`` steps, in which gradients are averaged over all ranks, they are averaged over its
+            subgroup only (``None``: over each machine), and parameters over all ranks after every so many optimizer
+            steps. In between ranks differ: evaluation takes each one's own parameters, and a checkpoint holds rank 0's
+            with its optimizer state, from which all ranks go on.
         start_method: how the processes are started where no cluster does: "popen", the program anew; "spawn", "fork" or
             "forkserver", this one's objects in new processes.
         ddp_arguments: what else the constructor of DistributedDataParallel takes, such as ``find_unused_parameters``,
             ``static_graph`` or ``gradient_as_bucket_view``.
+
+    Raises:
+        ConfigurationError: there is no such ``start_method``, or what averages models does not go together.
     """
+
+    _averaging: ModelAveraging | None = None
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        starts = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
-        for name, start in starts.items():
+        for name, start in _NAMES.items():
             strategy_registry.register(name, cls, start_method=start)
             for unused in (True, False):
                 strategy_registry.register(
@@ -77,11 +91,7 @@ class DDPStrategy(ParallelStrategy):
                 f"DDPStrategy(start_method={start_method!r}): there is no such way to start processes. "
                 f"{did_you_mean(str(start_method), _STARTS)}"
             )
-        if model_averaging_period is not None:
-            raise NotSupportedError(
-                f"DDPStrategy(model_averaging_period={model_averaging_period!r}) is not supported by this version of "
-                "drivetrain. Leave it out."
-            )
+        self._averaging = model_averaging(model_averaging_period, ddp_comm_state, ddp_comm_hook)
         self.start_method = start_method
         self.ddp_arguments = ddp_arguments
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
@@ -94,51 +104,160 @@ class DDPStrategy(ParallelStrategy):
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device)
         if not (self._wraps and any(parameter.requires_grad for parameter in module.parameters())):
-            self._same_everywhere(module)
+            self.share_from_rank_zero([*module.parameters(), *module.buffers()])
             return module
-        wrapped = DistributedDataParallel(module, **self.ddp_arguments)
+        wrapped = DistributedDataParallel(module, **{**self.ddp_arguments, "static_graph": False})
+        if self.ddp_arguments.get("static_graph"):
+            _static_from_first_exchange(wrapped)
+        if self._averaging is not None:
+            self._averaging.make_subgroup(self.num_processes)
         state, hook, wrapper = self.comm
         if hook is not None:
             wrapped.register_comm_hook(state, hook if wrapper is None else wrapper(hook))
         return wrapped
 
-    def _same_everywhere(self, module: nn.Module) -> None:
-        """Give every rank the parameters and buffers of rank 0, as wrapping does."""
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                tensor.copy_(self.broadcast(tensor.detach()))
+    def on_validation_start(self) -> None:
+        """Inside a fit each rank has statistics of its own batches since the last forward pass (trap T43)."""
+        if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
+            self.share_from_rank_zero(list(self.model.buffers()))
 
     def bind(self, name: str) -> Callable[..., Any]:
         step, model = super().bind(name), self.model
-        if not isinstance(model, DistributedDataParallel) or self.lightning_module.automatic_optimization:
+        if not isinstance(model, DistributedDataParallel):
             return step
-        if model.static_graph:
-            raise ConfigurationError(
-                "DDPStrategy(static_graph=True) needs to see where a backward pass begins, and manual optimization has "
-                "it inside the step. Leave static_graph out."
-            )
+        run = step if self.lightning_module.automatic_optimization else _by_hand(step, model)
+        if model.find_unused_parameters:
+            return run
 
-        def step_by_hand(*args: Any, **kwargs: Any) -> Any:
-            model.require_forward_param_sync = True
-            with model.no_sync():  # the backward passes are inside the step, and say themselves when they begin
-                return step(*args, **kwargs)
+        def run_or_cure(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return run(*args, **kwargs)
+            except RuntimeError as error:
+                if _UNFINISHED in str(error):
+                    raise ConfigurationError(self._without_gradient()) from error
+                raise
 
-        return step_by_hand
+        return run_or_cure
+
+    def _without_gradient(self) -> str:
+        named = self.lightning_module.named_parameters()
+        without = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
+        own = [name for name, start in _NAMES.items() if start == self.start_method]
+        return (
+            f"The loss of the last batch did not depend on {some(without) if without else 'every parameter'}, and DDP "
+            "waits for the gradients of all. Use them in every batch, freeze them with requires_grad_(False), or write "
+            f'strategy="{own[0] if own else "ddp"}_find_unused_parameters_true".'
+        )
 
     def before_manual_backward(self, loss: torch.Tensor) -> None:
         model = self.model
         if isinstance(model, DistributedDataParallel):
             model.require_backward_grad_sync = True
-            found = [loss] if model.find_unused_parameters and not model.static_graph else []
-            model.reducer.prepare_for_backward(found)
+            if self.ddp_arguments.get("static_graph") and not model.static_graph:
+                model._set_static_graph()
+            model.reducer.prepare_for_forward()  # it counts passes there, and the forward pass was not to be seen
+            model.reducer.prepare_for_backward(
+                [loss] if model.find_unused_parameters and not model.static_graph else []
+            )
 
     def after_manual_backward(self) -> None:
-        if isinstance(self.model, DistributedDataParallel):  # or the end of the forward pass would prepare it again
-            self.model.require_backward_grad_sync = False
+        model = self.model
+        if isinstance(model, DistributedDataParallel):  # or the end of the forward pass would prepare it again
+            model.require_backward_grad_sync = False
+            if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
+                model._static_graph_delay_allreduce_enqueued = True
+                model.reducer._delay_all_reduce()  # type: ignore[attr-defined]  # the end of a first pass would call it
+
+    # ---- optimizers ----------------------------------------------------------------------------------------------
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those of the run. Who sets them need not know what is to be done at their steps."""
+        mine: list[Optimizer] = self.__dict__["optimizers"]  # the place that a copy in another process finds empty
+        return mine
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        self.__dict__["optimizers"] = optimizers
+        for optimizer in filter(_is_sharded, optimizers):
+            # It leaves what it has loaded in its own state too, a second time and never updated, with None for the
+            # parameters of other ranks.
+            optimizer.register_load_state_dict_post_hook(_drop_copies)
+        if self._averaging is not None and not self._outlived:
+            self._averaging.attach(optimizers)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What of an optimizer a checkpoint holds; one whose state is spread over the ranks is whole on rank 0.
+
+        Of a ``ZeroRedundancyOptimizer`` it is what the optimizer in it would hold alone, in host memory; ``{}`` on the
+        other ranks. Every rank must call it.
+        """
+        if not _is_sharded(optimizer):
+            return super().optimizer_state(optimizer)
+        sharded: Any = optimizer
+        sharded.consolidate_state_dict(to=0)
+        if self.accelerator is not None:
+            self.accelerator.synchronize(self.root_device)  # its copies to the host do not wait for themselves
+        return super().optimizer_state(optimizer) if self.is_global_zero else {}
+
+    def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """``optimizer`` as a process that is no rank can use it: with everyone's part of its state, on the first rank
+        of each machine. Every rank must call it.
+        """
+        if not _is_sharded(optimizer):
+            return optimizer
+        sharded: Any = optimizer
+        whole: Optimizer = type(sharded.optim)([dict(group) for group in sharded.param_groups], **sharded.defaults)
+        for rank, local_rank in enumerate(self.gather_objects(self.local_rank)):
+            if local_rank == 0:
+                sharded.consolidate_state_dict(to=rank)
+                if rank == self.global_rank:
+                    whole.load_state_dict(sharded.state_dict())
+        return whole
 
     def teardown(self) -> None:
         self.model = self.lightning_module  # the wrapper belongs to the run
+        if self._averaging is not None:
+            self._averaging.detach()
+        if self.root_device != HOST:
+            for sharded in filter(_is_sharded, self.optimizers):
+                optimizer_to(sharded.optim, HOST)  # type: ignore[attr-defined]
         super().teardown()
 
     def block_backward_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
         return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+
+
+def _static_from_first_exchange(model: DistributedDataParallel) -> None:
+    """Make its graph a static one before the first pass that exchanges gradients.
+
+    That is the pass in which torch records the graph; in passes before it, those of an accumulation window, it records
+    too, and then misses exchanges later on, in silence (pytorch#187732).
+    """
+
+    def look(*_: Any) -> None:
+        if model.require_backward_grad_sync and torch.is_grad_enabled():
+            hook.remove()
+            model._set_static_graph()
+
+    hook = model.register_forward_pre_hook(look)
+
+
+def _by_hand(step: Callable[..., Any], model: DistributedDataParallel) -> Callable[..., Any]:
+    """``step``, whose backward passes are inside and say themselves when they begin."""
+
+    def step_by_hand(*args: Any, **kwargs: Any) -> Any:
+        model.require_forward_param_sync = True
+        with model.no_sync():
+            return step(*args, **kwargs)
+
+    return step_by_hand
+
+
+def _is_sharded(optimizer: Optimizer) -> bool:
+    """Whether each rank has a part of its state (``ZeroRedundancyOptimizer``)."""
+    return hasattr(optimizer, "consolidate_state_dict")
+
+
+def _drop_copies(optimizer: Optimizer) -> None:
+    optimizer.state.clear()

@@ -22,6 +22,7 @@ from drivetrain.strategies import collectives
 from drivetrain.strategies.strategy import Strategy
 
 _FOR_HOST = "gloo"
+_TOGETHER = 2**24  # elements: more would need a lot of memory at once, and gain nothing
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
@@ -37,6 +38,7 @@ class ParallelStrategy(Strategy):
     """
 
     is_distributed = True
+    start_method = "popen"
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class ParallelStrategy(Strategy):
         self.cluster_environment = cluster_environment
         self.own_environment = cluster_environment
         self.num_nodes = 1
+        self._outlived = False
         self.process_group_backend = process_group_backend
         self.timeout = timeout
 
@@ -67,7 +70,7 @@ class ParallelStrategy(Strategy):
         return len(self.parallel_devices or self.own_devices)
 
     def know_job(self, environment: ClusterEnvironment, num_nodes: int) -> None:
-        self.cluster_environment, self.num_nodes = environment, num_nodes
+        self.cluster_environment, self.num_nodes, self._outlived = environment, num_nodes, False
         if environment.creates_processes_externally:
             self._know_ranks()
         else:
@@ -77,6 +80,9 @@ class ParallelStrategy(Strategy):
         """Once this process exists: who it is."""
         environment = self.cluster_environment
         assert environment is not None  # the plan has found one
+        if not environment.creates_processes_externally:  # we do, so one that the user wrote must be told
+            environment.set_world_size(self.num_nodes * self.num_processes)
+            environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
         self.local_rank, self.node_rank = environment.local_rank(), environment.node_rank()
         self.global_rank, self.world_size = environment.global_rank(), environment.world_size()
 
@@ -98,6 +104,12 @@ class ParallelStrategy(Strategy):
         )
         atexit.register(_leave_group)
 
+    def leave_job(self) -> None:
+        _leave_group()
+
+    def outlive_job(self) -> None:
+        self._outlived = True
+
     def _backends(self, accelerator: Accelerator) -> str:
         """The accelerator's own backend for its devices, and Gloo for what lies on the host: nothing waits then."""
         own = accelerator.process_group_backend
@@ -109,7 +121,7 @@ class ParallelStrategy(Strategy):
 
     def _check_group(self) -> None:
         """Whether the processes can exchange anything yet; alone, each would believe to be all of them."""
-        if self.world_size > 1 and not dist.is_initialized():
+        if self.world_size > 1 and not dist.is_initialized() and not self._outlived:
             raise ConfigurationError(
                 f"This process is one of {self.world_size}, and they have not met yet. Call engine.launch() first."
             )
@@ -141,6 +153,22 @@ class ParallelStrategy(Strategy):
     def gather_keyed(self, names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
         self._check_group()
         return collectives.gather_keyed(names, values)
+
+    def share_from_rank_zero(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give every rank rank 0's values of ``tensors``, in place; those of one type travel together."""
+        kinds: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            alike = kinds.setdefault(tensor.dtype, [])
+            alike.append(tensor.detach())
+            if sum(each.numel() for each in alike) > _TOGETHER:
+                self._share_alike(kinds.pop(tensor.dtype))
+        for alike in kinds.values():
+            self._share_alike(alike)
+
+    def _share_alike(self, tensors: Sequence[torch.Tensor]) -> None:
+        flat = self.broadcast(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(values.view_as(tensor))
 
     # ---- data ----------------------------------------------------------------------------------------------------
 

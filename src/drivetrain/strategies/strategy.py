@@ -36,6 +36,9 @@ class Strategy(ABC):
     is_distributed: bool = False
     """Whether several processes train together: declared here, never guessed from the class (trap T56)."""
 
+    start_method: str | None = None
+    """How its processes start where no cluster starts them: "popen", "spawn", "fork", "forkserver"; ``None``: here."""
+
     handles_gradient_accumulation: bool = False
     """Whether its optimizers add up micro-batches themselves: they are then stepped after each (trap T13)."""
 
@@ -55,6 +58,10 @@ class Strategy(ABC):
         self.model: nn.Module | None = None
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[Any] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # on its way into another process, where a run makes its own
+        return {**self.__dict__, "optimizers": [], "lr_scheduler_configs": []}
 
     global_rank: int = 0
     local_rank: int = 0
@@ -93,6 +100,12 @@ class Strategy(ABC):
 
     def know_job(self, environment: Any, num_nodes: int) -> None:
         """Learn which job this process is part of, before any of its processes is started."""
+
+    def leave_job(self) -> None:
+        """This process has done its part; it will exchange nothing more."""
+
+    def outlive_job(self) -> None:
+        """The processes have ended. This one, which started them and is no rank, goes on alone."""
 
     def setup_environment(self) -> None:
         """Make the device current (and, with several processes, create the group)."""

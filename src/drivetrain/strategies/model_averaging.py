@@ -1,0 +1,128 @@
+"""Local SGD: ranks that train by themselves and from time to time take the mean of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from drivetrain.errors import ConfigurationError, described, is_count, shown
+
+_STEPS, _ITERATIONS = "local_sgd_steps", "local_sgd_iterations"
+
+_USE = (
+    "DDPStrategy(ddp_comm_state=PostLocalSGDState(process_group=None, subgroup=None, start_localSGD_iter=100), "
+    "ddp_comm_hook=post_localSGD_hook, model_averaging_period=4)"
+)
+
+
+class ModelAveraging:
+    """Averages the parameters of every optimizer over the ranks after each ``period``-th of its local steps.
+
+    The hook averages gradients over all ranks in the first ``state.start_localSGD_iter`` steps, and over
+    ``state.subgroup`` afterwards. The first step after those is the first one that is followed by an average.
+
+    [Note: where the counters are]
+    How far an optimizer is stands in its first parameter group, as the initial learning rates of torch's schedulers
+    do: checkpoints and copies of an optimizer have it without further ado.
+
+    Args:
+        period: optimizer steps from one average to the next.
+        state: of torch's hook for local SGD.
+    """
+
+    def __init__(self, period: int, state: Any) -> None:
+        self.period = period
+        self.state = state
+        self._hooks: list[Any] = []
+
+    def attach(self, optimizers: Sequence[Optimizer]) -> None:
+        """Average after the steps of these optimizers, and no longer after those of others.
+
+        Raises:
+            ConfigurationError: one of them exchanges parameters by itself.
+        """
+        self.detach()
+        for optimizer in optimizers:
+            if hasattr(optimizer, "consolidate_state_dict") or hasattr(optimizer, "averager"):
+                raise ConfigurationError(
+                    f"DDPStrategy(model_averaging_period={self.period}) with a {type(optimizer).__name__}, which "
+                    "exchanges parameters by itself after each step. Leave out model_averaging_period, or return "
+                    "a plain optimizer from configure_optimizers."
+                )
+            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # its warm-up may be over
+            self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+            self._hooks.append(optimizer.register_load_state_dict_post_hook(self._take_up))
+
+    def detach(self) -> None:
+        """Average no more."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def make_subgroup(self, num_processes: int) -> None:
+        """The ranks of each machine share gradients where the user has named no others; every rank must call it."""
+        if (
+            self.state.subgroup is None and self.state.post_local_gradient_allreduce
+        ):  # the hook makes one too, but only of all the CUDA devices there are
+            self.state.subgroup, _ = dist.new_subgroups(num_processes)  # type: ignore[no-untyped-call]
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        group = optimizer.param_groups[0]
+        local = group[_STEPS] - self.state.start_localSGD_iter
+        group[_STEPS], group[_ITERATIONS] = group[_STEPS] + 1, self.state.iter
+        if local >= 0 and local % self.period == 0:
+            self._average(optimizer)
+
+    def _average(self, optimizer: Optimizer) -> None:
+        from torch.distributed.algorithms.model_averaging.utils import average_parameters
+
+        # not only those with a gradient: what travels must be the same on every rank
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if not parameters:
+            return
+        places = [parameter.data for parameter in parameters]
+        average_parameters(iter(parameters), self.state.process_group)
+        for parameter, place in zip(parameters, places, strict=True):
+            place.copy_(parameter.data)
+            parameter.data = place  # its own memory, in its own format, and not a piece of what has travelled
+
+    def _take_up(self, optimizer: Optimizer) -> None:
+        group = optimizer.param_groups[0]
+        group.setdefault(_STEPS, 0)  # the checkpoint is of another strategy: the warm-up begins
+        self.state.iter = group.get(_ITERATIONS, 0)
+
+
+def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None:
+    """What ``DDPStrategy(model_averaging_period=..., ddp_comm_state=..., ddp_comm_hook=...)`` asks for.
+
+    Raises:
+        ConfigurationError: they do not go together.
+    """
+    if period is not None and not is_count(period, lowest=1):
+        raise ConfigurationError(
+            f"DDPStrategy(model_averaging_period={shown(period)}): it is a number of optimizer steps, at least 1. "
+            f"Write {_USE}."
+        )
+    local = state is not None and _is_local_sgd(state)
+    if period is None and not local:
+        return None
+    if period is None:
+        raise ConfigurationError(
+            "DDPStrategy(ddp_comm_state=PostLocalSGDState(...)) without model_averaging_period: the ranks would drift "
+            f"apart. Write {_USE}."
+        )
+    if not local or hook is None:
+        found = "no ddp_comm_hook" if local else f"ddp_comm_state={described(state)}"
+        raise ConfigurationError(
+            f"DDPStrategy(model_averaging_period={period}) with {found}: gradients would be averaged in every step, "
+            f"and parameters never differ. Write {_USE}."
+        )
+    return ModelAveraging(period, state)
+
+
+def _is_local_sgd(state: Any) -> bool:
+    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
+
+    return isinstance(state, PostLocalSGDState)

@@ -1,0 +1,150 @@
+"""A loop of one's own on several processes gives the numbers of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import Engine
+from drivetrain.errors import ConfigurationError
+
+
+def data(count: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(count, 4, generator=generator), torch.randn(count, 1, generator=generator))
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def trained(
+    batch_size: int, accumulate: int, path: str, epochs: tuple[int, ...] = (0, 1), resume: bool = False
+) -> dict[str, Any]:
+    """Two epochs of 48 samples in global batches of 12; saved after each."""
+    engine = Engine(accelerator="cpu", precision="64-true")
+    engine.launch()
+    engine.seed_everything(5)
+    net = model()
+    net, optimizer = engine.setup(net, torch.optim.Adam(net.parameters(), lr=0.05))
+    loader = engine.setup_dataloaders(DataLoader(data(48), batch_size=batch_size, shuffle=True))
+    state = {"net": net, "optimizer": optimizer, "rng": engine.rng, "epoch": -1}
+    if resume:
+        engine.load(path, state)
+    norms, seen = [], []
+    for epoch in epochs:
+        for index, (x, y) in enumerate(loader):
+            seen += x[:, 0].tolist()
+            last = (index + 1) % accumulate == 0
+            with engine.no_backward_sync(net, enabled=not last):
+                engine.backward(F.mse_loss(net(x), y) / accumulate)
+            if last:
+                norms.append(float(engine.clip_gradients(net, optimizer, max_norm=0.1)))
+                optimizer.step()
+                optimizer.zero_grad()
+        if not resume:
+            engine.save(f"{path}.{epoch}", {**state, "epoch": epoch})
+    return {"norms": norms, "weights": torch.cat([p.detach().flatten() for p in net.parameters()]), "seen": seen}
+
+
+@pytest.mark.parametrize(("world_size", "accumulate"), [(1, 2), (2, 1), (2, 2), (3, 1), (3, 2)])
+def test_the_same_global_batch_trains_the_same(pool: Any, tmp_path: Path, world_size: int, accumulate: int) -> None:
+    [one] = pool.run(trained, 12, 1, str(tmp_path / "one"), world_size=1)
+    ranks = pool.run(trained, 12 // world_size // accumulate, accumulate, str(tmp_path / "many"), world_size=world_size)
+    for rank in ranks:  # the model hands out 32 bits, as users' losses expect
+        assert rank["norms"] == pytest.approx(one["norms"], rel=1e-6)
+        torch.testing.assert_close(rank["weights"], one["weights"], rtol=1e-6, atol=1e-6)
+    assert sorted(x for rank in ranks for x in rank["seen"]) == sorted(one["seen"])
+    again = pool.run(
+        trained, 12 // world_size // accumulate, accumulate, str(tmp_path / "many.0"), (1,), True,
+        world_size=world_size,
+    )  # fmt: skip
+    for rank, resumed in zip(ranks, again, strict=True):
+        # As if it had never stopped. DDP arranges its buckets anew after the first step, and the order in which three
+        # ranks' gradients are summed depends on that; two numbers have one sum.
+        torch.testing.assert_close(resumed["weights"], rank["weights"], rtol=1e-12 * (world_size > 2), atol=0)
+
+
+def test_without_synchronisation_the_ranks_part(pool: Any, tmp_path: Path) -> None:
+    """The negative control."""
+    first, second = pool.run(unsynchronised, world_size=2)
+    assert not torch.equal(first, second)
+
+
+def unsynchronised() -> torch.Tensor:
+    engine = Engine(accelerator="cpu")
+    net = model()
+    net, optimizer = engine.setup(net, torch.optim.SGD(net.parameters(), lr=0.05))
+    for x, y in engine.setup_dataloaders(DataLoader(data(8), batch_size=2)):
+        with engine.no_backward_sync(net):
+            engine.backward(F.mse_loss(net(x), y))
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def loaded(count: int, batch_size: int) -> list[list[float]]:
+    engine = Engine(accelerator="cpu")
+    engine.launch()
+    loader = engine.setup_dataloaders(DataLoader(TensorDataset(torch.arange(float(count))), batch_size=batch_size))
+    assert len(loader) == len(list(loader))
+    return [batch[0].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_rank_gets_as_many_samples(pool: Any, world_size: int) -> None:
+    """A loop of one's own cannot drop what is too much, so the first samples come twice."""
+    ranks = pool.run(loaded, 7, 2, world_size=world_size)
+    assert len({len(batches) for batches in ranks}) == 1
+    assert len({tuple(map(len, batches)) for batches in ranks}) == 1
+    seen = [x for batches in ranks for batch in batches for x in batch]
+    assert set(seen) == set(map(float, range(7)))
+    assert len(seen) == -(-7 // world_size) * world_size
+
+
+def together(path: str) -> dict[str, Any]:
+    engine = Engine(accelerator="cpu")
+    engine.launch()
+    rank = engine.global_rank
+    with engine.rank_zero_first():
+        if rank == 0:
+            Path(path).write_text("ready")
+        there = Path(path).exists()
+    tensors = {"a": torch.full((2,), float(rank)), "b": [torch.tensor(rank)], "c": "kept"}
+    return {
+        "place": (rank, engine.local_rank, engine.node_rank, engine.world_size, engine.is_global_zero),
+        "there": there,
+        "gathered": engine.all_gather(tensors),
+        "reduced": engine.all_reduce(tensors, reduce_op="sum"),
+        "broadcast": engine.broadcast({"from": rank}, src=1),
+    }
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_what_processes_do_together(pool: Any, tmp_path: Path, world_size: int) -> None:
+    ranks = pool.run(together, str(tmp_path / "file"), world_size=world_size)
+    numbers = torch.arange(world_size)
+    for rank, found in enumerate(ranks):
+        assert found["place"] == (rank, rank, 0, world_size, rank == 0)
+        assert found["there"]
+        assert torch.equal(found["gathered"]["a"], numbers.float()[:, None].expand(-1, 2))
+        assert torch.equal(found["gathered"]["b"][0], numbers)
+        assert found["gathered"]["c"] == found["reduced"]["c"] == "kept"
+        assert found["reduced"]["a"].tolist() == [float(numbers.sum())] * 2
+        assert found["broadcast"] == {"from": 1}
+
+
+def test_processes_that_must_be_started_need_a_function() -> None:
+    engine = Engine(accelerator="cpu", devices=2, strategy="ddp_spawn")
+    with pytest.raises(ConfigurationError, match=r"2 processes by 'spawn', and they need something to run. Write def"):
+        engine.launch()
+    with pytest.raises(ConfigurationError, match="they need something to run"):
+        engine.setup(nn.Linear(2, 2))
+    with pytest.raises(ConfigurationError, match="have not met yet. Call engine.launch"):
+        engine.barrier()

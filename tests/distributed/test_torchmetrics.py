@@ -1,0 +1,140 @@
+"""Metric objects of torchmetrics that are logged: of several processes, the value is that of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMaxMetric, SumMetric
+from torchmetrics.classification import BinaryAccuracy, BinaryF1Score, BinaryPrecision
+
+from drivetrain import LightningModule, Trainer
+
+
+def data(count: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.rand(count, 4, generator=generator), torch.randint(0, 2, (count,), generator=generator))
+
+
+class Median(Metric):
+    """Keeps everything it has seen in a list."""
+
+    values: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("values", default=[], dist_reduce_fx="cat")
+
+    def update(self, values: Tensor) -> None:
+        self.values.append(values)
+
+    def compute(self) -> Tensor:
+        return torch.cat(list(self.values) if isinstance(self.values, list) else [self.values]).median()
+
+
+OF_SCORES: dict[str, Any] = {"median": Median, "most": MaxMetric, "sum": SumMetric, "mean": MeanMetric}
+OF_PAIRS: dict[str, Any] = {"accuracy": BinaryAccuracy}
+
+
+class Classifier(LightningModule):
+    """Logs metric objects, of training and of validation; its weights stay what they are.
+
+    Args:
+        forward: call the metrics, which gives the batch's value too, instead of their ``update``.
+    """
+
+    def __init__(self, forward: bool) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layer = nn.Linear(4, 1)
+        self.calls = forward
+        self.of_scores = nn.ModuleDict({f"{s}_{n}": make() for s in ("train", "val") for n, make in OF_SCORES.items()})
+        self.of_pairs = nn.ModuleDict({f"{s}_{n}": make() for s in ("train", "val") for n, make in OF_PAIRS.items()})
+        self.several = MetricCollection({"f1": BinaryF1Score(), "precision": BinaryPrecision()}, prefix="val_")
+        self.by_hand = BinaryAccuracy()  # computed and reset by user code
+        self.range = MinMaxMetric(BinaryAccuracy())  # the same, of one metric in another
+
+    def step(self, batch: Any, stage: str) -> Tensor:
+        x, y = batch
+        logits = self.layer(x).squeeze(1)
+        scores = torch.sigmoid(2 * logits).detach()
+        for metrics, arguments in ((self.of_scores, (scores,)), (self.of_pairs, (scores, y))):
+            for name, metric in metrics.items():
+                if name.startswith(stage):
+                    (metric if self.calls else metric.update)(*arguments)
+                    self.log(name, metric, on_step=self.calls and stage == "train", on_epoch=True)
+        if stage == "val":
+            self.several.update(scores, y)
+            self.log_dict(self.several, on_step=False, on_epoch=True)
+            self.by_hand.update(scores, y)
+            self.range.update(scores, y)
+        return F.binary_cross_entropy_with_logits(logits, y.float())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.step(batch, "train")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.step(batch, "val")
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_by_hand", self.by_hand.compute())
+        self.log_dict({f"val_range_{end}": value for end, value in self.range.compute().items()})
+        self.by_hand.reset()
+        self.range.reset()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def trainer(epochs: int) -> Trainer:
+    return Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+
+
+def fitted(count: int, batch_size: int, forward: bool) -> dict[str, float]:
+    ours, loader = trainer(2), DataLoader(data(count), batch_size=batch_size)
+    ours.fit(Classifier(forward), loader, loader)
+    return {name: float(value) for name, value in ours.callback_metrics.items() if not name.endswith("_step")}
+
+
+@pytest.mark.parametrize("forward", [False, True])
+@pytest.mark.parametrize(("count", "batch_size"), [(5, 1), (5, 2), (7, 4), (8, 2), (2, 2), (1, 1)])
+def test_t52_the_value_is_that_of_one_process(pool: Any, count: int, batch_size: int, forward: bool) -> None:
+    [alone] = pool.run(fitted, count, batch_size, forward, world_size=1, group=False)
+    for world_size in (2, 3):
+        for rank in pool.run(fitted, count, batch_size, forward, world_size=world_size, group=False):
+            assert rank == pytest.approx(alone, abs=1e-6)
+    assert {"train_accuracy", "val_median", "val_f1", "val_range_min", "val_by_hand"} <= set(alone)
+
+
+class Kept(Classifier):
+    """Looks at a metric again and again that was computed before: torchmetrics has kept its value."""
+
+    def __init__(self, forward: bool) -> None:
+        super().__init__(forward)
+        self.early = MeanMetric()
+
+    def on_train_start(self) -> None:
+        self.early.update(torch.tensor(float(self.global_rank)))
+        self.early.compute()
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        self.log("early", self.early.compute())
+
+
+def looked_at() -> float:
+    ours, loader = trainer(1), DataLoader(data(5), batch_size=1)
+    ours.fit(Kept(False), loader, loader)
+    return float(ours.callback_metrics["early"])
+
+
+def test_t52_a_repeated_batch_leaves_other_metrics_alone(pool: Any) -> None:
+    """Had it made one rank forget a computed value, that rank would wait for the others to compute it with it."""
+    assert pool.run(looked_at, group=False, timeout=30.0) == [0.5, 0.5]

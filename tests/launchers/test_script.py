@@ -1,0 +1,174 @@
+"""The program's command again: faithfully, watched, and never where another program hosts this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.clusters import LocalEnvironment
+from drivetrain.errors import ConfigurationError
+from drivetrain.launchers import ScriptLauncher
+
+TIMEOUT_S = 60
+
+# What a rank does is put where the comment stands; the launching process imports torch, the ranks need not.
+PROGRAM = """
+import json, os, sys, time
+argv, cwd = list(sys.argv), os.getcwd()
+def say(value):
+    sys.stdout.write(json.dumps(value) + "\\n")  # in one piece, also where nothing is buffered
+    sys.stdout.flush()
+os.makedirs("elsewhere", exist_ok=True)
+os.chdir("elsewhere")
+sys.argv[:] = ["changed"]
+if "RANK" not in os.environ:
+    from drivetrain.clusters import LocalEnvironment
+    from drivetrain.launchers import ScriptLauncher
+    os.environ["ADDED"] = "here"
+    try:
+        ScriptLauncher(LocalEnvironment(), 2).launch()
+    finally:
+        say("the launching process cleans up")
+rank = int(os.environ["RANK"])
+# a rank
+"""
+REPORT = """
+names = ["RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ADDED"]
+say({"argv": argv, "cwd": cwd, **{name: os.environ[name] for name in names}})
+"""
+
+
+def written(folder: Path, rank: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(PROGRAM.replace("# a rank", rank))
+    return path
+
+
+def environ() -> dict[str, str]:
+    hidden = ("PYTEST_CURRENT_TEST", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS")
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
+def run(folder: Path, *command: str) -> tuple[list[Any], subprocess.CompletedProcess[str]]:
+    """What the processes printed, in no order."""
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environ(), capture_output=True, text=True, timeout=TIMEOUT_S,
+        check=False,
+    )  # fmt: skip
+    return [json.loads(line) for line in done.stdout.splitlines()], done
+
+
+@pytest.mark.parametrize(
+    ("path", "command", "argv0"),
+    [
+        ("train.py", ["train.py"], "train.py"),
+        ("sub/train.py", ["-X", "utf8", "./sub/train.py"], "./sub/train.py"),
+        ("package/train.py", ["-m", "package.train"], "{folder}/package/train.py"),
+        ("train.py", ["{folder}/train.py"], "{folder}/train.py"),
+    ],
+)
+def test_t46_each_rank_gets_the_command_and_the_folder_of_the_start(
+    tmp_path: Path, path: str, command: list[str], argv0: str
+) -> None:
+    written(tmp_path, REPORT, path)
+    said, done = run(tmp_path, *(part.format(folder=tmp_path) for part in command), "--rate", "0.1")
+    assert done.returncode == 0, done.stderr
+    ranks = sorted((one for one in said if isinstance(one, dict)), key=lambda one: one["RANK"])
+    for rank, one in enumerate(ranks):
+        assert one.pop("argv") == [argv0.format(folder=tmp_path), "--rate", "0.1"]
+        # an absolute path does not say where the program was started, and this one left before it imported us
+        assert one.pop("cwd") == str(tmp_path / "elsewhere" if command == ["{folder}/train.py"] else tmp_path)
+        assert one == {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ranks[0]["MASTER_PORT"], "ADDED": "here",
+        }  # fmt: skip
+    assert len(ranks) == 2
+    assert said.count("the launching process cleans up") == 1
+
+
+@pytest.mark.parametrize(
+    ("rank", "code"),
+    [
+        ("if rank == 1: sys.exit(7)\ntime.sleep(600)", 7),
+        ("if rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(600)", 128 + signal.SIGKILL),
+        ("if rank == 1: raise ValueError('of rank 1')\ntime.sleep(600)", 1),
+    ],
+)
+def test_t31_the_job_ends_as_the_process_that_failed_first(tmp_path: Path, rank: str, code: int) -> None:
+    written(tmp_path, rank)
+    _, done = run(tmp_path, "train.py")
+    assert done.returncode == code
+    assert ("of rank 1" in done.stderr) == (code == 1)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_t32_a_signal_to_the_launching_process_reaches_the_ranks(tmp_path: Path, sent: int, code: int) -> None:
+    note = "def note(number, frame):\n    say(int(number))\n    os._exit(1)\n"
+    sets = "import signal\nfor each in (2, 15): signal.signal(each, note)\nsay('ready')\n"
+    written(tmp_path, f"{note}{sets}time.sleep(600)")
+    process = subprocess.Popen(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environ(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert [process.stdout.readline(), process.stdout.readline()] == ['"ready"\n'] * 2
+        process.send_signal(sent)
+        rest, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert rest.splitlines().count(str(int(sent))) == 2
+
+
+def test_breakpoint_works_on_rank_zero(tmp_path: Path) -> None:
+    written(tmp_path, "answer = 41 + rank\nif rank == 0: breakpoint()\nsay(answer)")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environ(), stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while b"(Pdb)" not in said:
+            said += os.read(ours, 1000)
+        os.write(ours, b"answer = 1234\nc\n")
+        assert process.wait(TIMEOUT_S) == 0
+        while b"1234\r\n42" not in said and b"\r\n1234\r\n" not in said:
+            said += os.read(ours, 1000)
+    finally:
+        process.kill()
+        os.close(ours)
+
+
+def test_under_pytest_it_names_another_way() -> None:
+    with pytest.raises(ConfigurationError, match='would run pytest again in each of them. Write strategy="ddp_spawn"'):
+        ScriptLauncher(LocalEnvironment({}), 2).launch()
+
+
+def test_in_a_notebook_it_names_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", pytest)
+    with pytest.raises(ConfigurationError, match='run the notebook again in each of them. Write strategy="ddp_noteb'):
+        ScriptLauncher(LocalEnvironment({}), 2).launch()
+
+
+@pytest.mark.parametrize(("options", "name"), [(["-i"], "the interactive session"), ([], "from the standard input")])
+def test_without_a_file_it_names_another_way(options: list[str], name: str) -> None:
+    program = (
+        "from drivetrain.clusters import LocalEnvironment\nfrom drivetrain.launchers import ScriptLauncher\n"
+        "ScriptLauncher(LocalEnvironment(), 2).launch()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, *options], input=program, env=environ(), capture_output=True, text=True, timeout=TIMEOUT_S,
+        check=False,
+    )  # fmt: skip
+    assert name in done.stderr
+    assert "ddp_fork" in done.stderr
