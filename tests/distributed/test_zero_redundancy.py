@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
+from drivetrain.optimizers import parameters_of
 from drivetrain.testing import FakeAccelerator
 
 
@@ -167,6 +168,28 @@ def test_each_rank_keeps_its_own_part_once_and_rank_zero_gives_the_whole(
     assert first[2] == second[2] == 0
     assert first[3] == [0, 1, 2, 3]
     assert second[3] == []
+
+
+def whole_afterwards(folder: Path) -> Any:
+    module = Net(True)
+    torch.manual_seed(int(os.environ["RANK"]))
+    ours = trainer(folder, max_steps=9)
+    ours.fit(module, DataLoader(data(), batch_size=2))
+    strategy: Any = ours.strategy
+    optimizer = strategy.whole_optimizer(strategy.optimizers[0])
+    plain = torch.optim.SGD(module.parameters())
+    assert strategy.whole_optimizer(plain) is plain
+    mine = [any(one is parameter for one in module.parameters()) for parameter in parameters_of(optimizer)]
+    return type(optimizer).__name__, optimizer.state_dict(), mine
+
+
+def test_a_process_that_is_no_rank_can_have_the_plain_optimizer(
+    pool: Any, whole: list[list[Tensor]], folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    [(name, state, mine), _] = pool.run(whole_afterwards, tmp_path, group=False)
+    assert name == "Adam"
+    assert mine == [True] * 4
+    same(state, TorchCheckpointIO().load_checkpoint(folders[0] / "end.ckpt")["optimizer_states"][0])
 
 
 def on_devices(folder: Path, path: str) -> Any:

@@ -59,6 +59,7 @@ class Together:
         self._run.window.factor_here = self.factor
         if self.factor == 0:
             self._run.book.muted = True
+            self._run.engine.strategy.repeat_batch(True)
             self._metrics = map_leaves(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf,
                                        metrics_of(self._run.module))  # fmt: skip
 
@@ -68,6 +69,7 @@ class Together:
             set_metrics(self._run.module, self._metrics)
             self._metrics = None
             self._run.book.muted = False
+            self._run.engine.strategy.repeat_batch(False)
 
 
 def shares_of(loader: Any) -> Callable[[int], float] | None:

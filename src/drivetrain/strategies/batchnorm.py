@@ -77,8 +77,16 @@ def restored(module: nn.Module) -> nn.Module:
     """``module`` itself, its layers of the classes that they had before :func:`synchronised`."""
     for layer in module.modules():
         if isinstance(layer, _Synchronised):
+            vars(layer).pop("counts", None)
             layer.__class__ = layer.was  # type: ignore[assignment]
     return module
+
+
+def count_batches(module: nn.Module, counts: bool) -> None:
+    """Say whether the batches that come are to be seen in the statistics, or only take part in finding them."""
+    for layer in module.modules():
+        if isinstance(layer, _Synchronised):
+            layer.counts = counts
 
 
 def _synchronises_itself(layer: _BatchNorm) -> bool:
@@ -93,6 +101,7 @@ class _Synchronised(_BatchNorm):
     """What a layer is while its statistics are everybody's; always with the layer's own class, ``was``, below it."""
 
     was: type[_BatchNorm]
+    counts: bool = True  # whether this rank's batch is one; see count_batches
 
     def forward(self, input: Tensor) -> Tensor:
         peers = peers_of(type(self).__name__, getattr(self, "process_group", None), None) if self.training else None
@@ -100,12 +109,13 @@ class _Synchronised(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            mean, var, count = _statistics(input, peers)
+            mean, var, count = _statistics(input if self.counts else input[:0], peers)
             if self.track_running_stats:
                 self._track(mean, var, count)
         weight = torch.ones_like(mean) if self.weight is None else self.weight.to(mean.dtype)
         bias = torch.zeros_like(mean) if self.bias is None else self.bias.to(mean.dtype)
-        normalized = _Normalized.apply(input, weight, bias, mean, var, count, self.eps, peers)  # type: ignore[no-untyped-call]
+        given = (input, weight, bias, mean, var, count, self.eps, peers, self.counts)
+        normalized = _Normalized.apply(*given)  # type: ignore[no-untyped-call]
         return cast(Tensor, normalized)
 
     def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
@@ -169,10 +179,10 @@ class _Normalized(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, input: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, count: Tensor, eps: float,
-        peers: Peers,
+        peers: Peers, counts: bool,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(input, weight, mean, var, count)
-        ctx.eps, ctx.peers = eps, peers
+        ctx.eps, ctx.peers, ctx.counts = eps, peers, counts
         return F.batch_norm(input, mean, var, weight, bias, eps=eps)  # one kernel; keeps type and memory format
 
     @staticmethod
@@ -187,10 +197,11 @@ class _Normalized(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = ctx.peers.all_reduce(torch.cat([to_weight, to_bias]), dist.ReduceOp.SUM)
             scale = weight * (var + ctx.eps).rsqrt()
-            slope, offset = (sums / -count.clamp(min=1)).view(2, -1) * scale
+            seen = float(ctx.counts)  # the statistics do not depend on an input that is not in them
+            slope, offset = (sums / -count.clamp(min=1)).view(2, -1) * scale * seen
             # What goes through the statistics is linear in the normalized input. It may nearly cancel what goes past
             # them, so the sum of both is not rounded to 16 bits before its end.
             wide = F.batch_norm(input.to(mean.dtype), mean, var, slope, offset, eps=ctx.eps)
             past = scale.view(-1, *[1] * (input.dim() - 2))
             to_input = wide.addcmul_(gradient.to(mean.dtype), past).to(input.dtype)
-        return to_input, to_weight, to_bias, None, None, None, None, None
+        return to_input, to_weight, to_bias, *[None] * 6

@@ -19,6 +19,7 @@ from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
 from drivetrain.registry import Registry
 from drivetrain.strategies._peers import some
+from drivetrain.strategies.batchnorm import count_batches, restored, synchronised
 from drivetrain.strategies.model_averaging import ModelAveraging, model_averaging
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy
@@ -95,10 +96,11 @@ class DDPStrategy(ParallelStrategy):
         self.start_method = start_method
         self.ddp_arguments = ddp_arguments
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
-        self._wraps = True
+        self._wraps, self._synchronises = True, False
 
     def setup(self, trainer: Any) -> None:
         self._wraps = trainer is None or trainer.progress.fn == "fit"
+        self._synchronises = self._wraps and trainer is not None and trainer.settings.sync_batchnorm
         super().setup(trainer)
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
@@ -106,6 +108,8 @@ class DDPStrategy(ParallelStrategy):
         if not (self._wraps and any(parameter.requires_grad for parameter in module.parameters())):
             self.share_from_rank_zero([*module.parameters(), *module.buffers()])
             return module
+        if self._synchronises:
+            module = synchronised(module)
         wrapped = DistributedDataParallel(module, **{**self.ddp_arguments, "static_graph": False})
         if self.ddp_arguments.get("static_graph"):
             _static_from_first_exchange(wrapped)
@@ -154,11 +158,9 @@ class DDPStrategy(ParallelStrategy):
         if isinstance(model, DistributedDataParallel):
             model.require_backward_grad_sync = True
             if self.ddp_arguments.get("static_graph") and not model.static_graph:
-                model._set_static_graph()
-            model.reducer.prepare_for_forward()  # it counts passes there, and the forward pass was not to be seen
-            model.reducer.prepare_for_backward(
-                [loss] if model.find_unused_parameters and not model.static_graph else []
-            )
+                model._set_static_graph()  # type: ignore[no-untyped-call]
+            found = [loss] if model.find_unused_parameters and not model.static_graph else []
+            model.reducer.prepare_for_backward(found)
 
     def after_manual_backward(self) -> None:
         model = self.model
@@ -217,12 +219,18 @@ class DDPStrategy(ParallelStrategy):
 
     def teardown(self) -> None:
         self.model = self.lightning_module  # the wrapper belongs to the run
+        if self._synchronises and self.model is not None:
+            restored(self.model)
         if self._averaging is not None:
             self._averaging.detach()
         if self.root_device != HOST:
             for sharded in filter(_is_sharded, self.optimizers):
                 optimizer_to(sharded.optim, HOST)  # type: ignore[attr-defined]
         super().teardown()
+
+    def repeat_batch(self, repeats: bool) -> None:
+        if self._synchronises:
+            count_batches(self.lightning_module, not repeats)
 
     def block_backward_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
         return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
@@ -238,7 +246,7 @@ def _static_from_first_exchange(model: DistributedDataParallel) -> None:
     def look(*_: Any) -> None:
         if model.require_backward_grad_sync and torch.is_grad_enabled():
             hook.remove()
-            model._set_static_graph()
+            model._set_static_graph()  # type: ignore[no-untyped-call]
 
     hook = model.register_forward_pre_hook(look)
 

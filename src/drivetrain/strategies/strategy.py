@@ -148,6 +148,9 @@ class Strategy(ABC):
         """A block whose backward passes leave gradients to this process, to be averaged by a later one."""
         return nullcontext()
 
+    def repeat_batch(self, repeats: bool) -> None:
+        """The batch that comes is one that this rank works on again, because others have more; it must leave no trace."""
+
     def teardown(self) -> None:
         """Move model and optimizer state to the host and free the device. Tolerates a half-built run (trap T58)."""
         if self.root_device != HOST:
