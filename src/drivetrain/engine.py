@@ -404,7 +404,7 @@ class Engine(Ranks):
             CheckpointError: it could not be written, or an entry is no plain data; nothing was changed on disk.
             ConfigurationError: ``filter`` names what is not in ``state``, or filters what is no dictionary.
         """
-        self.strategy.save_checkpoint(snapshots.of(state, filter or {}), path)
+        self.strategy.save_checkpoint(snapshots.of(state, filter or {}, self.strategy.optimizer_state), path)
         self.barrier()
 
     def load(self, path: str | Path, state: Mapping[str, Any] | None = None, strict: bool = True) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Outcome:
             results=results,
             parameters=dict(module.named_parameters()),
             weights=strategy.lightning_module_state_dict(),
-            optimizers=strategy.optimizers,
+            optimizers=[strategy.whole_optimizer(optimizer) for optimizer in strategy.optimizers],
             schedulers=schedulers,
             progress=trainer.progress,
             metrics=(move(trainer.callback_metrics, torch.device("cpu")), book.bar_metrics, book.logged_metrics),

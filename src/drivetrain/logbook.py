@@ -185,22 +185,24 @@ class Logbook:
         if self.gather is None:
             return
         new = [(_epoch_name(entry), entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
-        for _, entry in sorted(new, key=lambda item: item[0]):
-            entry.compute_together()
+        metrics = sorted((item for item in new if item[1].metric is not None), key=lambda item: item[0])
+        waiting = [name for name, entry in metrics if getattr(entry.metric, "sync_on_compute", True)]
         shared = [
-            (name, entry, entry.parts(epoch=True)) for name, entry in new if entry.shared and entry.agreed is None
+            (name, entry, entry.parts(epoch=True)) for name, entry in new if entry.shared and entry.metric is None
         ]
-        for (_, entry, _), value in zip(shared, self._agree(shared), strict=True):
+        for (_, entry, _), value in zip(shared, self._agree(shared, waiting), strict=True):
             entry.agreed = value
+        for _, entry in metrics:
+            entry.compute_together()
 
-    def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]]) -> list[Tensor]:
-        """One keyed exchange: names are compared, then all numbers travel together."""
+    def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
+        """One keyed exchange: names, and those that are exchanged later, are compared, then all numbers travel."""
         assert self.gather is not None  # the caller has looked
         numbers = [number for _, _, parts in named for number in parts]
         vector = torch.stack([
             torch.as_tensor(number, dtype=self.sum_dtype, device=self.device) for number in numbers
         ]) if numbers else torch.zeros(0, dtype=self.sum_dtype, device=self.device)  # fmt: skip
-        everyones = self.gather([name for name, _, _ in named], vector)
+        everyones = self.gather([*also, *(name for name, _, _ in named)], vector)
         return [entry.combine(everyones[:, 2 * i], everyones[:, 2 * i + 1]) for i, (_, entry, _) in enumerate(named)]
 
     def read(self, rows: list[Row]) -> list[Row]:

@@ -186,8 +186,7 @@ class Entry:
         if self.agreed is not None:
             return self.agreed
         if self._metric is not None:
-            computed: Tensor = self._metric.compute()
-            return computed.detach()
+            return self._computed()
         self._fold()
         if self._total is None or self.reduction != "mean":
             return self._total
@@ -215,10 +214,23 @@ class Entry:
             return values.mean() / weights.mean().trunc()
         return values.sum() / weights.sum()
 
+    @property
+    def metric(self) -> Any:
+        """The metric object that is logged under this name; ``None`` for numbers."""
+        return self._metric
+
     def compute_together(self) -> None:
         """A metric object exchanges its state when it computes: now, on all ranks, and not when somebody looks."""
-        if self._metric is not None:
-            self.agreed = self._metric.compute().detach()
+        self.agreed = self._computed()
+
+    def _computed(self) -> Tensor:
+        value = self._metric.compute()
+        if isinstance(value, Tensor):
+            return self._as_scalar(value.detach())
+        raise LoggingError(
+            f"self.log({self.name!r}, ...) got a {type(self._metric).__name__}, which computes {described(value)}. "
+            "Log its parts: compute it in an epoch hook, pass them to self.log_dict, and reset it there."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The running reduction as plain data, but for "metric": a metric object keeps its own."""

@@ -16,8 +16,10 @@ from drivetrain.errors import CheckpointError, ConfigurationError, described, di
 Filters = Mapping[str, Callable[[str, Any], bool]]
 
 
-def of(state: Mapping[str, Any], filters: Filters) -> dict[str, Any]:
-    """``state`` as plain data: what has a ``state_dict`` as that, everything else as it is.
+def of(
+    state: Mapping[str, Any], filters: Filters, optimizer_state: Callable[[Optimizer], dict[str, Any]]
+) -> dict[str, Any]:
+    """``state`` as plain data: optimizers as the strategy says, what has a ``state_dict`` as that, the rest as it is.
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
@@ -28,7 +30,11 @@ def of(state: Mapping[str, Any], filters: Filters) -> dict[str, Any]:
     for name in state:
         if not isinstance(name, str):
             raise ConfigurationError(f"The state has the key {shown(name)}, and names are texts. Write {str(name)!r}.")
-    snapshot = {name: value.state_dict() if _stateful(value) else value for name, value in state.items()}
+    snapshot = {
+        name: optimizer_state(value) if isinstance(value, Optimizer)
+        else value.state_dict() if _stateful(value) else value
+        for name, value in state.items()
+    }  # fmt: skip
     for name, keeps in filters.items():
         if name not in snapshot:
             raise ConfigurationError(f"filter names {name!r}, which is not saved. {did_you_mean(name, snapshot)}")

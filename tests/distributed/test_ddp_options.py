@@ -266,6 +266,24 @@ def test_t43_the_cure_starts_processes_as_before(pool: Any) -> None:
     assert message.endswith('write strategy="ddp_spawn_find_unused_parameters_true".')
 
 
+def ends_without(strategy: str, by_hand: bool) -> Any:
+    module = Net(by_hand, sometimes=True)
+    try:
+        trainer(strategy, max_steps=2).fit(module, DataLoader(data(), batch_size=4))
+    except ConfigurationError as error:
+        return str(error)
+    return weights(module)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_t43_the_last_pass_may_be_the_one_that_misses_parameters(pool: Any, by_hand: bool) -> None:
+    """Torch sees it in the next pass; without one, each rank would have gone its own way in silence."""
+    for message in pool.run(ends_without, "ddp", by_hand, group=False):
+        assert "did not depend on 'second.weight', 'second.bias'" in message
+    first, second = pool.run(ends_without, "ddp_find_unused_parameters_true", by_hand, group=False)
+    assert torch.equal(first, second)
+
+
 def other_error() -> str:
     class Wrong(Net):
         def loss(self, batch: Any, batch_idx: int) -> Tensor:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMaxMetric, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryF1Score, BinaryPrecision
 
 from drivetrain import LightningModule, Trainer
+from drivetrain.errors import ConfigurationError
 
 
 def data(count: int) -> TensorDataset:
@@ -138,3 +140,55 @@ def looked_at() -> float:
 def test_t52_a_repeated_batch_leaves_other_metrics_alone(pool: Any) -> None:
     """Had it made one rank forget a computed value, that rank would wait for the others to compute it with it."""
     assert pool.run(looked_at, group=False, timeout=30.0) == [0.5, 0.5]
+
+
+# ---- ranks that differ -----------------------------------------------------------------------------------------------
+
+
+class Shares(IterableDataset[Any]):
+    """As many samples as are this rank's, each a number of its own."""
+
+    def __init__(self, shares: list[int]) -> None:
+        self.shares = shares
+
+    def __iter__(self) -> Any:
+        rank = int(os.environ["RANK"])
+        return iter([torch.tensor(float(10 * rank + number)) for number in range(self.shares[rank])])
+
+
+class Summed(LightningModule):
+    def __init__(self, alone: bool = False) -> None:
+        super().__init__()
+        self.total, self.median, self.own = SumMetric(), Median(), SumMetric(sync_on_compute=False)
+        self.alone = alone
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.total(batch)
+        self.median(batch)
+        self.log("total", self.total)
+        self.log("median", self.median)
+        if self.global_rank == 0:
+            self.own(batch)
+            self.log("own", self.total if self.alone else self.own)
+
+
+def summed(shares: list[int], alone: bool = False) -> Any:
+    try:
+        [metrics] = trainer(1).validate(Summed(alone), DataLoader(Shares(shares), batch_size=1), verbose=False)
+    except ConfigurationError as error:
+        return str(error)
+    return metrics
+
+
+def test_t52_loaders_of_other_lengths(pool: Any) -> None:
+    for metrics in pool.run(summed, [3, 2], group=False):
+        assert (metrics["total"], metrics["median"]) == (0 + 1 + 2 + 10 + 11, 2.0)
+
+
+def test_t8_a_metric_that_one_rank_alone_logs_is_an_error_on_all(pool: Any) -> None:
+    """Unless it is one that exchanges nothing."""
+    first, second = pool.run(summed, [2, 2], group=False, timeout=30.0)
+    assert first["own"] == 1.0
+    assert "own" not in second
+    for message in pool.run(summed, [2, 2], True, group=False, timeout=30.0):
+        assert "rank 0 has 'own'" in message

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import LightningModule, Trainer
+from drivetrain import Engine, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.optimizers import parameters_of
@@ -223,3 +225,32 @@ def test_the_device_is_free_after_a_run_and_the_state_still_whole(
     assert "synchronize" in ranks[0][2]  # the copies to the host have arrived before they are written
     [state] = TorchCheckpointIO().load_checkpoint(tmp_path / "end.ckpt")["optimizer_states"]
     assert [int(one["step"]) for one in state["state"].values()] == [6] * 4
+
+
+def with_the_engine(folder: Path, sharded: bool) -> Tensor:
+    """Three steps, a file, and three more by everything made anew from that file."""
+    for part in range(2):
+        engine = Engine(accelerator="cpu", strategy="ddp")
+        engine.launch()
+        torch.manual_seed(1)
+        plain = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        model = engine.setup_module(plain)
+        make = partial(zero_redundancy(), optimizer_class=torch.optim.Adam) if sharded else torch.optim.Adam
+        optimizer = engine.setup_optimizers(make(plain.parameters(), lr=0.05))
+        if part == 1:
+            engine.load(folder / "half.ckpt", {"model": model, "optimizer": optimizer})
+        loader = engine.setup_dataloaders(DataLoader(data(24), batch_size=2))
+        for x, y in itertools.islice(loader, 3 * part, 3 * part + 3):
+            optimizer.zero_grad()
+            engine.backward(F.mse_loss(model(x), y))
+            optimizer.step()
+        if part == 0:
+            engine.save(folder / "half.ckpt", {"model": model, "optimizer": optimizer})
+    return torch.cat([parameter.detach().flatten() for parameter in plain.parameters()])
+
+
+def test_an_engine_saves_it_whole(pool: Any, tmp_path: Path) -> None:
+    plain = pool.run(with_the_engine, tmp_path, False, group=False)
+    expected = TorchCheckpointIO().load_checkpoint(tmp_path / "half.ckpt")
+    same(pool.run(with_the_engine, tmp_path, True, group=False), plain)
+    same(TorchCheckpointIO().load_checkpoint(tmp_path / "half.ckpt"), expected)

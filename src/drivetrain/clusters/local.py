@@ -70,10 +70,11 @@ class LocalEnvironment(ClusterEnvironment):
         """
         meeting = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in self.environ]
         if num_nodes > 1 and meeting:
+            missing = f"{' and '.join(meeting)} {'are' if len(meeting) > 1 else 'is'} not set"
             raise ConfigurationError(
-                f"num_nodes={num_nodes}, but {' and '.join(meeting)} {'are' if len(meeting) > 1 else 'is'} not set, and "
-                "no cluster says where the machines meet. Start the program on each machine with MASTER_ADDR and "
-                "MASTER_PORT of the first one and with NODE_RANK=0, 1, ..., or start it with torchrun."
+                f"num_nodes={num_nodes}, but {missing}, and no cluster says where the machines meet. Start the program "
+                "on each machine with MASTER_ADDR and MASTER_PORT of the first one and with NODE_RANK=0, 1, ..., or "
+                "start it with torchrun."
             )
         if not 0 <= self.node_rank() < num_nodes:
             raise ConfigurationError(

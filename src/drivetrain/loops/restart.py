@@ -104,14 +104,16 @@ def _logged(run: Run) -> list[State]:
     return [{**entry, "metric": places.get(id(entry["metric"]))} for entry in run.book.state_dict("train")]
 
 
-def set_metrics(module: nn.Module, metrics: dict[str, State]) -> None:
-    """Give them back what :func:`metrics_of` returned."""
+def set_metrics(module: nn.Module, metrics: dict[str, State], forget: bool = True) -> None:
+    """Give them back what :func:`metrics_of` returned; ``forget`` values that were computed of other states."""
     children = dict(module.named_modules())
     for name, saved in metrics.items():
         if (child := children.get(name)) is not None:
             for key, value in saved["states"].items():
                 setattr(child, key, value.to(child.device) if isinstance(value, torch.Tensor) else value)
-            child._update_count, child._computed = saved["updates"], None
+            child._update_count = saved["updates"]
+            if forget:
+                child._computed = None
 
 
 # ---- exceptions ------------------------------------------------------------------------------------------------------

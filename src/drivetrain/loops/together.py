@@ -66,7 +66,9 @@ class Together:
     def end(self) -> None:
         """The batch is done."""
         if self._metrics is not None:
-            set_metrics(self._run.module, self._metrics)
+            # A metric that this batch did not update keeps the value that it has computed, as on the other ranks: one
+            # that computes anew waits for all of them.
+            set_metrics(self._run.module, self._metrics, forget=False)
             self._metrics = None
             self._run.book.muted = False
             self._run.engine.strategy.repeat_batch(False)

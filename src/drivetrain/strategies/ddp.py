@@ -22,8 +22,7 @@ from drivetrain.strategies._peers import some
 from drivetrain.strategies.batchnorm import count_batches, restored, synchronised
 from drivetrain.strategies.model_averaging import ModelAveraging, model_averaging
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
-from drivetrain.strategies.strategy import Strategy
-from drivetrain.strategies.strategy import _optimizer_to as optimizer_to
+from drivetrain.strategies.strategy import Strategy, optimizer_to
 
 _STARTS = ("popen", "spawn", "fork", "forkserver")
 _NAMES = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
@@ -129,19 +128,27 @@ class DDPStrategy(ParallelStrategy):
         step, model = super().bind(name), self.model
         if not isinstance(model, DistributedDataParallel):
             return step
-        run = step if self.lightning_module.automatic_optimization else _by_hand(step, model)
-        if model.find_unused_parameters:
-            return run
+        return self._with_cure(step if self.lightning_module.automatic_optimization else _by_hand(step, model), model)
 
-        def run_or_cure(*args: Any, **kwargs: Any) -> Any:
+    def on_train_end(self) -> None:
+        """Nobody comes after the last pass who would see that its gradients were left to each rank (trap T43)."""
+        if isinstance(model := self.model, DistributedDataParallel):
+            self._with_cure(model.reducer._rebuild_buckets, model)()
+
+    def _with_cure(self, call: Callable[..., Any], model: DistributedDataParallel) -> Callable[..., Any]:
+        """``call``, in which torch may find that the last backward pass has missed parameters."""
+        if model.find_unused_parameters:
+            return call
+
+        def call_or_cure(*args: Any, **kwargs: Any) -> Any:
             try:
-                return run(*args, **kwargs)
+                return call(*args, **kwargs)
             except RuntimeError as error:
                 if _UNFINISHED in str(error):
                     raise ConfigurationError(self._without_gradient()) from error
                 raise
 
-        return run_or_cure
+        return call_or_cure
 
     def _without_gradient(self) -> str:
         named = self.lightning_module.named_parameters()
@@ -196,11 +203,13 @@ class DDPStrategy(ParallelStrategy):
         """
         if not _is_sharded(optimizer):
             return super().optimizer_state(optimizer)
-        sharded: Any = optimizer
-        sharded.consolidate_state_dict(to=0)
+        self._consolidate(optimizer, 0)
+        return super().optimizer_state(optimizer) if self.is_global_zero else {}
+
+    def _consolidate(self, sharded: Any, rank: int) -> None:
+        sharded.consolidate_state_dict(to=rank)
         if self.accelerator is not None:
             self.accelerator.synchronize(self.root_device)  # its copies to the host do not wait for themselves
-        return super().optimizer_state(optimizer) if self.is_global_zero else {}
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """``optimizer`` as a process that is no rank can use it: with everyone's part of its state, on the first rank
@@ -212,7 +221,7 @@ class DDPStrategy(ParallelStrategy):
         whole: Optimizer = type(sharded.optim)([dict(group) for group in sharded.param_groups], **sharded.defaults)
         for rank, local_rank in enumerate(self.gather_objects(self.local_rank)):
             if local_rank == 0:
-                sharded.consolidate_state_dict(to=rank)
+                self._consolidate(sharded, rank)
                 if rank == self.global_rank:
                     whole.load_state_dict(sharded.state_dict())
         return whole

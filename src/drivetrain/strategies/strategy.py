@@ -149,13 +149,13 @@ class Strategy(ABC):
         return nullcontext()
 
     def repeat_batch(self, repeats: bool) -> None:
-        """The batch that comes is one that this rank works on again, because others have more; it must leave no trace."""
+        """The batch that comes is one that this rank repeats, because others have more; it must leave no trace."""
 
     def teardown(self) -> None:
         """Move model and optimizer state to the host and free the device. Tolerates a half-built run (trap T58)."""
         if self.root_device != HOST:
             for optimizer in self.optimizers:
-                _optimizer_to(optimizer, HOST)
+                optimizer_to(optimizer, HOST)
             if self.lightning_module is not None:
                 place(self.lightning_module, HOST)
         if self.accelerator is not None:
@@ -226,6 +226,10 @@ class Strategy(ABC):
         """What of an optimizer a checkpoint holds; every rank must call it."""
         return optimizer.state_dict()
 
+    def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """``optimizer`` as a process that is no rank can use it; every rank must call it."""
+        return optimizer
+
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete on global rank 0."""
         if self.is_global_zero:
@@ -265,7 +269,8 @@ StrategyRegistry: Registry[Strategy] = Registry("drivetrain.strategies", "strate
 """The strategies by name: those of the files beside this one, of users, and of installed packages."""
 
 
-def _optimizer_to(optimizer: Optimizer, device: torch.device) -> None:
+def optimizer_to(optimizer: Optimizer, device: torch.device) -> None:
+    """Move an optimizer's state to ``device``."""
     for state in optimizer.state.values():
         for key, value in state.items():
             # LBFGS keeps lists of tensors
