@@ -68,12 +68,13 @@ class Turns:
         return len(self.batches) * self.num_stretches
 
     def __iter__(self) -> Iterator[Batch]:
-        for _ in range(self.num_stretches):
+        for stretch in range(self.num_stretches):
             self.mine.acquire()
             begin = time.perf_counter()
             yield from self.batches
-            self.seconds.append(time.perf_counter() - begin)
-            self.over.release()
+            if stretch < self.num_stretches - 1:  # who knows the length does not ask for what follows the last batch
+                self.seconds.append(time.perf_counter() - begin)
+                self.over.release()
 
 
 # ---- contestants -----------------------------------------------------------------------------------------------------
@@ -180,6 +181,14 @@ CONTESTANTS: dict[str, tuple[str | None, Callable[[Turns, int], None]]] = {
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
+def whole(train: Callable[[Turns, int], None], turns: Turns, width: int) -> None:
+    """A contestant's thread."""
+    try:
+        train(turns, width)
+    finally:
+        turns.over.release()
+
+
 def run_rank(rank: int, width: int, steps: int, stretches: int, port: int, results: Any) -> None:
     """One process: every contestant in a thread of its own, one working at a time, in the same order on both ranks."""
     os.environ.update(
@@ -200,8 +209,8 @@ def run_rank(rank: int, width: int, steps: int, stretches: int, port: int, resul
     threads: dict[str, threading.Thread] = {}
     for name, train in there.items():
         mine, over = threading.Semaphore(0), threading.Semaphore(0)
-        turns[name] = Turns(batches, stretches + 1, mine, over)
-        threads[name] = threading.Thread(target=train, args=(turns[name], width), daemon=True)
+        turns[name] = Turns(batches, stretches + 2, mine, over)
+        threads[name] = threading.Thread(target=whole, args=(train, turns[name], width), daemon=True)
     for name in there:  # the first stretch warms up, and each sets itself up while no other does
         threads[name].start()
         turns[name].mine.release()
@@ -213,8 +222,10 @@ def run_rank(rank: int, width: int, steps: int, stretches: int, port: int, resul
             dist.barrier()
             turns[name].mine.release()
             turns[name].over.acquire()
-    for thread in threads.values():
-        thread.join(60)
+    for name in there:  # the last one, with the end of each loop, is not counted
+        dist.barrier()
+        turns[name].mine.release()
+        turns[name].over.acquire()
     results[rank] = {name: turn.seconds[1:] for name, turn in turns.items()}
     dist.barrier()
 

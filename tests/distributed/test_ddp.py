@@ -59,11 +59,13 @@ class Regression(LightningModule):
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98), "interval": "step"}]
 
 
-def fitted(batch_size: int, accumulate: int, weighted: bool, shuffle: bool, count: int) -> dict[str, Any]:
+def fitted(
+    batch_size: int, accumulate: int, weighted: bool, shuffle: bool, count: int, precision: str = "64-true"
+) -> dict[str, Any]:
     torch.manual_seed(7)
     module = Regression(weighted)
     loader: Any = DataLoader(data(count), batch_size=batch_size, shuffle=shuffle)
-    ours = trainer(max_steps=50, precision="64-true", accumulate_grad_batches=accumulate, gradient_clip_val=0.5,
+    ours = trainer(max_steps=50, precision=precision, accumulate_grad_batches=accumulate, gradient_clip_val=0.5,
                    max_epochs=-1)  # fmt: skip
     ours.fit(module, loader)
     return {
@@ -93,6 +95,15 @@ def test_the_same_global_batch_trains_the_same_however_it_is_shared(
             together = [sorted(chain(parts)) for parts in zip(*(rank["seen"] for rank in ranks), strict=True)]
             expected = [sorted(batch) for batch in alone["seen"]]
             assert [sorted(set(batch)) for batch in together] == expected  # a repeated batch adds nothing new
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_and_in_32_bits_to_five_digits(pool: Any, weighted: bool) -> None:
+    alone = fitted(12, 1, weighted, True, 120, "32-true")
+    for world_size, batch_size, accumulate in ((2, 6, 1), (3, 4, 1), (2, 3, 2)):
+        arguments = (batch_size, accumulate, weighted, True, 120, "32-true")
+        for rank in pool.run(fitted, *arguments, world_size=world_size, group=False):
+            torch.testing.assert_close(rank["weights"], alone["weights"], rtol=1e-5, atol=1e-5)
 
 
 def test_a_wrong_rank_count_is_seen(pool: Any) -> None:
