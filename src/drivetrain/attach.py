@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.callback import Callback, Checkpoint
+from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.datamodule import LightningDataModule
 from drivetrain.errors import ConfigurationError, NotSupportedError, closest, described
 from drivetrain.introspect import missing_arguments, near_misses, overrides, positional_arity, takes_iterator
@@ -31,7 +32,7 @@ _CONTRACTS = ("Callback", "Checkpoint", "DummyLogger", "Logger", "ProgressBar")
 _POSITIONS = {"first": 0, "any": 1, "last": 2}
 
 
-def callbacks_of(settings: Settings) -> list[Callback]:
+def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
     """The callbacks that were passed and the default ones, in the order in which they run (trap T48).
 
     Raises:
@@ -62,6 +63,8 @@ def callbacks_of(settings: Settings) -> list[Callback]:
             )
         if wanted is not False and own is None and not (kind is Checkpoint and settings.fast_dev_run):
             found.append(load(default)())
+    if environment.auto_requeue and environment.requeue_signal and not (settings.fast_dev_run or settings.barebones):
+        found.append(load("drivetrain.callbacks.requeue:Requeue")(environment))
     return ordered(found)
 
 

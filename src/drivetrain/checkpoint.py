@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,8 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     Args:
         trainer: whose callbacks know "best" and "last".
         ckpt_path: a path; "best"; "last": of all files that the callbacks offer for resuming, the one that was
-            written last; "hpc": the highest ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none.
+            written last; "hpc": the highest ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a
+            fit in a job that was put back into the queue, "hpc" if there is one (trap T33).
         fitting: a fit begins from the start where "last" names none; anything else cannot do without.
 
     Raises:
@@ -39,7 +39,9 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         ConfigurationError: it is no path at all.
     """
     if ckpt_path is None:
-        return None
+        requeued = fitting and trainer.plan.environment.restart_count() > 0
+        saved = numbered(trainer.default_root_dir) if requeued else {}
+        return saved[max(saved)] if saved else None
     callbacks = trainer.checkpoint_callbacks
     if ckpt_path in ("best", "last"):
         if ckpt_path == "best":
@@ -55,17 +57,13 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
         raise CheckpointError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}. Pass a path.')
     if ckpt_path == "hpc":
-        numbered = {
-            int(match.group(1)): path
-            for path in Path(trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")
-            if (match := re.fullmatch(r"hpc_ckpt_(\d+)", path.stem))
-        }
-        if not numbered:
+        by_number = numbered(trainer.default_root_dir)
+        if not by_number:
             raise CheckpointError(
                 f'ckpt_path="hpc" names no checkpoint: there is no hpc_ckpt_<n>.ckpt in {trainer.default_root_dir}. '
                 "Pass a path."
             )
-        return str(numbered[max(numbered)])
+        return by_number[max(by_number)]
     if not isinstance(ckpt_path, (str, os.PathLike)):
         raise ConfigurationError(
             f'ckpt_path is a path, "best" or "last", not {described(ckpt_path)}. Write ckpt_path="last".'
@@ -78,6 +76,16 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     if os.path.isdir(path) and isinstance(trainer.strategy.checkpoint_io, TorchCheckpointIO):
         raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
     return path
+
+
+def numbered(folder: str | os.PathLike[str]) -> dict[int, str]:
+    """The checkpoints that jobs have left in ``folder`` when they went back into the queue, by number."""
+    found = {}
+    for path in Path(folder).glob("hpc_ckpt_*.ckpt"):
+        number = path.stem.removeprefix("hpc_ckpt_")
+        if number.isdecimal():
+            found[int(number)] = str(path)
+    return found
 
 
 def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = False) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class Trainer(TrainerView):
         self._run_parts: Run | None = None
         self._hooks: HookTable | None = None
         # Before the engine, which fills in what a strategy that was passed left open: nothing may be refused after it.
-        self._callbacks: list[Callback] = attach.callbacks_of(self.settings)
+        self._callbacks: list[Callback] = attach.callbacks_of(self.settings, self.plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
         self.engine = Engine(plan=self.plan)
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Mapping, MutableMapping
 from typing import Any, ClassVar
@@ -108,6 +109,22 @@ class ClusterEnvironment:
     def node_rank(self) -> int:
         """Index of this machine in the job."""
         return self.number("GROUP_RANK", 0)
+
+    # ---- being put back into the queue --------------------------------------------------------------------------
+
+    auto_requeue: bool = False
+    """Whether a fit saves and goes back into the queue when the cluster announces the job's end (trap T33)."""
+
+    requeue_signal: signal.Signals | None = None
+    """By which signal it does."""
+
+    def restart_count(self) -> int:
+        """How often the job was put back."""
+        return 0
+
+    def requeue(self) -> str | None:
+        """Put the job back; called on global rank 0. Returns ``None``, or why it could not be."""
+        return f"{type(self).__name__} does not say how."
 
     # ---- life ----------------------------------------------------------------------------------------------------
 

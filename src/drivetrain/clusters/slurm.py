@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Mapping, MutableMapping
 
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, DEFAULT_PORT, ClusterEnvironment
@@ -13,6 +14,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.rank_zero import rank_zero_warn
 
 _INTERACTIVE = ("bash", "interactive")  # what srun --pty bash and salloc call their jobs
+_PATIENCE_S = 60
 _PORTS = range(15_000, 25_000)
 _BETWEEN_STEPS = 6_181  # about 0.618 of the range: its first multiples are far from each other and from 0
 
@@ -122,6 +124,20 @@ class SLURMEnvironment(ClusterEnvironment):
             return f"{array}_{index}"
         job = self.job_id()
         return None if job is None else str(job)
+
+    def requeue(self) -> str | None:
+        job = self.requeue_id()
+        if job is None:
+            return "the job has no number."
+        try:
+            done = subprocess.run(
+                ["scontrol", "requeue", job], capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"scontrol requeue {job}: {error}."
+        return (
+            f"scontrol requeue {job} ended with {done.returncode}: {done.stderr.strip()}" if done.returncode else None
+        )
 
     def restart_count(self) -> int:
         """How often the job has been put into the queue again."""

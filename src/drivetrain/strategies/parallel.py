@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from drivetrain import parity
 from drivetrain.accelerators.accelerator import HOST, Accelerator
@@ -153,6 +154,14 @@ class ParallelStrategy(Strategy):
     def gather_keyed(self, names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
         self._check_group()
         return collectives.gather_keyed(names, values)
+
+    def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
+        if not dist.is_initialized():
+            return wanted
+        store, key = distributed_c10d._get_default_store(), f"drivetrain/{name}"
+        if wanted is not None:
+            return int(store.compare_set(key, "", str(wanted)))
+        return int(store.get(key)) if store.check([key]) else None
 
     def share_from_rank_zero(self, tensors: Sequence[torch.Tensor]) -> None:
         """Give every rank rank 0's values of ``tensors``, in place; those of one type travel together."""

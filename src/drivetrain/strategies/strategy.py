@@ -194,6 +194,17 @@ class Strategy(ABC):
         """
         return values.unsqueeze(0)
 
+    def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
+        """When all ranks do ``name``: the first moment that any of them has asked for; ``None``: none has so far.
+
+        Cheap where nobody else can ask; with several ranks it costs a question to the job's store.
+
+        Args:
+            name: of what is to be done.
+            wanted: from which moment on this rank asks for it, ahead of where any rank can be; ``None``: it does not.
+        """
+        return wanted
+
     # ---- data ----------------------------------------------------------------------------------------------------
 
     def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:

@@ -1,0 +1,89 @@
+"""Save and go back into the cluster's queue when it announces that the job's time is over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.callback import Callback
+from drivetrain.checkpoint import numbered
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from drivetrain.module import LightningModule
+    from drivetrain.trainer import Trainer
+
+
+class Requeue(Callback):
+    """Answers the cluster's signal in a fit: save, go back into the queue, end (trap T33).
+
+    It is there by itself where the cluster environment says so: ``SLURMEnvironment(auto_requeue=True)``. The signal's
+    handler only takes a note. After the batch that all ranks have agreed on, ``hpc_ckpt_<n>.ckpt`` is written to
+    ``default_root_dir``, and rank 0 puts the job back; the restarted job goes on from the highest such file. During a
+    validation the signal waits for the batch that follows.
+
+    Args:
+        environment: who this process is in the job, and how the job is put back.
+    """
+
+    position = "last"  # what it saves is complete
+
+    def __init__(self, environment: ClusterEnvironment) -> None:
+        self.environment = environment
+        self._told, self._times = False, 0
+        self._before: Callable[[int, FrameType | None], Any] | int | None = None
+        self._installed = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        number = self.environment.requeue_signal
+        if stage != "fit" or number is None or threading.current_thread() is not threading.main_thread():
+            return
+        self._told = False
+        self._before = signal.signal(number, self._note)
+        self._installed = True
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._told = True
+        if callable(self._before):
+            self._before(number, frame)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        done = trainer.progress.earlier_batches + batch_idx + 1
+        # Ranks that exchange gradients in every window are never further apart than one.
+        wanted = done + trainer.limits.accumulate * (trainer.world_size > 1) if self._told else None
+        moment = trainer.strategy.agree_on_moment(f"requeue/{self._times}", wanted)
+        if moment is not None and done >= moment:
+            self._go_back(trainer)
+
+    def _go_back(self, trainer: Trainer) -> None:
+        self._told, self._times = False, self._times + 1
+        number = 1 + max(numbered(trainer.default_root_dir), default=0)
+        path = os.path.join(trainer.default_root_dir, f"hpc_ckpt_{number}.ckpt")
+        trainer.save_checkpoint(path)
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            logger.save()
+        why_not = self.environment.requeue() if trainer.is_global_zero else None
+        why_not = trainer.strategy.broadcast(why_not)
+        if why_not is None:
+            rank_zero_info(f"Saved {path}. The job is back in the queue, and goes on from there.")
+            raise SystemExit(128 + int(self.environment.requeue_signal or 0))
+        rank_zero_warn(f"Saved {path}, but the job could not be put back into the queue: {why_not} Training goes on.")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._installed and self.environment.requeue_signal is not None:
+            self._installed = False
+            signal.signal(self.environment.requeue_signal, self._before)

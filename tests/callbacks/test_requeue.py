@@ -1,0 +1,175 @@
+"""T33: a job that is told to end saves, goes back into the queue, and goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import LightningModule, Trainer
+from drivetrain.callbacks import ModelCheckpoint
+from drivetrain.clusters import LocalEnvironment, SLURMEnvironment
+
+
+class Cluster(LocalEnvironment):
+    """Sends SIGUSR1 and takes jobs back, as SLURM does."""
+
+    auto_requeue, requeue_signal = True, signal.SIGUSR1
+
+    def __init__(self, restarts: int = 0, why_not: str | None = None) -> None:
+        super().__init__()
+        self.restarts, self.why_not, self.asked = restarts, why_not, 0
+
+    def restart_count(self) -> int:
+        return self.restarts
+
+    def requeue(self) -> str | None:
+        self.asked += 1
+        return self.why_not
+
+
+class Model(LightningModule):
+    def __init__(self, signalled: int = -1, rank: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+        self.signalled, self.rank, self.done = signalled, rank, 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.done == self.signalled and self.global_rank == self.rank:
+            signal.raise_signal(signal.SIGUSR1)
+        self.done += 1
+        return torch.nn.functional.dropout(self.layer(batch[0]), 0.5).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+def fit(folder: Any, model: Model, cluster: Cluster, ckpt_path: Any = None, **arguments: Any) -> torch.Tensor:
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)))
+    trainer = Trainer(**{
+        "accelerator": "cpu", "max_epochs": 2, "default_root_dir": folder, "plugins": cluster, "logger": False,
+        "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, **arguments,
+    })  # fmt: skip
+    trainer.fit(model, DataLoader(data, batch_size=2, shuffle=True), ckpt_path=ckpt_path)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[list[int]]:
+    """The user's own handler, which must be there afterwards and hear of every signal."""
+    heard: list[int] = []
+
+    def hear(number: int, frame: Any) -> None:
+        heard.append(number)
+
+    before = signal.signal(signal.SIGUSR1, hear)
+    yield heard
+    assert signal.getsignal(signal.SIGUSR1) is hear
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("accumulate", [1, 5])
+@pytest.mark.parametrize("signalled", [0, 7, 13])
+def test_t33_a_requeued_job_ends_as_an_undisturbed_one(
+    tmp_path: Path, signalled: int, accumulate: int, handler: list[int]
+) -> None:
+    whole = fit(tmp_path / "whole", Model(), Cluster(), accumulate_grad_batches=accumulate)
+    cluster, interrupted = Cluster(), Model(signalled)
+    with pytest.raises(SystemExit) as ended:
+        fit(tmp_path, interrupted, cluster, accumulate_grad_batches=accumulate)
+    assert ended.value.code == 128 + signal.SIGUSR1
+    assert (cluster.asked, handler) == (1, [signal.SIGUSR1])
+    assert interrupted.done == signalled + 1  # it ends with the batch in which the signal came
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["hpc_ckpt_1.ckpt"]
+    rest = Model()
+    assert torch.equal(fit(tmp_path, rest, Cluster(restarts=1), accumulate_grad_batches=accumulate), whole)
+    assert rest.done == 24 - signalled - 1
+
+
+def test_t33_the_highest_number_is_taken_and_the_next_one_written(tmp_path: Path) -> None:
+    for restarts, expected in enumerate((1, 2, 3)):
+        with pytest.raises(SystemExit):
+            fit(tmp_path, Model(signalled=2), Cluster(restarts=restarts))
+        assert (tmp_path / f"hpc_ckpt_{expected}.ckpt").exists()
+    (tmp_path / "hpc_ckpt_x.ckpt").touch()
+    rest = Model()
+    fit(tmp_path, rest, Cluster(restarts=3))
+    assert rest.done == 24 - 9
+
+
+def test_t33_a_path_that_was_passed_wins_and_a_new_job_begins_anew(tmp_path: Path) -> None:
+    def saver() -> dict[str, Any]:
+        each_step = ModelCheckpoint(tmp_path / "c", "{step}", every_n_train_steps=1, save_top_k=-1)
+        return {"callbacks": each_step, "enable_checkpointing": True}
+
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Model(signalled=2), Cluster(), **saver())
+    again = Model()
+    fit(tmp_path, again, Cluster(restarts=1), ckpt_path=tmp_path / "c" / "step=1.ckpt", **saver())
+    assert again.done == 23
+    new = Model()
+    fit(tmp_path, new, Cluster(restarts=0))  # the file is another job's
+    assert new.done == 24
+
+
+def test_a_job_that_cannot_go_back_goes_on(tmp_path: Path) -> None:
+    cluster, model = Cluster(why_not="the queue is closed."), Model(signalled=3)
+    with pytest.warns(UserWarning, match=r"hpc_ckpt_1.ckpt, but .* into the queue: the queue is closed. Training goes"):
+        weights = fit(tmp_path, model, cluster)
+    assert (model.done, cluster.asked) == (24, 1)
+    assert torch.equal(weights, fit(tmp_path / "whole", Model(), Cluster()))
+
+
+def test_without_auto_requeue_the_signal_is_the_users(tmp_path: Path, handler: list[int]) -> None:
+    cluster = Cluster()
+    cluster.auto_requeue = False
+    model = Model(signalled=3)
+    fit(tmp_path, model, cluster)
+    assert (model.done, cluster.asked, handler) == (24, 0, [signal.SIGUSR1])
+
+
+def requeued(folder: str, signalled: int, restarts: int, accumulate: int) -> tuple[Any, int]:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    model = Model(signalled, rank=1)
+    arguments = {"accumulate_grad_batches": accumulate, "devices": 2}
+    try:
+        return fit(folder, model, Cluster(restarts), **arguments), model.done
+    except SystemExit as ended:
+        return ended.code, model.done
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_t33_a_signal_to_one_rank_ends_all_at_the_same_batch(pool: Any, tmp_path: Path, accumulate: int) -> None:
+    (whole, _), _ = pool.run(requeued, str(tmp_path / "whole"), -1, 0, accumulate, world_size=2)
+    first, second = pool.run(requeued, str(tmp_path), 3, 0, accumulate, world_size=2)
+    assert first == second == (128 + signal.SIGUSR1, 4 + accumulate)
+    assert os.listdir(tmp_path).count("hpc_ckpt_1.ckpt") == 1
+    for weights, done in pool.run(requeued, str(tmp_path), -1, 1, accumulate, world_size=2):
+        assert done == 12 - 4 - accumulate
+        assert torch.equal(weights, whole)
+
+
+def test_slurm_is_asked_for_the_job_or_the_element_of_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ "$2" != 13 ] || {{ echo no such job >&2; exit 1; }}\n'
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert SLURMEnvironment(environ={"SLURM_JOB_ID": "12"}).requeue() is None
+    assert SLURMEnvironment(environ={"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}).requeue() is None
+    assert (tmp_path / "asked").read_text() == "requeue 12\nrequeue 7_3\n"
+    assert SLURMEnvironment(environ={"SLURM_JOB_ID": "13"}).requeue() == (
+        "scontrol requeue 13 ended with 1: no such job"
+    )
+    assert "no number" in (SLURMEnvironment(environ={}).requeue() or "")
+    monkeypatch.setenv("PATH", "")
+    assert "scontrol" in (SLURMEnvironment(environ={"SLURM_JOB_ID": "12"}).requeue() or "")
