@@ -1,0 +1,64 @@
+"""A notebook in a fresh kernel trains on several processes, and may go on with what they leave."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+MODEL = """
+import torch, warnings
+from torch.utils.data import DataLoader, TensorDataset
+from drivetrain import Callback, LightningModule, Trainer
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[0].sum(1, keepdim=True))
+    def predict_step(self, batch, batch_idx):
+        return self.layer(batch[0])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=4)
+quiet = dict(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+             enable_model_summary=False)
+model = Model()
+"""
+
+
+def run(folder: Path, *cells: str) -> str:
+    """What the last cell printed."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (MODEL, *cells)])
+    client = NotebookClient(notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    client.execute()
+    return "".join(output.get("text", "") for output in notebook.cells[-1].outputs if output.get("name") == "stdout")
+
+
+@pytest.mark.timeout(200)
+def test_a_notebook_trains_on_two_processes(tmp_path: Path) -> None:
+    said = run(
+        tmp_path,
+        "trainer = Trainer(**quiet, devices=2, max_epochs=1)\ntrainer.fit(model, loader)",
+        "trainer.fit_loop.max_epochs = 20\ntrainer.fit(model, loader)",
+        "predicted = torch.cat(trainer.predict(model, loader))",
+        "wanted = torch.cat([x for x, in loader]).sum(1, keepdim=True)\n"
+        "print(trainer.plan)\n"
+        "print(trainer.global_step, tuple(predicted.shape), float((predicted - wanted).abs().max()) < 0.2)",
+    )
+    assert re.search(r"strategy +DDPStrategy +because there are 2 devices, and this is a notebook", said)
+    assert "2, started here by fork" in said
+    assert said.splitlines()[-1] == "80 (32, 1) True"
+
+
+@pytest.mark.timeout(200)
+def test_a_strategy_that_runs_the_program_again_is_refused_in_a_notebook(tmp_path: Path) -> None:
+    with pytest.raises(CellExecutionError, match='would run the notebook again in each of them. Write strategy="ddp_n'):
+        run(tmp_path, 'Trainer(**quiet, devices=2, strategy="ddp").fit(model, loader)')
