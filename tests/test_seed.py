@@ -130,19 +130,21 @@ def test_a_state_survives_as_plain_data(tmp_path: Any) -> None:
     assert draws() == expected
 
 
-def worker_draws(worker: int, base: int, rank: str, monkeypatch: pytest.MonkeyPatch) -> tuple[float, float]:
-    """What python and numpy draw in a worker, as a DataLoader starts it."""
+def worker_draws(worker: int, base: int, rank: str, monkeypatch: pytest.MonkeyPatch) -> tuple[float, ...]:
+    """What python, numpy and torch draw in a worker, as a DataLoader starts it."""
     monkeypatch.setenv("RANK", rank)
     torch.manual_seed(base + worker)  # a DataLoader does this before it calls worker_init_fn
     worker_seed_init(worker)
-    return random.random(), float(np.random.rand())
+    return random.random(), float(np.random.rand()), float(torch.rand(1, dtype=torch.float64))
 
 
 def test_t47_workers_ranks_and_seeds_all_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [(worker, base, rank) for worker in range(4) for base in (0, 1, 2**40) for rank in ("0", "1", "2")]
     drawn = [worker_draws(*case, monkeypatch) for case in cases]
-    assert len({python for python, _ in drawn}) == len(cases)
-    assert len({numpy for _, numpy in drawn}) == len(cases)
+    python, numpy, by_torch = (set(draws) for draws in zip(*drawn, strict=True))
+    assert len(python) == len(numpy) == len(cases)
+    # on rank 0 as torch has it, which adds the worker to the base and takes 32 bits of the sum: five seeds from 0 to 4
+    assert len(by_torch) == 24 + 5
 
 
 def test_t47_the_same_worker_draws_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +153,7 @@ def test_t47_the_same_worker_draws_the_same_again(monkeypatch: pytest.MonkeyPatc
     assert worker_draws(2, 11, "1", monkeypatch) == first
 
 
-def test_t47_torch_is_left_to_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t47_torch_is_left_to_the_loader_on_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)

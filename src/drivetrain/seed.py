@@ -53,10 +53,11 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
 def worker_seed_init(worker_id: int) -> None:
     """A DataLoader's ``worker_init_fn``: python and numpy follow f(loader's base seed, rank, worker id) (trap T47).
 
-    torch is left as its DataLoader seeded it, per worker, from the base seed it drew.
+    On rank 0 torch is left as its DataLoader seeded it, per worker, from the base seed it drew. On the others, whose
+    loaders draw the same base seed, it follows too: or all ranks would augment their samples alike.
     """
-    base = torch.initial_seed() - worker_id
-    words = [base & 0xFFFFFFFF, (base >> 32) & 0xFFFFFFFF, worker_id, rank_from_environ()]
+    base, rank = torch.initial_seed() - worker_id, rank_from_environ()
+    words = [base & 0xFFFFFFFF, (base >> 32) & 0xFFFFFFFF, worker_id, rank]
     mixed = 0
     for word in words:  # one round of splitmix64 per word: neighbours in (rank, worker) end far apart
         mixed = (mixed + word + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
@@ -66,6 +67,8 @@ def worker_seed_init(worker_id: int) -> None:
     random.seed(mixed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(mixed & _MAX_SEED)
+    if rank != 0:
+        torch.manual_seed(mixed)
 
 
 def rng_state() -> dict[str, Any]:

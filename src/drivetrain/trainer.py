@@ -392,7 +392,7 @@ class Trainer(TrainerView):
         for party in (datamodule, model):
             if party is not None and self._prepares_data(party):
                 party.prepare_data()
-        strategy.barrier("prepare_data")
+        strategy.wait_for_first("prepare_data")
         if datamodule is not None:
             datamodule.setup(stage)
         hooks.call_callbacks("setup", stage)

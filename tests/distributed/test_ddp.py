@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from drivetrain.data import CombinedLoader
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import DummyLogger
 from drivetrain.parity import Parity
+from drivetrain.strategies import DDPStrategy
 
 
 def chain(lists: Any) -> list[Any]:
@@ -523,6 +526,30 @@ def gradients() -> list[float]:
 
     trainer(max_epochs=1).fit(Kept(), DataLoader(Unsized(), batch_size=1))
     return norms
+
+
+class Prepares(Regression):
+    """Rank 0 prepares its data for longer than the process group would wait."""
+
+    def prepare_data(self) -> None:
+        threading.Event().wait(2.5)
+
+
+def prepared(patient: bool) -> bool:
+    strategy = DDPStrategy(timeout=timedelta(seconds=1))
+    if not patient:
+        strategy.wait_for_first = strategy.barrier  # type: ignore[method-assign]
+    module = Prepares()
+    try:
+        trainer(max_steps=1, strategy=strategy).fit(module, DataLoader(data(), batch_size=12))
+    except Exception:
+        return False
+    return bool(module.seen)
+
+
+def test_t41_data_may_be_prepared_for_longer_than_a_timeout(pool: Any) -> None:
+    assert pool.run(prepared, True, group=False) == [True, True]
+    assert pool.run(prepared, False, group=False)[1] is False  # the control: the group's own barrier gives up
 
 
 def test_a_rank_without_data_does_not_shrink_the_others_gradients(pool: Any) -> None:

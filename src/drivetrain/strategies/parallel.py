@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -56,7 +57,7 @@ class ParallelStrategy(Strategy):
         self.cluster_environment = cluster_environment
         self.own_environment = cluster_environment
         self.num_nodes = 1
-        self._outlived = False
+        self._outlived, self._waits = False, 0
         self.process_group_backend = process_group_backend
         self.timeout = timeout
 
@@ -130,6 +131,19 @@ class ParallelStrategy(Strategy):
     def barrier(self, name: str | None = None) -> None:
         self._check_group()
         collectives.barrier(name=name, device=self.root_device)
+
+    def wait_for_first(self, name: str) -> None:
+        self._check_group()
+        if not dist.is_initialized():
+            return
+        store = distributed_c10d._get_default_store()
+        self._waits += 1
+        key, pause = f"drivetrain/{name}/{self._waits}", 0.001
+        if store.add(key, 1) == self.world_size:
+            store.set(f"{key}/all", "")
+        while not store.check([f"{key}/all"]):  # asked again and again, so that Ctrl-C is heard
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         self._check_group()

@@ -166,6 +166,9 @@ class Strategy(ABC):
     def barrier(self, name: str | None = None) -> None:
         """Wait for every rank."""
 
+    def wait_for_first(self, name: str) -> None:
+        """A barrier without a time limit, for work that the others wait for: a download, for example (trap T41)."""
+
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """``obj`` of rank ``src``, on every rank."""
         return obj

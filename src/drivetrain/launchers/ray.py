@@ -1,0 +1,335 @@
+"""One actor of a Ray cluster per process: on this machine, or on others that Ray chooses."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from drivetrain.accelerators.accelerator import HOST
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError
+from drivetrain.launchers._process_state import ProcessState
+from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
+from drivetrain.rank_zero import rank_zero_info
+
+_HERE = "local"  # Ray's word for a cluster of this machine alone
+_STORE_BYTES = 200 * 2**20  # Ray would take a third of this machine's memory
+_SOON_S = 10.0
+_ECHO_S = 10.0  # Ray takes seconds to notice a death; ranks that lose a partner report at once
+_NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # what Ray schedules under the name that torch has for it, in capitals
+
+
+class RayLauncher(Launcher):
+    """Actors of Ray, which get this process's objects; this one only waits, and is no rank.
+
+    Ray is connected to where the program has not done so: to the cluster at ``address``, which is disconnected from
+    afterwards, or to one of this machine alone, which takes seconds to start and ends with the call. To keep one from
+    call to call, or to send the program's modules to other machines (``runtime_env={"working_dir": "."}``), call
+    ``ray.init`` first. What is at the top level of the program's file or of a notebook travels by itself.
+
+    The ``num_processes`` actors of a machine share it: rank 0 is here if this machine takes part. Each gets the
+    environment variables that say who it is (trap T45), this process's random state and torch's switches, and a copy of
+    every tensor. On this machine they have its environment variables and working directory too; on others, of the
+    variables, those that are not set there. All devices that Ray gives to the actors of a machine are visible to each of
+    them, in the order of ``LOCAL_RANK``, and in place of those that Ray hides from an actor: that is what strategies and
+    backends count on. A process has as many threads as ``OMP_NUM_THREADS`` says here, else as Ray has given it
+    processors; in a cluster of its own, its share of all.
+
+    Files are written where rank 0 is: machines need a folder that they share, as ``default_root_dir``. Ctrl-C ends the
+    actors without a word: it does not reach them.
+
+    Args:
+        environment: who this machine is in the job.
+        num_processes: of each machine; as many run on each.
+        num_nodes: machines.
+        resources: what Ray reserves for each process, by Ray's names: {"CPU": 4, "GPU": 1}; ``None``: {"CPU": 1}.
+        address: of the cluster, as for ``ray.init``; ``None``: what the environment variable ``RAY_ADDRESS`` says, else
+            "local".
+        start_timeout_s: seconds to wait until the cluster has room, where another may have to end, or a machine to come.
+    """
+
+    is_interactive_compatible = True
+
+    def __init__(
+        self,
+        environment: ClusterEnvironment,
+        num_processes: int,
+        num_nodes: int = 1,
+        resources: Mapping[str, float] | None = None,
+        address: str | None = None,
+        start_timeout_s: float = 300.0,
+    ) -> None:
+        self.environment = environment
+        self.num_processes = num_processes
+        self.num_nodes = num_nodes
+        self.resources = {"CPU": 1.0} if resources is None else dict(resources)
+        self.address = address
+        self.start_timeout_s = start_timeout_s
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run it in all actors; rank 0's result comes back as a copy, its tensors in host memory.
+
+        Raises:
+            ConfigurationError: Ray is not installed, cannot be reached or has no room, or the arguments cannot be
+                pickled.
+            LaunchError: a process failed; the others were killed at once (trap T31). The exit code is 1 where Ray does
+                not know it.
+            KeyboardInterrupt: here or in a process.
+        """
+        ray = _imported()
+        from drivetrain.launchers._ray_actor import packed
+
+        call, state = packed((function, args, kwargs)), ProcessState.current()
+        state = replace(state, environ={name: v for name, v in state.environ.items() if not _is_of_node(name)})
+        try:
+            with self._cluster(ray, len(call)) as ours, self._actors(ray, ours) as actors:
+                seats = self._seats(ray, actors)
+                told = variables_for(seats, ray.get_runtime_context().get_node_id())
+                threads = self._threads(ours)
+                sent, sent_state = ray.put(call), packed(state)
+                running = {
+                    actor.run.remote(variables, threads, sent_state, sent): _Rank(int(variables["RANK"]), seat)
+                    for actor, variables, seat in zip(actors, told, seats, strict=True)
+                }
+                return pickle.loads(self._wait(ray, running))
+        finally:
+            self.environment.teardown()
+
+    def _threads(self, ours: bool) -> int | None:
+        if "OMP_NUM_THREADS" in os.environ:
+            return int(os.environ["OMP_NUM_THREADS"])
+        return threads_each(self.num_processes) if ours else None
+
+    # ---- room ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _cluster(self, ray: Any, payload: int) -> Iterator[bool]:
+        """A block in which Ray is connected to a cluster; whether it is one that was started for this."""
+        if ray.is_initialized():
+            yield False
+            return
+        address = self.address or os.environ.get("RAY_ADDRESS") or _HERE
+        options: dict[str, Any] = {"logging_level": logging.WARNING}
+        if address == _HERE:
+            needed = math.ceil(self.resources.get("CPU", 0) * self.num_processes)
+            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # processes may outnumber the processors
+            options["object_store_memory"] = max(_STORE_BYTES, 2 * payload)
+            options["include_dashboard"] = False
+        with ExitStack() as stack:
+            stack.enter_context(_handler_kept(signal.SIGTERM))
+            stack.callback(ray.shutdown)
+            try:
+                ray.init(address=address, **options)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise ConfigurationError(
+                    f"Ray cannot be reached at the address {address!r}: {error}\nWrite the address of a running "
+                    "cluster into RAY_ADDRESS, or unset it: then one of this machine alone is started."
+                ) from error
+            yield address == _HERE
+
+    @contextmanager
+    def _actors(self, ray: Any, ours: bool) -> Iterator[list[Any]]:
+        """A block in which the actors live, as many on each machine."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from drivetrain.launchers._ray_actor import RayActor
+
+        together = {name: amount * self.num_processes for name, amount in self.resources.items()}
+        group = ray.util.placement_group([together] * self.num_nodes, strategy="STRICT_SPREAD")
+        actors: list[Any] = []
+        try:
+            self._wait_for_room(ray, group, together, ours)
+            kind = ray.remote(RayActor)
+            for index in range(self.num_processes * self.num_nodes):
+                place = PlacementGroupSchedulingStrategy(group, index // self.num_processes)
+                actors.append(kind.options(scheduling_strategy=place, **_options(self.resources)).remote())
+            yield actors
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+            ray.util.remove_placement_group(group)
+
+    def _wait_for_room(self, ray: Any, group: Any, together: Mapping[str, float], ours: bool) -> None:
+        large = count_of(together, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        grows = large < self.num_nodes and not ours
+        if large >= self.num_nodes or grows:
+            if group.wait(_SOON_S):
+                return
+            rank_zero_info(f"Waiting for room in the Ray cluster: {dict(together)} on each of {self.num_nodes} machines.")
+            if group.wait(self.start_timeout_s):
+                return
+        why = (
+            f"machines of that size, now: {large}"
+            if large < self.num_nodes
+            else f"it was busy for {self.start_timeout_s:g} seconds"
+        )
+        raise ConfigurationError(
+            f"The Ray cluster has no room for num_nodes={self.num_nodes} with {dict(together)} on each ({why}). It has "
+            f"{ray.cluster_resources()}. Ask for fewer devices or machines, for other resources, or for a cluster that "
+            "has them, in RAY_ADDRESS."
+        )
+
+    def _seats(self, ray: Any, actors: Sequence[Any]) -> list[Seat]:
+        try:
+            seats: list[Seat] = ray.get([actor.seat.remote() for actor in actors])
+        except ray.exceptions.RayError as error:
+            raise ConfigurationError(
+                f"An actor of Ray could not start: {error}\nInstall the same versions of drivetrain and torch on every "
+                "machine of the cluster."
+            ) from error
+        return seats
+
+    # ---- while they run ------------------------------------------------------------------------------------------
+
+    def _wait(self, ray: Any, running: dict[Any, _Rank]) -> bytes:
+        """What rank 0 has left, when all have ended well."""
+        first, failed, grace = b"", [], None
+        while running:
+            ready, _ = ray.wait(list(running), timeout=grace)
+            for each in ready:
+                rank = running.pop(each)
+                try:
+                    end = ray.get(each)
+                except ray.exceptions.RayError as error:
+                    end = error
+                if isinstance(end, bytes):
+                    first = end if rank.number == 0 else first
+                else:
+                    failed.append(self._failure(rank, end))
+            if not ready or any(not follows for follows, _ in failed):
+                break
+            grace = _ECHO_S if failed else None  # when an exchange breaks, the one that broke it is about to report
+        if failed:
+            raise min(failed, key=lambda pair: pair[0])[1]
+        return first
+
+    def _failure(self, rank: _Rank, end: Any) -> tuple[bool, BaseException]:
+        """Whether it looks like the echo of another's; and what to raise."""
+        from drivetrain.launchers._ray_actor import Ended
+
+        who = f"Rank {rank.number} of {self.num_processes * self.num_nodes} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
+        if not isinstance(end, Ended):
+            error = LaunchError(f"{who} was ended. Ray says: {end}", rank.number, 1)
+            error.__cause__ = end
+            return False, error
+        failure = end.failure
+        if failure.interrupted:
+            return False, KeyboardInterrupt()
+        error = LaunchError(f"{who} {failure.summary}\n{failure.cure}".strip(), rank.number, end.exit_code)
+        error.__cause__ = failure.cause()
+        return failure.follows, error
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where Ray has put an actor.
+
+    Attributes:
+        node: Ray's id of the machine.
+        address: of the machine, for the others.
+        port: free on it.
+        pid: of the actor's process.
+        devices: the variables by which Ray hides from the actor what it has not reserved for it.
+    """
+
+    node: str
+    address: str
+    port: int
+    pid: int = 0
+    devices: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    number: int
+    seat: Seat
+
+
+def variables_for(seats: Sequence[Seat], here: str) -> list[dict[str, str]]:
+    """The environment variables that tell each actor who it is, in the order of ``seats``.
+
+    Ranks are consecutive on a machine, those of ``here``, a machine's id, first. Each actor sees the devices of all on
+    its machine.
+    """
+    nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
+    members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]
+    main = seats[members[0][0]]
+    told: dict[int, dict[str, Any]] = {}
+    for node_rank, indices in enumerate(members):
+        hiding = dict.fromkeys(name for index in indices for name in seats[index].devices)
+        visible = {name: ",".join(seats[index].devices[name] for index in indices) for name in hiding}
+        for local_rank, index in enumerate(indices):
+            told[index] = {
+                "RANK": len(told),
+                "LOCAL_RANK": local_rank,
+                "NODE_RANK": node_rank,
+                "WORLD_SIZE": len(seats),
+                "LOCAL_WORLD_SIZE": len(indices),
+                "MASTER_ADDR": main.address,
+                "MASTER_PORT": main.port,
+                **visible,
+            }
+    return [{name: str(value) for name, value in told[index].items()} for index in range(len(seats))]
+
+
+def count_of(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many of ``nodes`` are large enough for ``wanted``."""
+    return sum(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes)
+
+
+def resources_for(device: torch.device) -> dict[str, float]:
+    """What Ray has to reserve for a process that computes on such a device, by Ray's names."""
+    if device == HOST:
+        return {"CPU": 1.0}
+    name = device.type.upper()
+    return {"CPU": 1.0, name if name in _NOT_CALLED_GPU else "GPU": 1.0}
+
+
+def hides_devices(name: str) -> bool:
+    """Whether an environment variable of this name says which devices a process may see."""
+    return "_VISIBLE_" in name or name == "ZE_AFFINITY_MASK"
+
+
+def _is_of_node(name: str) -> bool:
+    """Whether the variable says something of a machine or of its Ray, and not of the job."""
+    return hides_devices(name) or name.startswith("RAY_")
+
+
+def _options(resources: Mapping[str, float]) -> dict[str, Any]:
+    """``resources`` as an actor's options; Ray has arguments of their own for some."""
+    own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    others = {name: amount for name, amount in resources.items() if name not in own}
+    return {"num_cpus": 0, **{own[name]: amount for name, amount in resources.items() if name in own}, "resources": others}
+
+
+def _imported() -> Any:
+    try:
+        import ray
+        import ray.util
+    except ImportError as error:
+        raise ConfigurationError(
+            f"The processes are to be actors of Ray, which cannot be imported here: {error}. Run `pip install ray`, or "
+            'write strategy="ddp".'
+        ) from error
+    return ray
+
+
+@contextmanager
+def _handler_kept(number: signal.Signals) -> Iterator[None]:
+    """A block after which the signal is handled as before, whoever has taken it over inside."""
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(number, before)
