@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.launchers.external import ExternalLauncher
-from drivetrain.launchers.launcher import Launcher
+from drivetrain.launchers.launcher import LAUNCHER, Launcher
 from drivetrain.plan import Plan
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.tree import map_leaves
@@ -131,6 +132,10 @@ class Ranks(RankFacts):
             if not self.launcher.is_external:
                 self.launch()
             self._launched = True
+            if LAUNCHER in os.environ:
+                from drivetrain.launchers.script import end_with_launcher
+
+                end_with_launcher()
             self.strategy.setup_environment()
 
     # ---- between processes ---------------------------------------------------------------------------------------

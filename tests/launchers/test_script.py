@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from drivetrain.clusters import LocalEnvironment
@@ -127,6 +128,23 @@ def test_t32_a_signal_to_the_launching_process_reaches_the_ranks(tmp_path: Path,
         process.kill()
     assert process.returncode == code
     assert rest.splitlines().count(str(int(sent))) == 2
+
+
+def test_nobody_is_left_when_the_launching_process_is_killed(tmp_path: Path) -> None:
+    written(
+        tmp_path,
+        "from drivetrain.launchers.script import end_with_launcher\nend_with_launcher()\nsay(os.getpid())\ntime.sleep(600)",
+    )
+    process = subprocess.Popen([sys.executable, "train.py"], cwd=tmp_path, env=environ(), stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        ranks = [psutil.Process(int(process.stdout.readline())) for _ in range(2)]
+    finally:
+        process.kill()
+    gone, alive = psutil.wait_procs(ranks, timeout=TIMEOUT_S)
+    assert (len(gone), alive) == (2, [])
+    process.wait(TIMEOUT_S)
+    process.stdout.close()
 
 
 def test_breakpoint_works_on_rank_zero(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import DrivetrainError
 
+LAUNCHER = "DRIVETRAIN_LAUNCHER"
+"""The variable that tells a process which one supervises it, where that would not end it when it is killed itself."""
+
 STARTED_IN = os.getcwd()
 """The working directory, before a script has changed it: this file is read when the Trainer is imported."""
 

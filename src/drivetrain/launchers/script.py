@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch.multiprocessing
+
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers.launcher import STARTED_IN, Launcher, variables_of
+from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, variables_of
 
 _POLL_S = 0.1
 _GRACE_S = 10  # for processes that are told to end
@@ -54,6 +56,7 @@ class ScriptLauncher(Launcher):
         command = command_again()
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 
+        variables = variables_of(self.environment, self.num_processes, self.num_nodes)
         sys.stdout.flush()
         with tempfile.TemporaryDirectory(prefix="drivetrain-", ignore_cleanup_errors=True) as folder:
             with _within(_directory()):
@@ -61,7 +64,7 @@ class ScriptLauncher(Launcher):
                     name="drivetrain",
                     entrypoint=command[0],
                     args={rank: tuple(command[1:]) for rank in range(self.num_processes)},
-                    envs=dict(enumerate(variables_of(self.environment, self.num_processes, self.num_nodes))),
+                    envs=dict(enumerate({**each, LAUNCHER: str(os.getpid())} for each in variables)),
                     logs_specs=DefaultLogsSpecs(log_dir=folder),
                 )
             try:
@@ -76,6 +79,16 @@ class ScriptLauncher(Launcher):
             sys.exit(0)
         first = min(failures.values(), key=lambda failure: failure.timestamp)
         sys.exit(first.exitcode if first.exitcode >= 0 else 128 - first.exitcode)
+
+
+def end_with_launcher() -> None:
+    """Let this process end when the one that supervises it is killed: nobody is left behind (on Linux)."""
+    launcher = os.environ.pop(LAUNCHER, None)
+    if launcher is None or sys.platform != "linux" or int(launcher) != os.getppid():
+        return  # the variable was inherited further, by a child of such a process
+    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # type: ignore[attr-defined]
+    if os.getppid() != int(launcher):  # it went meanwhile
+        sys.exit(128 + signal.SIGTERM)
 
 
 def command_again() -> list[str]:
