@@ -95,6 +95,8 @@ class Engine(Ranks):
         self.callbacks: list[Any] = _listed(callbacks)
         self.loggers: list[Logger] = _listed(loggers)
         self.launcher = _launcher(plan)
+        numbers = self.strategy.precision_plugin
+        self._differentiates_plainly = not (numbers.scales_loss or overrides(numbers, "backward", Precision))
         self._modules: list[nn.Module] = []  # what was set up
 
     # ---- what and where ------------------------------------------------------------------------------------------
@@ -277,8 +279,11 @@ class Engine(Ranks):
             args, kwargs: for ``Tensor.backward``.
             model: whose gradients, for strategies that must be told.
         """
-        precision = self.strategy.precision_plugin
-        precision.backward(precision.scale(tensor) if precision.scales_loss else tensor, *args, **kwargs)
+        if self._differentiates_plainly:
+            tensor.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+        else:
+            precision = self.strategy.precision_plugin
+            precision.backward(precision.scale(tensor) if precision.scales_loss else tensor, *args, **kwargs)
 
     def clip_gradients(
         self,
@@ -458,6 +463,10 @@ def _launcher(plan: Plan) -> Launcher:
         from drivetrain.launchers.script import ScriptLauncher
 
         return ScriptLauncher(plan.environment, plan.num_processes, plan.num_nodes)
+    if plan.start_method == "ray":
+        from drivetrain.launchers.ray import RayLauncher, resources_for
+
+        return RayLauncher(plan.environment, plan.num_processes, plan.num_nodes, resources_for(plan.devices[0]))
     from drivetrain.launchers.multiprocessing import MultiProcessingLauncher
 
     method: Any = plan.start_method

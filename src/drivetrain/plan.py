@@ -313,10 +313,17 @@ def _start_method(
             f"The accelerator {accelerator.name!r} has no jobs of several devices, and devices={settings.devices!r} "
             f"means {len(devices)}. Write devices=1."
         )
+    start = _start_of(strategy)
+    if start == "ray" and not environment.creates_processes_externally:  # the machines are of Ray's choosing
+        if any(device.index not in (None, position) for position, device in enumerate(devices)):
+            raise ConfigurationError(
+                f"devices={settings.devices!r} names devices, but Ray chooses those that are free. "
+                f"Write devices={len(devices)}."
+            )
+        return start
     environment.validate_settings(len(devices), settings.num_nodes)
     if environment.creates_processes_externally:
         return None
-    start = _start_of(strategy)
     return None if start == "popen" and len(devices) == 1 else start  # there is nobody else on this machine
 
 

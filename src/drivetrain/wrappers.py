@@ -302,17 +302,15 @@ class EngineLoader:
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._loader, self._passes)
         self._passes += 1
-        device = self._device
+        device, batches = self._device, iter(self._loader)
         if device is None:
-            yield from self._loader
-            return
-        moves = True
-        for batch in self._loader:
-            if moves:
-                moved = move(batch, device)
-                moves = moved is not batch  # else this loader's batches lie where they are wanted
-                batch = moved
-            yield batch
+            return batches
+        for first in batches:
+            moved = move(first, device)
+            if moved is first:  # this loader's batches lie where they are wanted: nobody need look at the others
+                return itertools.chain((first,), batches)
+            return itertools.chain((moved,), (move(batch, device) for batch in batches))
+        return batches
 
     def state_dict(self) -> dict[str, Any]:
         """How often it was begun, which samplers are told, and where a loader is that knows it."""

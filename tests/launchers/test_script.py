@@ -131,10 +131,8 @@ def test_t32_a_signal_to_the_launching_process_reaches_the_ranks(tmp_path: Path,
 
 
 def test_nobody_is_left_when_the_launching_process_is_killed(tmp_path: Path) -> None:
-    written(
-        tmp_path,
-        "from drivetrain.launchers.script import end_with_launcher\nend_with_launcher()\nsay(os.getpid())\ntime.sleep(600)",
-    )
+    follows = "from drivetrain.launchers.script import end_with_launcher\nend_with_launcher()\n"
+    written(tmp_path, f"{follows}say(os.getpid())\ntime.sleep(600)")
     process = subprocess.Popen([sys.executable, "train.py"], cwd=tmp_path, env=environ(), stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None

@@ -11,14 +11,16 @@ if TYPE_CHECKING:
     from drivetrain.launchers.launcher import Launcher as Launcher
     from drivetrain.launchers.launcher import LaunchError as LaunchError
     from drivetrain.launchers.multiprocessing import MultiProcessingLauncher as MultiProcessingLauncher
+    from drivetrain.launchers.ray import RayLauncher as RayLauncher
     from drivetrain.launchers.script import ScriptLauncher as ScriptLauncher
 _MODULES = {
     "ExternalLauncher": "external",
     "LaunchError": "launcher",
     "Launcher": "launcher",
     "MultiProcessingLauncher": "multiprocessing",
+    "RayLauncher": "ray",
     "ScriptLauncher": "script",
 }
-__all__ = ["ExternalLauncher", "LaunchError", "Launcher", "MultiProcessingLauncher", "ScriptLauncher"]
+__all__ = ["ExternalLauncher", "LaunchError", "Launcher", "MultiProcessingLauncher", "RayLauncher", "ScriptLauncher"]
 
 __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""The life of a process in an actor of Ray. Imported only where Ray is used.
+"""The life of a process in an actor of Ray; imported only where Ray is used.
 
 What travels is pickled by Ray's cloudpickle, which takes along what no module holds: classes of the program's own file
 or of a notebook.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +27,20 @@ from drivetrain.launchers import _child
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.ray import Seat, hides_devices
 
-_NO_DEVICE = (HOST.type, "meta")
+
+@dataclass(frozen=True)
+class Origin:
+    """The launching process, as far as the others are to be like it.
+
+    Attributes:
+        node: Ray's id of its machine.
+        directory: that it works in.
+        state: its variables, switches and random state.
+    """
+
+    node: str
+    directory: str
+    state: ProcessState
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,102 @@ class RayActor:
     def seat(self) -> Seat:
         """Where it is."""
         context = ray.get_runtime_context()
-        assigned = {",".join(ids) for ids in context.get_accelerator_ids().values() if ids}
-        devices = {name: ids for name, ids in os.environ.items() if hides_devices(name) and ids in assigned}
-        return Seat(context.get_node_id(), ray.util.get_node_ip_address(), free_port(), os.getpid(), devices)
+        reserved = [set(ids) for ids in context.get_accelerator_ids().values() if ids]
+        hiding = {
+            name: ids for name, ids in os.environ.items() if hides_devices(name) and set(ids.split(",")) in reserved
+        }
+        return Seat(context.get_node_id(), ray.util.get_node_ip_address(), free_port(), os.getpid(), hiding)
+
+    def run(self, variables: Mapping[str, str], threads: str | None, origin: bytes, call: bytes) -> bytes | Ended:
+        """Become a rank and call the function: its result, of rank 0, or how it failed.
+
+        Args:
+            variables: that say who it is.
+            threads: ``OMP_NUM_THREADS``; ``None``: as Ray has set it.
+            origin: an :class:`Origin`.
+            call: the function, its arguments and keyword arguments.
+        """
+        try:
+            _become(variables, threads, pickle.loads(origin))
+            function, args, kwargs = _opened(call)
+            result = function(*args, **kwargs)
+            return packed(result, "The result of rank 0", "Return plain data.") if variables["RANK"] == "0" else b""
+        except BaseException as error:
+            return _ended(error)
+
+
+def packed(value: Any, what: str, cure: str) -> bytes:
+    """``value`` pickled for another process, perhaps of another machine.
+
+    Args:
+        value: tensors in it go by value, and come to be in host memory.
+        what: the value's name in a message.
+        cure: what to do where it cannot be pickled.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    stream = io.BytesIO()
+    try:
+        _Portable(stream).dump(value)
+    except (pickle.PickleError, AttributeError, TypeError, RuntimeError, ValueError) as error:
+        raise ConfigurationError(f"{what} cannot be pickled, to be sent to another process: {error}. {cure}") from error
+    return stream.getvalue()
+
+
+class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not installed where types are checked
+    """Writes tensors by value, to be in host memory; those that are views of one memory stay so; it travels once."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._memories: dict[tuple[int, torch.dtype], torch.TypedStorage] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor):
+            return super().reducer_override(obj)
+        if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:  # also what is in a Parameter
+            obj = obj.detach().to(HOST).requires_grad_(obj.requires_grad)
+        make, arguments, *rest = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if arguments and isinstance(arguments[0], torch.TypedStorage):
+            memory, *others = arguments
+            if address := obj.untyped_storage().data_ptr():
+                memory = self._memories.setdefault((address, obj.dtype), memory)
+            arguments = (memory, *others)
+        return make, arguments, *rest
+
+
+def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:
+    """The process that the launching one would have started here."""
+    state = origin.state
+    if ray.get_runtime_context().get_node_id() == origin.node:
+        os.chdir(origin.directory)
+    else:  # paths and the like are this machine's own
+        missing = {name: value for name, value in state.environ.items() if name not in os.environ}
+        state = replace(state, environ=missing)
+        if os.path.isdir(origin.directory):
+            os.chdir(origin.directory)
+    state.apply({**variables, **({} if threads is None else {"OMP_NUM_THREADS": threads})})
+    if threads is not None and threads.isdigit():  # torch has read the variable already
+        torch.set_num_threads(int(threads))
+
+
+def _opened(call: bytes) -> _child.Call:
+    try:
+        opened: _child.Call = pickle.loads(call)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"What the launching process has sent needs a module that this machine does not find: {error}. Install it "
+            'there, or send the folder along: ray.init(runtime_env={"working_dir": "."}) before the launch.'
+        ) from error
+    return opened
+
+
+def _ended(error: BaseException) -> Ended:
+    if isinstance(error, SystemExit) and not isinstance(error.__cause__, KeyboardInterrupt):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        summary = "ended before its function returned; what it wrote stands above."
+        return Ended(_child.Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
+    failure = _child._failure(error)
+    with suppress(Exception):  # then it has no more than pickle has made of it
+        failure = replace(failure, exception=cloudpickle.dumps(error))  # its class may be the program's own
+    return Ended(failure, 1)

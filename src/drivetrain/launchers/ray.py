@@ -26,36 +26,37 @@ _HERE = "local"  # Ray's word for a cluster of this machine alone
 _STORE_BYTES = 200 * 2**20  # Ray would take a third of this machine's memory
 _SOON_S = 10.0
 _ECHO_S = 10.0  # Ray takes seconds to notice a death; ranks that lose a partner report at once
+_CURE = "Make it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # what Ray schedules under the name that torch has for it, in capitals
 
 
 class RayLauncher(Launcher):
     """Actors of Ray, which get this process's objects; this one only waits, and is no rank.
 
-    Ray is connected to where the program has not done so: to the cluster at ``address``, which is disconnected from
-    afterwards, or to one of this machine alone, which takes seconds to start and ends with the call. To keep one from
-    call to call, or to send the program's modules to other machines (``runtime_env={"working_dir": "."}``), call
-    ``ray.init`` first. What is at the top level of the program's file or of a notebook travels by itself.
+    Where the program is not connected to Ray, it is for the time of the call: to the cluster at ``address``, or to one
+    of this machine alone, which takes seconds to start. Call ``ray.init`` before to keep one from call to call, or to
+    send modules to other machines: ``runtime_env={"working_dir": "."}``. What is at the top level of the program's file
+    or of a notebook travels by itself.
 
-    The ``num_processes`` actors of a machine share it: rank 0 is here if this machine takes part. Each gets the
-    environment variables that say who it is (trap T45), this process's random state and torch's switches, and a copy of
-    every tensor. On this machine they have its environment variables and working directory too; on others, of the
-    variables, those that are not set there. All devices that Ray gives to the actors of a machine are visible to each of
-    them, in the order of ``LOCAL_RANK``, and in place of those that Ray hides from an actor: that is what strategies and
-    backends count on. A process has as many threads as ``OMP_NUM_THREADS`` says here, else as Ray has given it
-    processors; in a cluster of its own, its share of all.
+    Every machine runs ``num_processes`` actors. Ranks are consecutive on a machine, and begin on this one if it takes
+    part. Each process gets the environment variables that say who it is, this one's random state and torch's switches
+    (trap T45), and a copy of every tensor. On this machine it has this one's other variables and its directory too; on
+    others, of the variables, those that are not set there. Ray hides from an actor the devices that it has not reserved
+    for it; here the actors of a machine see those of all, in the order of ``LOCAL_RANK``, as everybody expects who
+    reads that. A process has ``OMP_NUM_THREADS`` threads, else as many as Ray has reserved processors for it, else, in
+    a cluster of this machine alone, its share of all.
 
-    Files are written where rank 0 is: machines need a folder that they share, as ``default_root_dir``. Ctrl-C ends the
-    actors without a word: it does not reach them.
+    Files are written where rank 0 is: let machines share the folder that is ``default_root_dir``. Ctrl-C ends the
+    actors at once, because it does not reach them.
 
     Args:
         environment: who this machine is in the job.
-        num_processes: of each machine; as many run on each.
+        num_processes: of each machine.
         num_nodes: machines.
-        resources: what Ray reserves for each process, by Ray's names: {"CPU": 4, "GPU": 1}; ``None``: {"CPU": 1}.
-        address: of the cluster, as for ``ray.init``; ``None``: what the environment variable ``RAY_ADDRESS`` says, else
-            "local".
-        start_timeout_s: seconds to wait until the cluster has room, where another may have to end, or a machine to come.
+        resources: what Ray reserves for each process, by Ray's names: ``{"CPU": 4, "GPU": 1}``; of what there are
+            devices, one. ``None``: ``{"CPU": 1}``.
+        address: of the cluster, as for ``ray.init``; ``None``: ``RAY_ADDRESS``, else "local", this machine alone.
+        start_timeout_s: seconds to wait for room in the cluster, where a job may have to end or a machine to come.
     """
 
     is_interactive_compatible = True
@@ -89,26 +90,24 @@ class RayLauncher(Launcher):
         ray = _imported()
         from drivetrain.launchers._ray_actor import packed
 
-        call, state = packed((function, args, kwargs)), ProcessState.current()
-        state = replace(state, environ={name: v for name, v in state.environ.items() if not _is_of_node(name)})
+        call = packed((function, args, kwargs), "Something that the new processes need", _CURE)
         try:
             with self._cluster(ray, len(call)) as ours, self._actors(ray, ours) as actors:
                 seats = self._seats(ray, actors)
-                told = variables_for(seats, ray.get_runtime_context().get_node_id())
-                threads = self._threads(ours)
-                sent, sent_state = ray.put(call), packed(state)
+                here = ray.get_runtime_context().get_node_id()
+                threads, origin, sent = self._threads(ours), _origin(here), ray.put(call)
                 running = {
-                    actor.run.remote(variables, threads, sent_state, sent): _Rank(int(variables["RANK"]), seat)
-                    for actor, variables, seat in zip(actors, told, seats, strict=True)
+                    actor.run.remote(variables, threads, origin, sent): _Rank(int(variables["RANK"]), seat)
+                    for actor, variables, seat in zip(actors, variables_for(seats, here), seats, strict=True)
                 }
                 return pickle.loads(self._wait(ray, running))
         finally:
             self.environment.teardown()
 
-    def _threads(self, ours: bool) -> int | None:
-        if "OMP_NUM_THREADS" in os.environ:
-            return int(os.environ["OMP_NUM_THREADS"])
-        return threads_each(self.num_processes) if ours else None
+    def _threads(self, ours: bool) -> str | None:
+        """Of each process, as text; ``None``: as Ray decides."""
+        own_share = str(threads_each(self.num_processes)) if ours else None
+        return os.environ.get("OMP_NUM_THREADS", own_share)
 
     # ---- room ----------------------------------------------------------------------------------------------------
 
@@ -161,22 +160,17 @@ class RayLauncher(Launcher):
 
     def _wait_for_room(self, ray: Any, group: Any, together: Mapping[str, float], ours: bool) -> None:
         large = count_of(together, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-        grows = large < self.num_nodes and not ours
-        if large >= self.num_nodes or grows:
-            if group.wait(_SOON_S):
+        if large >= self.num_nodes or not ours:  # others may grow
+            soon = min(_SOON_S, self.start_timeout_s)
+            if group.wait(soon):
                 return
-            rank_zero_info(f"Waiting for room in the Ray cluster: {dict(together)} on each of {self.num_nodes} machines.")
-            if group.wait(self.start_timeout_s):
+            rank_zero_info(f"Waiting for the Ray cluster: {together} on each of {self.num_nodes} machines.")
+            if group.wait(self.start_timeout_s - soon):
                 return
-        why = (
-            f"machines of that size, now: {large}"
-            if large < self.num_nodes
-            else f"it was busy for {self.start_timeout_s:g} seconds"
-        )
         raise ConfigurationError(
-            f"The Ray cluster has no room for num_nodes={self.num_nodes} with {dict(together)} on each ({why}). It has "
-            f"{ray.cluster_resources()}. Ask for fewer devices or machines, for other resources, or for a cluster that "
-            "has them, in RAY_ADDRESS."
+            f"The Ray cluster has no room for num_nodes={self.num_nodes} with {together} on each: {large} of its machines "
+            f"are that large, and together it has {ray.cluster_resources()}. Write fewer devices, fewer num_nodes, or "
+            "the address of a larger cluster into RAY_ADDRESS."
         )
 
     def _seats(self, ray: Any, actors: Sequence[Any]) -> list[Seat]:
@@ -193,7 +187,9 @@ class RayLauncher(Launcher):
 
     def _wait(self, ray: Any, running: dict[Any, _Rank]) -> bytes:
         """What rank 0 has left, when all have ended well."""
-        first, failed, grace = b"", [], None
+        first = b""
+        failed: list[tuple[bool, BaseException]] = []
+        grace: float | None = None
         while running:
             ready, _ = ray.wait(list(running), timeout=grace)
             for each in ready:
@@ -217,7 +213,8 @@ class RayLauncher(Launcher):
         """Whether it looks like the echo of another's; and what to raise."""
         from drivetrain.launchers._ray_actor import Ended
 
-        who = f"Rank {rank.number} of {self.num_processes * self.num_nodes} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
+        job = self.num_processes * self.num_nodes
+        who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
         if not isinstance(end, Ended):
             error = LaunchError(f"{who} was ended. Ray says: {end}", rank.number, 1)
             error.__cause__ = end
@@ -309,7 +306,20 @@ def _options(resources: Mapping[str, float]) -> dict[str, Any]:
     """``resources`` as an actor's options; Ray has arguments of their own for some."""
     own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     others = {name: amount for name, amount in resources.items() if name not in own}
-    return {"num_cpus": 0, **{own[name]: amount for name, amount in resources.items() if name in own}, "resources": others}
+    return {
+        "num_cpus": 0,
+        **{own[name]: amount for name, amount in resources.items() if name in own},
+        "resources": others,
+    }
+
+
+def _origin(node: str) -> bytes:
+    """This process, as the others are to be; its machine's own variables stay here."""
+    from drivetrain.launchers._ray_actor import Origin, packed
+
+    state = ProcessState.current()
+    environ = {name: value for name, value in state.environ.items() if not _is_of_node(name)}
+    return packed(Origin(node, os.getcwd(), replace(state, environ=environ)), "The state of this process", "")
 
 
 def _imported() -> Any:

@@ -24,8 +24,8 @@ from drivetrain.strategies.model_averaging import ModelAveraging, model_averagin
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy, optimizer_to
 
-_STARTS = ("popen", "spawn", "fork", "forkserver")
-_NAMES = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
+_STARTS = ("popen", "spawn", "fork", "forkserver", "ray")
+_NAMES = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork", "ddp_ray": "ray"}
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's words
 
 
@@ -44,7 +44,7 @@ class DDPStrategy(ParallelStrategy):
             steps. In between ranks differ: evaluation takes each one's own parameters, and a checkpoint holds rank 0's
             with its optimizer state, from which all ranks go on.
         start_method: how the processes are started where no cluster does: "popen", the program anew; "spawn", "fork" or
-            "forkserver", this one's objects in new processes.
+            "forkserver", this one's objects in new processes; "ray", its objects in actors of a Ray cluster.
         ddp_arguments: what else the constructor of DistributedDataParallel takes, such as ``find_unused_parameters``,
             ``static_graph`` or ``gradient_as_bucket_view``.
 
@@ -79,7 +79,7 @@ class DDPStrategy(ParallelStrategy):
         model_averaging_period: int | None = None,
         process_group_backend: str | None = None,
         timeout: timedelta | None = DEFAULT_TIMEOUT,
-        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        start_method: Literal["popen", "spawn", "fork", "forkserver", "ray"] = "popen",
         **ddp_arguments: Any,
     ) -> None:
         super().__init__(
