@@ -40,12 +40,15 @@ check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the 
 	@$(VENV)/bin/lint-imports
 	@$(VENV)/bin/python -m pytest --quiet tests/test_architecture.py
 
-bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other libraries (about ten minutes)
+bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other libraries (about half an hour)
 	@mkdir -p $(BENCH_RESULTS)
 	@$(BENCH_VENV)/bin/python benchmarks/step_overhead.py --json $(BENCH_RESULTS)/step_overhead.json
 	@$(BENCH_VENV)/bin/python benchmarks/log_cost.py --json $(BENCH_RESULTS)/log_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/import_time.py --json $(BENCH_RESULTS)/import_time.json
 	@$(BENCH_VENV)/bin/python benchmarks/memory.py --json $(BENCH_RESULTS)/memory.json
+	@$(BENCH_VENV)/bin/python benchmarks/engine_cost.py --json $(BENCH_RESULTS)/engine_cost.json
+	@$(BENCH_VENV)/bin/python benchmarks/ddp_cost.py --json $(BENCH_RESULTS)/ddp_cost.json
+	@$(BENCH_VENV)/bin/python benchmarks/start_up.py --json $(BENCH_RESULTS)/start_up.json
 
 clean: ## remove the environments and everything that the targets wrote
 	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) build dist demo_output
