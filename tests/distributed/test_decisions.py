@@ -1,0 +1,104 @@
+"""What is decided by a value is decided alike on all ranks (traps T5, T25)."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import LightningModule, Trainer
+from drivetrain.callbacks import EarlyStopping, ModelCheckpoint
+from drivetrain.errors import DrivetrainError
+from drivetrain.loggers import CSVLogger
+from drivetrain.strategies import DDPStrategy
+
+VALUES = ((5.0, 4.0, 3.0, 2.0, 1.0), (1.0, 2.0, 3.0, 4.0, 5.0))  # of rank 0 and of rank 1, by epoch
+
+
+class Judged(LightningModule):
+    """Logs a value of its own on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch[0]).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("value", VALUES[self.global_rank][self.current_epoch])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fitted(folder: Path, patience: int, strategy: Any = "auto", **arguments: Any) -> tuple[Trainer, Any]:
+    saver, stopper = (
+        ModelCheckpoint(folder / "c", "{epoch}", monitor="value"),
+        EarlyStopping("value", patience=patience),
+    )
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy=strategy, max_epochs=5, callbacks=[saver, stopper],
+        default_root_dir=folder, logger=CSVLogger(folder), enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, **arguments,
+    )  # fmt: skip
+    loader: Any = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)
+    trainer.fit(Judged(), loader, loader)
+    return trainer, (saver.best_model_path, saver.best_model_score)
+
+
+def decided(folder: Path, patience: int) -> Any:
+    trainer, (path, score) = fitted(folder, patience)
+    return trainer.current_epoch, float(trainer.callback_metrics["value"]), os.path.basename(path), float(score)
+
+
+def test_t5_each_rank_keeps_its_own_value_and_files_are_ranked_by_rank_zeros(pool: Any, tmp_path: Path) -> None:
+    first, second = pool.run(decided, tmp_path, 100, group=False)
+    assert (first[1], second[1]) == (1.0, 5.0)
+    assert first[2:] == second[2:] == ("epoch=4.ckpt", 1.0)
+    lines = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()
+    assert [float(line.split(",")[lines[0].split(",").index("value")]) for line in lines[1:]] == list(VALUES[0])
+    assert len(list(tmp_path.rglob("metrics.csv"))) == 1
+
+
+def test_t5_a_rank_that_wants_to_stop_stops_all(pool: Any, tmp_path: Path) -> None:
+    """On rank 1 the value gets worse from the beginning, and on rank 0 never."""
+    first, second = pool.run(decided, tmp_path, 2, group=False)
+    assert first[0] == second[0] == 3
+
+
+def saved(folder: Path, on_all: bool) -> str:
+    trainer, _ = fitted(folder, 100, DDPStrategy(timeout=timedelta(seconds=2)))
+    try:
+        if on_all or trainer.is_global_zero:
+            trainer.save_checkpoint(folder / "mine.ckpt")
+    except DrivetrainError as error:
+        return str(error)
+    return "saved" if (folder / "mine.ckpt").exists() else "not there"
+
+
+def test_t25_every_rank_saves_and_the_file_is_there_when_it_is_done(pool: Any, tmp_path: Path) -> None:
+    assert pool.run(saved, tmp_path, True, group=False) == ["saved", "saved"]
+
+
+def test_t25_saving_on_rank_zero_alone_is_an_error_and_no_hang(pool: Any, tmp_path: Path) -> None:
+    first, second = pool.run(saved, tmp_path, False, group=False)
+    assert "not all came" in first
+    assert "Make this call on every rank" in first
+    assert second == "not there"
+
+
+def sampled() -> Any:
+    trainer = Trainer(accelerator="cpu", devices=2)
+    return trainer.distributed_sampler_kwargs, trainer.world_size, trainer.global_rank
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_s3_25_how_data_are_shared_is_said(pool: Any, world_size: int) -> None:
+    found = pool.run(sampled, world_size=world_size)
+    assert found == [({"num_replicas": 2, "rank": rank}, 2, rank) for rank in range(2)]
