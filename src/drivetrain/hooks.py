@@ -231,6 +231,8 @@ class HookTable:
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
         """What to call for ``hook``: nothing, or one callable that calls all parties in order."""
         before, after = self._callback_calls(hook)
+        if after and hook == "on_train_epoch_end":  # they judge by what the module has logged in this very hook
+            after = [lambda *_: self._book.agree_on_epoch("train"), *after]
         calls = [*before, *self._module_calls(hook), *after, *self._strategy_calls(hook)]
         return (self._scoped(hook, calls, dataloader_idx),) if calls else ()
 

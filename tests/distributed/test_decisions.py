@@ -37,7 +37,7 @@ class Judged(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fitted(folder: Path, patience: int, strategy: Any = "auto", **arguments: Any) -> tuple[Trainer, Any]:
+def fitted(folder: Path, patience: int, strategy: Any = "auto", module: Any = None) -> tuple[Trainer, Any]:
     saver, stopper = (
         ModelCheckpoint(folder / "c", "{epoch}", monitor="value"),
         EarlyStopping("value", patience=patience),
@@ -45,10 +45,11 @@ def fitted(folder: Path, patience: int, strategy: Any = "auto", **arguments: Any
     trainer = Trainer(
         accelerator="cpu", devices=2, strategy=strategy, max_epochs=5, callbacks=[saver, stopper],
         default_root_dir=folder, logger=CSVLogger(folder), enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, **arguments,
+        num_sanity_val_steps=0,
     )  # fmt: skip
     loader: Any = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)
-    trainer.fit(Judged(), loader, loader)
+    module = module or Judged()
+    trainer.fit(module, loader, loader if module.validation_step else None)
     return trainer, (saver.best_model_path, saver.best_model_score)
 
 
@@ -70,6 +71,24 @@ def test_t5_a_rank_that_wants_to_stop_stops_all(pool: Any, tmp_path: Path) -> No
     """On rank 1 the value gets worse from the beginning, and on rank 0 never."""
     first, second = pool.run(decided, tmp_path, 2, group=False)
     assert first[0] == second[0] == 3
+
+
+class JudgedAtTheEnd(Judged):
+    """Logs its value where a training epoch ends, for all ranks together."""
+
+    validation_step = None
+
+    def on_train_epoch_end(self) -> None:
+        self.log("value", VALUES[self.global_rank][self.current_epoch] * (1 + self.global_rank), sync_dist=True)
+
+
+def judged_at_the_end(folder: Path) -> Any:
+    _, (path, score) = fitted(folder, 100, module=JudgedAtTheEnd())
+    return os.path.basename(path), float(score)
+
+
+def test_t5_savers_see_what_the_ranks_logged_together_in_the_same_hook(pool: Any, tmp_path: Path) -> None:
+    assert pool.run(judged_at_the_end, tmp_path, group=False) == [("epoch=0.ckpt", 3.5)] * 2  # (5 + 2 * 1) / 2
 
 
 def saved(folder: Path, on_all: bool) -> str:
