@@ -2,12 +2,14 @@
 
 Each program trains the same small model with DDP over Gloo on this machine and writes the time at which rank 0 has done
 its first step; the figure is the time from the start of the command to that. torchrun with a script that uses nothing
-but torch is what there is to compare with. Programs take turns, so that a machine that slows down slows all.
+but torch is what there is to compare with. Compiled Python files are kept from round to round, as where a package is
+installed. Programs take turns, so that a machine that slows down slows all.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -119,10 +121,11 @@ def first_step(folder: Path, text: str, launcher: list[str]) -> float:
     script, note = folder / "train.py", folder / "note"
     script.write_text(HEAD + text)
     note.unlink(missing_ok=True)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     begin = time.time()
     done = subprocess.run(
-        [sys.executable, *launcher, str(script), str(note)], cwd=folder, capture_output=True, text=True, timeout=120,
-        check=False,
+        [sys.executable, *launcher, str(script), str(note)], cwd=folder, env=environ, capture_output=True, text=True,
+        timeout=120, check=False,
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{launcher} {script} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")

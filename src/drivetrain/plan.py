@@ -27,7 +27,6 @@ checkpoints   a ``CheckpointIO`` in ``plugins``                 that one, else a
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -49,6 +48,7 @@ from drivetrain.errors import (
     did_you_mean,
     shown,
 )
+from drivetrain.launchers.launcher import in_notebook
 from drivetrain.precision.double import DoublePrecision
 from drivetrain.precision.half import HalfPrecision
 from drivetrain.precision.mixed import MixedPrecision
@@ -103,7 +103,7 @@ class Machine:
         return cls(
             environment=detect_cluster(environ),
             has_tensorboard=find_spec("tensorboard") is not None,
-            is_notebook="ipykernel" in sys.modules,
+            is_notebook=in_notebook(),
         )
 
 

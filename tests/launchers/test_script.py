@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -172,6 +173,7 @@ def test_under_pytest_it_names_another_way() -> None:
 
 def test_in_a_notebook_it_names_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipykernel", pytest)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
     with pytest.raises(ConfigurationError, match='run the notebook again in each of them. Write strategy="ddp_noteb'):
         ScriptLauncher(LocalEnvironment({}), 2).launch()
 

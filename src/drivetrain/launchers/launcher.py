@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,12 @@ LAUNCHER = "DRIVETRAIN_LAUNCHER"
 
 STARTED_IN = os.getcwd()
 """The working directory, before a script has changed it: this file is read when the Trainer is imported."""
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel; the packages of one may be imported anywhere."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and ("ipykernel" in sys.modules or "google.colab" in sys.modules)
 
 
 class Launcher(ABC):

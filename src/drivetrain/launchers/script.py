@@ -15,7 +15,7 @@ import torch.multiprocessing
 
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, variables_of
+from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of
 
 _POLL_S = 0.1
 _GRACE_S = 10  # for processes that are told to end
@@ -111,7 +111,7 @@ def _host() -> tuple[str, str] | None:
     """What runs this program, where it is no command of its own; and the strategy to use there."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
-    if "ipykernel" in sys.modules or "google.colab" in sys.modules:
+    if in_notebook():
         return "the notebook", '"ddp_notebook"'
     if "_pytest.runner" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ:
         return "pytest", '"ddp_spawn"'
