@@ -13,10 +13,17 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 COMPAT_VENV := .venv-compat
 COMPAT_STAMP := $(COMPAT_VENV)/.installed
 COMPAT_PINS := tests/interop_compat/compat-constraints.txt
+# Real cluster managers: their Python packages, and beside them what Debian has of them.
+CLUSTERS_VENV := .venv-clusters
+CLUSTERS_STAMP := $(CLUSTERS_VENV)/.installed
+CLUSTERS_PACKAGES := tests/real_clusters/requirements.txt
 BENCH_RESULTS := benchmarks/results
 
+# Many tests start programs: they should not compile the package anew each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-interop test-compat check bench clean
+.PHONY: help demo test test-interop test-compat test-clusters check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -32,6 +39,10 @@ test-interop: $(STAMP) $(BENCH_STAMP) ## exchange checkpoints with real Lightnin
 
 test-compat: $(STAMP) $(COMPAT_STAMP) ## run third-party libraries on Lightning and on drivetrain, and compare
 	@DRIVETRAIN_COMPAT_PYTHON=$(CURDIR)/$(COMPAT_VENV)/bin/python $(VENV)/bin/python -m pytest tests/interop_compat $(PYTEST_ARGS)
+
+test-clusters: $(CLUSTERS_STAMP) ## run the tests on real cluster managers: torchrun, SLURM, Open MPI (root on Debian)
+	@sh tests/real_clusters/install.sh $(CURDIR)/$(CLUSTERS_VENV)/debian
+	@DRIVETRAIN_REAL_CLUSTERS=1 $(CLUSTERS_VENV)/bin/python -m pytest tests/real_clusters $(PYTEST_ARGS)
 
 check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk
 	@$(VENV)/bin/ruff check .
@@ -51,7 +62,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 	@$(BENCH_VENV)/bin/python benchmarks/start_up.py --json $(BENCH_RESULTS)/start_up.json
 
 clean: ## remove the environments and everything that the targets wrote
-	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) build dist demo_output
+	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) build dist demo_output
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -75,4 +86,14 @@ $(COMPAT_STAMP): pyproject.toml $(COMPAT_PINS)
 	@$(COMPAT_VENV)/bin/python $(PIP_INSTALL) -c $(COMPAT_PINS) \
 		torch lightning tensorboard rich psutil pytorch-forecasting "gluonts[torch]"
 	@$(COMPAT_VENV)/bin/python $(PIP_INSTALL) --no-deps -e .
+	@touch $@
+
+# What cannot be installed is said; the tests that need it are skipped.
+$(CLUSTERS_STAMP): pyproject.toml constraints.txt $(CLUSTERS_PACKAGES)
+	@echo "Setting up $(CLUSTERS_VENV) ..."
+	@$(PYTHON) -m venv $(CLUSTERS_VENV)
+	@$(CLUSTERS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e ".[examples]" pytest pytest-timeout
+	@for package in $$(sed 's/#.*//' $(CLUSTERS_PACKAGES)); do \
+		$(CLUSTERS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt "$$package" || echo "Not installed: $$package"; \
+	done
 	@touch $@

@@ -1,0 +1,271 @@
+"""Ray: actors that train on a cluster of this machine alone, on one that runs already, and on two machines."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("ray_program.py")
+STARTED = ROOT / "tests" / "distributed" / "started_program.py"
+DIGITS = ROOT / "examples" / "digits.py"
+RAY = Path(sys.executable).with_name("ray")
+RUN_S = 240
+SOON_S = 60  # the others would have slept for ten minutes
+PORT = 6379
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the package ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def variables() -> Iterator[dict[str, str]]:
+    """Where Ray keeps its files for this test: a short path, for its sockets, and a token of its own."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        token = Path(folder) / "token"
+        token.write_text(secrets.token_hex(32))
+        own = {"RAY_TMPDIR": folder, "RAY_AUTH_TOKEN_PATH": str(token), "OMP_NUM_THREADS": "1"}
+        yield {**{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}, **own}
+
+
+def run(command: list[Any], variables: dict[str, str]) -> str:
+    """What a program wrote that must succeed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=RUN_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def found_in(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(path, weights_only=False)  # a program of these tests wrote it
+    return found
+
+
+# ---- a cluster for one call ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fitted(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What a fit and a prediction leave, of actors and of spawned processes; the classes are of the program's file."""
+    folder = tmp_path_factory.mktemp("fitted")
+    for method in ("ray", "spawn"):
+        run(["-W", "error", STARTED, method, folder / method], variables)
+    return {method: found_in(folder / method)["fitted"] for method in ("ray", "spawn")}
+
+
+def test_actors_train_what_spawned_processes_train(fitted: dict[str, dict[str, Any]]) -> None:
+    assert fitted["ray"]["moved"]
+    for what in ("weights", "predicted"):
+        assert torch.equal(fitted["ray"][what], fitted["spawn"][what])
+    assert fitted["ray"]["dtype"] is torch.float64
+
+
+@pytest.mark.parametrize("what", ["steps", "rate", "counters", "metrics", "logged", "written", "loaders"])
+def test_the_launching_process_has_what_it_has_after_spawned_ones(fitted: dict[str, dict[str, Any]], what: str) -> None:
+    assert fitted["ray"][what] == fitted["spawn"][what]
+
+
+def test_the_states_of_callbacks_come_back(fitted: dict[str, dict[str, Any]]) -> None:
+    epochs, best_path, *scores = fitted["ray"]["callbacks"]
+    spawned_epochs, spawned_path, *spawned_scores = fitted["spawn"]["callbacks"]
+    assert (epochs, Path(best_path).name, scores) == (spawned_epochs, Path(spawned_path).name, spawned_scores)
+
+
+def test_the_demo(variables: dict[str, str], tmp_path: Path) -> None:
+    text = run([DIGITS, "--devices", 2, "--strategy", "ddp_ray", "--output", tmp_path], variables)
+    assert text.count("Test accuracy:") == 1  # below what is required the program fails
+    assert (tmp_path / "digits.png").exists()
+
+
+# ---- a cluster that runs ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("program") / "found.pt"
+    threads = {name: value for name, value in variables.items() if name != "OMP_NUM_THREADS"}
+    run(["-W", "error", PROGRAM, path], threads)
+    return found_in(path)
+
+
+def test_t45_each_process_knows_who_it_is(found: dict[str, Any]) -> None:
+    common = {"NODE_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MINE": "here"}
+    for rank, (told, threads, *_) in enumerate(found["returned"]["facts"]):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        assert told == {**common, **own, "OTHER_VISIBLE_DEVICES": None, "OMP_NUM_THREADS": "1"}
+        assert threads == 1  # as many as Ray has reserved processors
+
+
+def test_t45_random_state_and_directory_travel(found: dict[str, Any]) -> None:
+    assert [facts[2:] for facts in found["returned"]["facts"]] == [found["returned"]["here"]] * 2
+
+
+def test_t45_tensors_are_copies_and_classes_of_the_program_are_its_own_when_they_come_back(
+    found: dict[str, Any],
+) -> None:
+    returned = found["returned"]
+    assert returned["sums"] == [0.0, 1000.0, 0.0]  # rank 0 has added to its copy of the second row
+    assert returned["class"]
+    assert returned["memory"]  # rows of one table still are
+
+
+def test_the_same_trainer_validates_and_fits_again(found: dict[str, Any]) -> None:
+    again = found["fits_again"]
+    assert again["validated"][0]["val_loss"] == pytest.approx(again["metrics"]["val_loss"], rel=1e-12)
+    assert again["best"][0]["val_loss"] == pytest.approx(again["best_score"], rel=1e-12)
+    assert again["again"] == (15, 3, True)
+
+
+def test_t26_a_checkpoint_of_the_launching_process_goes_on_exactly(found: dict[str, Any]) -> None:
+    (whole_step, whole), (step, resumed) = found["resumed"]["after 3"], found["resumed"]["after 2"]
+    assert whole_step == step == 15
+    assert torch.equal(whole, resumed)
+
+
+def test_a_scheduler_that_cannot_travel_leaves_its_state(found: dict[str, Any]) -> None:
+    assert found["lambda"] == 1
+
+
+def test_a_cluster_of_the_programs_own_stays(found: dict[str, Any]) -> None:
+    assert found["connected"]
+
+
+# ---- when one fails --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "cause", "exit_code"),
+    [
+        ("raises", " raised Mine: of rank 1", "Mine", 1),
+        ("exits", " ended before its function returned; what it wrote stands above.", "NoneType", 3),
+        ("is killed", " died before it could report.", "ActorDiedError", 1),
+        ("is killed in an exchange", " died before it could report.", "ActorDiedError", 1),
+    ],
+)
+def test_t31_the_rank_that_failed_is_named_and_the_others_are_killed(
+    found: dict[str, Any], how: str, said: str, cause: str, exit_code: int
+) -> None:
+    kind, rank, code, message, found_cause, is_the_programs_own, seconds, alive = found["failed"][how]
+    assert (kind, rank, code, found_cause) == ("LaunchError", 1, exit_code, cause)
+    assert message.startswith("Rank 1 of 2 (an actor of Ray on ")
+    assert said in message
+    assert is_the_programs_own == (how == "raises")
+    assert seconds < SOON_S
+    assert alive == []
+
+
+def test_an_interrupt_of_one_interrupts_all(found: dict[str, Any]) -> None:
+    kind, *_, seconds, alive = found["failed"]["interrupts"]
+    assert (kind, alive) == ("KeyboardInterrupt", [])
+    assert seconds < SOON_S
+
+
+def test_t31_callbacks_hear_of_it_once(found: dict[str, Any]) -> None:
+    told = found["told"]
+    assert (told["cause"], told["status"]) == ("ZeroDivisionError('of rank 1')", "interrupted")
+    notes = told["notes"].splitlines()
+    assert notes.count("1 ZeroDivisionError") == 1
+    assert not any("LaunchError" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("no room", "no room for num_nodes=1 with {'CPU': 3.0} on each: 0 of its machines are that large. All in all it has {'CPU': 2.0}. Write fewer devices"),
+        ("no machine", "num_nodes=2 with {'CPU': 1.0} on each: 1 of its machines are that large. "),
+        ("unpicklable", "cannot pickle 'generator' object. Make it where it is used: in setup"),
+        ("unpicklable result", "The result of rank 0 cannot be pickled, to be sent to another process: cannot pickle 'generator'"),
+        ("nobody there", "Ray cannot be reached at the address '127.0.0.1:1': "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_launched(found: dict[str, Any], case: str, said: str) -> None:
+    assert said in found["refused"][case]
+
+
+INTERRUPTED = """
+import os, sys, time
+from drivetrain.clusters import LocalEnvironment
+from drivetrain.launchers import RayLauncher
+
+def wait(folder):
+    with open(f"{folder}/{os.environ['RANK']}", "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+
+try:
+    RayLauncher(LocalEnvironment(), 2).launch(wait, sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl_c", "killed"])
+def test_nobody_is_left_when_the_launching_process_ends(
+    variables: dict[str, str], tmp_path: Path, how: signal.Signals, wait_for: Callable[..., Any]
+) -> None:
+    def started() -> list[psutil.Process]:
+        texts = [path.read_text() for path in tmp_path.glob("[01]")]
+        return [psutil.Process(int(text)) for text in texts] if len(texts) == 2 and all(texts) else []
+
+    program = tmp_path / "program.py"
+    program.write_text(INTERRUPTED)
+    process = subprocess.Popen([sys.executable, program, tmp_path], env=variables, stdout=subprocess.PIPE, text=True)
+    with process:
+        others = wait_for("both actors", started)
+        others += psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(how)
+        text, _ = process.communicate(timeout=SOON_S)
+    _, alive = psutil.wait_procs(others, timeout=SOON_S)
+    assert alive == []
+    assert ("interrupted" in text) == (how is signal.SIGINT)
+
+
+# ---- devices, machines -----------------------------------------------------------------------------------------------
+
+
+def test_processes_of_a_machine_see_all_that_ray_has_reserved_and_each_finds_its_own_at_its_local_rank(
+    found: dict[str, Any],
+) -> None:
+    (visible, [first]), (visible_to_second, [second]) = found["devices"]
+    assert visible == visible_to_second == [first, second]
+    assert first != second
+    assert {first, second} < {"0", "1", "2", "3"}  # and not 9, which is the launching process's
+
+
+def test_two_machines(
+    nodes: Any, variables: dict[str, str], fitted: dict[str, Any], tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    """Rank 0 is on the machine of the program, which is not the first one of the cluster."""
+    first, second = nodes
+    own = {name: value for name, value in variables.items() if os.environ.get(name) != value}
+    address, started = f"{first.address}:{PORT}", "Ray runtime started"
+    options = ["--num-cpus=1", f"--object-store-memory={100 * 2**20}", "--disable-usage-stats", "--block"]
+    head = [RAY, "start", "--head", f"--port={PORT}", "--include-dashboard=false", *options]
+    join = [RAY, "start", f"--address={address}", *options]
+    for node, command, theirs in ((first, head, "first"), (second, join, "second")):
+        log = tmp_path / f"{node.name}.log"
+        node.start(*command, f"--node-ip-address={node.address}", output=log, NODES_OWN=theirs, **own)
+        wait_for(f"Ray on {node.name}", lambda log=log: started in log.read_text())
+    path = tmp_path / "found.pt"
+    second.expect(sys.executable, "-W", "error", PROGRAM, path, "two", seconds=RUN_S, RAY_ADDRESS=address, **own)
+    found = found_in(path)
+
+    common = {"MASTER_ADDR": second.address, "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    here = {**common, "RANK": "0", "NODE_RANK": "0", "MINE": "here", "NODES_OWN": "here"}
+    there = {**common, "RANK": "1", "NODE_RANK": "1", "MINE": "here", "NODES_OWN": "first"}
+    assert found["places"] == [[second.name, here], [first.name, there]]
+    assert (found["world_size"], found["step"]) == (2, 10)
+    assert torch.equal(found["weights"], fitted["spawn"]["weights"])
