@@ -533,3 +533,34 @@ def test_resuming_with_other_data_is_an_error(run: Any, tmp_path: Path) -> None:
         run(Net(), LOADERS["combined"](), ckpt_path=tmp_path / "batch 1 2")
     with pytest.raises(CheckpointError, match="Resume with the loaders? it was saved with"):
         run(Net(), shuffled(), ckpt_path=tmp_path / "combined" / "batch 1 2")
+
+
+def test_t26_weights_in_64_bits_come_back_in_64_bits(make_trainer: Any, loader: Any, tmp_path: Path) -> None:
+    """A fresh module has 32 bits when the file is read."""
+
+    def fit(epochs: int, module: Any, **arguments: Any) -> torch.Tensor:
+        trainer = make_trainer(max_epochs=epochs, precision="64-true")
+        trainer.fit(module, loader, **arguments)
+        trainer.save_checkpoint(tmp_path / f"{epochs}.ckpt")
+        return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+    def fresh() -> Any:
+        torch.manual_seed(3)
+        module = torch.nn.Linear(4, 1)
+
+        class Net(LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = module
+
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                return torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.03)
+
+        return Net()
+
+    whole = fit(2, fresh())
+    fit(1, fresh())
+    assert torch.equal(fit(2, fresh(), ckpt_path=tmp_path / "1.ckpt"), whole)

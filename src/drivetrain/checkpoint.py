@@ -246,6 +246,7 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
         raise CheckpointError(
             f"The checkpoint has no 'state_dict', only {sorted(checkpoint)}. Use one that a Trainer wrote."
         )
+    trainer.strategy.convert(module)  # or what was saved in 64 bits would pass through 32
     try:
         trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
     except RuntimeError as error:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from drivetrain import snapshots
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.feed import seed_workers
 from drivetrain.errors import ConfigurationError, arguments_checked, described
 from drivetrain.introspect import overrides
@@ -74,7 +75,11 @@ class Engine(Ranks):
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
         precision: int | str | None = None,
-        plugins: Precision | CheckpointIO | list[Precision | CheckpointIO] | None = None,
+        plugins: Precision
+        | CheckpointIO
+        | ClusterEnvironment
+        | list[Precision | CheckpointIO | ClusterEnvironment]
+        | None = None,
         callbacks: Any | list[Any] | None = None,
         loggers: Logger | Iterable[Logger] | None = None,
         plan: Plan | None = None,

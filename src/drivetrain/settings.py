@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from drivetrain.accelerators.accelerator import Accelerator
     from drivetrain.callback import Callback
     from drivetrain.checkpoints.io import CheckpointIO
+    from drivetrain.clusters.environment import ClusterEnvironment
     from drivetrain.loggers.logger import Logger
     from drivetrain.precision.precision import Precision
     from drivetrain.strategies.strategy import Strategy
@@ -94,9 +95,9 @@ class Settings:
     profiler: Any | str | None = _argument(None, "a profiler or its name")
     detect_anomaly: bool = _argument(False, "torch.autograd.set_detect_anomaly while it trains")
     barebones: bool = _argument(False, "switch off everything that costs time beyond the step")
-    plugins: Precision | CheckpointIO | list[Precision | CheckpointIO] | None = _argument(
-        None, "a Precision and a CheckpointIO of one's own"
-    )
+    plugins: (
+        Precision | CheckpointIO | ClusterEnvironment | list[Precision | CheckpointIO | ClusterEnvironment] | None
+    ) = _argument(None, "a Precision, a CheckpointIO and a ClusterEnvironment of one's own")
     sync_batchnorm: bool = _argument(False, "batch norm over all processes; of one process, no difference")
     reload_dataloaders_every_n_epochs: int = _argument(0, "build the loaders anew every n epochs; 0: never")
     default_root_dir: str | Path | None = _argument(None, "where logs and checkpoints go; None: the working directory")

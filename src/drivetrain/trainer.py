@@ -16,6 +16,7 @@ from drivetrain import attach, checkpoint
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.datamodule import LightningDataModule
 from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
@@ -113,7 +114,11 @@ class Trainer(TrainerView):
         profiler: Any | str | None = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
-        plugins: Precision | CheckpointIO | list[Precision | CheckpointIO] | None = None,
+        plugins: Precision
+        | CheckpointIO
+        | ClusterEnvironment
+        | list[Precision | CheckpointIO | ClusterEnvironment]
+        | None = None,
         sync_batchnorm: bool = False,
         reload_dataloaders_every_n_epochs: int = 0,
         default_root_dir: str | Path | None = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,11 +36,13 @@ class Origin:
     Attributes:
         node: Ray's id of its machine.
         directory: that it works in.
+        path: where it finds modules.
         state: its variables, switches and random state.
     """
 
     node: str
     directory: str
+    path: tuple[str, ...]
     state: ProcessState
 
 
@@ -124,13 +127,12 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
 def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:
     """The process that the launching one would have started here."""
     state = origin.state
-    if ray.get_runtime_context().get_node_id() == origin.node:
-        os.chdir(origin.directory)
-    else:  # paths and the like are this machine's own
+    if ray.get_runtime_context().get_node_id() != origin.node:  # what the variables say of paths and such is its own
         missing = {name: value for name, value in state.environ.items() if name not in os.environ}
         state = replace(state, environ=missing)
-        if os.path.isdir(origin.directory):
-            os.chdir(origin.directory)
+    if os.path.isdir(origin.directory):
+        os.chdir(origin.directory)
+    sys.path.extend(entry for entry in origin.path if entry not in sys.path)
     state.apply({**variables, **({} if threads is None else {"OMP_NUM_THREADS": threads})})
     if threads is not None and threads.isdigit():  # torch has read the variable already
         torch.set_num_threads(int(threads))

@@ -6,8 +6,12 @@ import logging
 import math
 import os
 import pickle
+import re
 import signal
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,8 +29,11 @@ from drivetrain.rank_zero import rank_zero_info
 _HERE = "local"  # Ray's word for a cluster of this machine alone
 _STORE_BYTES = 200 * 2**20  # Ray would take a third of this machine's memory
 _SOON_S = 10.0
+_LAST_WORDS_S = 0.5  # Ray fetches what the actors print some ten times a second, as long as it is connected
 _ECHO_S = 10.0  # Ray takes seconds to notice a death; ranks that lose a partner report at once
 _CURE = "Make it where it is used: in setup, in configure_model, or in another hook, which run in each process."
+_DIED = "If nobody killed it, its machine went away or ran out of memory: use smaller batches or fewer loader workers."
+_OF_RAY = re.compile("_group_|node:|memory")  # resources that nobody asks for
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # what Ray schedules under the name that torch has for it, in capitals
 
 
@@ -40,11 +47,12 @@ class RayLauncher(Launcher):
 
     Every machine runs ``num_processes`` actors. Ranks are consecutive on a machine, and begin on this one if it takes
     part. Each process gets the environment variables that say who it is, this one's random state and torch's switches
-    (trap T45), and a copy of every tensor. On this machine it has this one's other variables and its directory too; on
-    others, of the variables, those that are not set there. Ray hides from an actor the devices that it has not reserved
-    for it; here the actors of a machine see those of all, in the order of ``LOCAL_RANK``, as everybody expects who
-    reads that. A process has ``OMP_NUM_THREADS`` threads, else as many as Ray has reserved processors for it, else, in
-    a cluster of this machine alone, its share of all.
+    (trap T45), its directory, its path to modules after the usual ones, and a copy of every tensor. On this machine it
+    has this one's other variables too; on others, those of them that are not set there. It has ``OMP_NUM_THREADS``
+    threads, else as many as Ray has reserved processors for it, else, in a cluster of this machine alone, its share.
+
+    Ray hides from an actor the devices that are not reserved for it. Here the actors of a machine see those of all, in
+    the order of ``LOCAL_RANK``: everybody takes that number for the device's.
 
     Files are written where rank 0 is: let machines share the folder that is ``default_root_dir``. Ctrl-C ends the
     actors at once, because it does not reach them.
@@ -124,16 +132,17 @@ class RayLauncher(Launcher):
             options["num_cpus"] = max(needed, os.cpu_count() or 1)  # processes may outnumber the processors
             options["object_store_memory"] = max(_STORE_BYTES, 2 * payload)
             options["include_dashboard"] = False
-        with ExitStack() as stack:
-            stack.enter_context(_handler_kept(signal.SIGTERM))
+        with _handler_kept(signal.SIGTERM), ExitStack() as stack:
             stack.callback(ray.shutdown)
             try:
+                _check_answers(address)
                 ray.init(address=address, **options)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError) as error:
                 raise ConfigurationError(
                     f"Ray cannot be reached at the address {address!r}: {error}\nWrite the address of a running "
                     "cluster into RAY_ADDRESS, or unset it: then one of this machine alone is started."
                 ) from error
+            stack.callback(time.sleep, _LAST_WORDS_S)
             yield address == _HERE
 
     @contextmanager
@@ -167,10 +176,12 @@ class RayLauncher(Launcher):
             rank_zero_info(f"Waiting for the Ray cluster: {together} on each of {self.num_nodes} machines.")
             if group.wait(self.start_timeout_s - soon):
                 return
+        busy = "" if large < self.num_nodes else f", but they were busy for {self.start_timeout_s:g} seconds"
+        whole = {name: amount for name, amount in ray.cluster_resources().items() if not _OF_RAY.search(name)}
         raise ConfigurationError(
-            f"The Ray cluster has no room for num_nodes={self.num_nodes} with {together} on each: {large} of its machines "
-            f"are that large, and together it has {ray.cluster_resources()}. Write fewer devices, fewer num_nodes, or "
-            "the address of a larger cluster into RAY_ADDRESS."
+            f"The Ray cluster has no room for num_nodes={self.num_nodes} with {together} on each: {large} of its "
+            f"machines are that large{busy}. All in all it has {whole}. Write fewer devices, fewer num_nodes, or the "
+            "address of a larger cluster into RAY_ADDRESS."
         )
 
     def _seats(self, ray: Any, actors: Sequence[Any]) -> list[Seat]:
@@ -216,7 +227,7 @@ class RayLauncher(Launcher):
         job = self.num_processes * self.num_nodes
         who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
         if not isinstance(end, Ended):
-            error = LaunchError(f"{who} was ended. Ray says: {end}", rank.number, 1)
+            error = LaunchError(f"{who} died before it could report.\n{_DIED}", rank.number, 1)
             error.__cause__ = end
             return False, error
         failure = end.failure
@@ -319,7 +330,8 @@ def _origin(node: str) -> bytes:
 
     state = ProcessState.current()
     environ = {name: value for name, value in state.environ.items() if not _is_of_node(name)}
-    return packed(Origin(node, os.getcwd(), replace(state, environ=environ)), "The state of this process", "")
+    origin = Origin(node, os.getcwd(), tuple(sys.path), replace(state, environ=environ))
+    return packed(origin, "The state of this process", "")
 
 
 def _imported() -> Any:
@@ -332,6 +344,17 @@ def _imported() -> Any:
             'write strategy="ddp".'
         ) from error
     return ray
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would try for a quarter of an hour.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), _SOON_S).close()
 
 
 @contextmanager

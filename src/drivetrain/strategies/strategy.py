@@ -58,6 +58,7 @@ class Strategy(ABC):
         self.model: nn.Module | None = None
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[Any] = []
+        self._converted: nn.Module | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # on its way into another process, where a run makes its own
@@ -97,6 +98,7 @@ class Strategy(ABC):
     def connect(self, module: nn.Module) -> None:
         """Take the user's module, before any process or device exists."""
         self.lightning_module = self.model = module
+        self._converted = None
 
     def know_job(self, environment: Any, num_nodes: int) -> None:
         """Learn which job this process is part of, before any of its processes is started."""
@@ -122,9 +124,16 @@ class Strategy(ABC):
             self.accelerator.setup(trainer)
         self.model = self.setup_module(self.lightning_module)
 
+    def convert(self, module: nn.Module) -> nn.Module:
+        """``module`` in the precision of the run; what is so already stays. Weights that are loaded need it before."""
+        if self._converted is None or module is not self._converted:
+            self._converted = module = self.precision_plugin.convert_module(module)
+        return module
+
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         """``module`` in this precision, on the root device unless it stays, and wrapped where processes share it."""
-        module = self.precision_plugin.convert_module(module)
+        own = module is self.lightning_module
+        module = self.convert(module) if own else self.precision_plugin.convert_module(module)
         return place(module, self.root_device) if move_to_device else module
 
     def model_to_device(self) -> None:
