@@ -38,16 +38,19 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         CheckpointError: there is no such file.
         ConfigurationError: it is no path at all.
     """
+    requeued = None
+    if fitting and ckpt_path in (None, "last"):
+        own = (getattr(callback, "own_checkpoint", None) for callback in trainer.callbacks)
+        requeued = next((path for ask in own if ask is not None and (path := ask(trainer))), None)
     if ckpt_path is None:
-        requeued = fitting and trainer.plan.environment.restart_count() > 0
-        saved = numbered(trainer.default_root_dir) if requeued else {}
-        return saved[max(saved)] if saved else None
+        return requeued
     callbacks = trainer.checkpoint_callbacks
     if ckpt_path in ("best", "last"):
         if ckpt_path == "best":
             found = next((path for callback in callbacks if (path := getattr(callback, "best_model_path", ""))), "")
         else:
             candidates = {path for callback in callbacks for path in callback.resume_candidates(trainer)}
+            candidates |= set() if requeued is None else {requeued}
             found = max(candidates, key=os.path.getmtime, default="")
         if found:
             return found

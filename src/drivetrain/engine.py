@@ -465,8 +465,10 @@ def _launcher(plan: Plan) -> Launcher:
     if plan.start_method is None:
         return ExternalLauncher()
     if plan.start_method == "popen":
-        from drivetrain.launchers.script import ScriptLauncher
+        from drivetrain.launchers.script import ScriptLauncher, was_started
 
+        if was_started():  # whatever an environment of the user's says: each rank would start others, without end
+            return ExternalLauncher()
         return ScriptLauncher(plan.environment, plan.num_processes, plan.num_nodes)
     if plan.start_method == "ray":
         from drivetrain.launchers.ray import RayLauncher, resources_for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,7 @@ class Outcome:
     Attributes:
         results: what the entry point returns.
         parameters: of the module, by name: those that ``optimizers`` step.
+        buffers: also those that no state dict holds.
         weights: the module's state dict.
         schedulers: one that cannot be pickled, because of a lambda for example, is its :class:`Remains`.
         callbacks: each one's key and state, in their order.
@@ -66,6 +67,7 @@ class Outcome:
 
     results: list[Any]
     parameters: dict[str, nn.Parameter]
+    buffers: dict[str, torch.Tensor]
     weights: dict[str, Any]
     optimizers: list[Optimizer]
     schedulers: list[LRSchedulerConfig]
@@ -86,6 +88,7 @@ class Outcome:
         return cls(
             results=results,
             parameters=dict(module.named_parameters()),
+            buffers=dict(module.named_buffers()),
             weights=strategy.lightning_module_state_dict(),
             optimizers=[strategy.whole_optimizer(optimizer) for optimizer in strategy.optimizers],
             schedulers=schedulers,
@@ -102,18 +105,13 @@ class Outcome:
         module, strategy, book = trainer.lightning_module, trainer.strategy, trainer.logbook
         with _one_thread():
             strategy.precision_plugin.convert_module(module)
-            if set(self.weights) - set(module.state_dict()) and overrides(module, "configure_model", LightningModule):
+            if self._missing_in(module) and overrides(module, "configure_model", LightningModule):
                 module.configure_model()
-            try:
-                module.load_state_dict(self.weights, strict=module.strict_loading)
-            except RuntimeError as error:
-                raise CheckpointError(
-                    f"The weights that {type(module).__name__} has after its run do not fit the object that was passed "
-                    f"to the Trainer: {error} Make all layers in its constructor or in configure_model."
-                ) from error
+            self._fill(module)
             follow(self.optimizers, self.parameters, module)
         set_rng_state(self.rng)  # the next run draws on, as it does where one process does both
-        trainer.engine.bind_optimizers(self.optimizers, self.schedulers)
+        if self.progress.fn is TrainerFn.FITTING:  # the others have none, and change none
+            trainer.engine.bind_optimizers(self.optimizers, self.schedulers)
         strategy.precision_plugin.load_state_dict(self.precision)
         for each in fields(Progress):
             setattr(trainer.progress, each.name, getattr(self.progress, each.name))
@@ -128,14 +126,48 @@ class Outcome:
         if trainer.datamodule is not None and self.datamodule:
             trainer.datamodule.load_state_dict(self.datamodule)
 
+    def _missing_in(self, module: nn.Module) -> bool:
+        """Whether ``module`` is without something that was trained, or has it in another shape."""
+        there: dict[str, torch.Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        trained = {**self.parameters, **self.buffers}
+        return any(name not in there or there[name].shape != value.shape for name, value in trained.items())
 
-def run_elsewhere(trainer: Trainer, job: Job) -> list[Any]:
+    def _fill(self, module: nn.Module) -> None:
+        """Copy the values; a state dict, which user code may have made smaller, only where they do not fit as they are.
+
+        Raises:
+            CheckpointError: that does not fit either.
+        """
+        if self._missing_in(module) or any(name.endswith("_extra_state") for name in self.weights):
+            try:
+                module.load_state_dict(self.weights, strict=getattr(module, "strict_loading", True))
+            except RuntimeError as error:
+                raise CheckpointError(
+                    f"The weights that {type(module).__name__} has after its run do not fit the object that was passed "
+                    f"to the Trainer: {error} Make all layers in its constructor or in configure_model."
+                ) from error
+        values: dict[str, torch.Tensor] = {**self.parameters, **self.buffers}
+        with torch.no_grad():
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if name in values:
+                    tensor.copy_(values[name])
+
+
+def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> list[Any]:
     """Start processes that do ``job``, take over what they leave, and return its results.
+
+    Args:
+        trainer: of this process.
+        job: what is to be done.
+        attach: makes the trainer ready for it, with all checks that need no device.
 
     Raises:
         ConfigurationError: something cannot travel to another process.
         LaunchError: a process failed.
     """
+    if trainer.engine.launcher.reruns_program:
+        trainer.engine.launch()  # which does not return: each process comes here by itself, and this one is no rank
+    attach(job)
     for logger in trainer.loggers:
         _ = logger.version  # settled before they start: all of them mean the same run (trap T30)
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))

@@ -195,6 +195,12 @@ class Logbook:
         for _, entry in metrics:
             entry.compute_together()
 
+    def of_rank_zero(self, name: str, value: Any) -> Any:
+        """Rank 0's value of a metric that each rank may have for itself: all decide by the same (trap T5)."""
+        if self.gather is None:
+            return value
+        return self.gather([name], torch.as_tensor(value, dtype=self.sum_dtype, device=self.device).reshape(1))[0, 0]
+
     def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
         """One keyed exchange: names, and those that are exchanged later, are compared, then all numbers travel."""
         assert self.gather is not None  # the caller has looked

@@ -325,8 +325,7 @@ class Trainer(TrainerView):
         results: list[Any] = []
         try:
             if not self.engine.launcher.is_external:
-                self._attach(job)
-                results = run_elsewhere(self, job)
+                results = run_elsewhere(self, job, self._attach)
             else:
                 with torch_switches(self.settings, training=job.fn is TrainerFn.FITTING):
                     run = self._set_up(job, self._attach(job))

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
+from drivetrain.callbacks.requeue import Requeue
 from drivetrain.clusters import LocalEnvironment, SLURMEnvironment
 
 
@@ -21,6 +22,10 @@ class Cluster(LocalEnvironment):
     """Sends SIGUSR1 and takes jobs back, as SLURM does."""
 
     auto_requeue, requeue_signal = True, signal.SIGUSR1
+    name = "this"
+
+    def requeue_id(self) -> str:
+        return self.name
 
     def __init__(self, restarts: int = 0, why_not: str | None = None) -> None:
         super().__init__()
@@ -52,6 +57,12 @@ class Model(LightningModule):
 
 
 def fit(folder: Any, model: Model, cluster: Cluster, ckpt_path: Any = None, **arguments: Any) -> torch.Tensor:
+    """The first fit of a process."""
+    Requeue._fits = 0
+    return fit_again(folder, model, cluster, ckpt_path, **arguments)
+
+
+def fit_again(folder: Any, model: Model, cluster: Cluster, ckpt_path: Any = None, **arguments: Any) -> torch.Tensor:
     torch.manual_seed(1)
     data = TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)))
     trainer = Trainer(**{
@@ -118,6 +129,42 @@ def test_t33_a_path_that_was_passed_wins_and_a_new_job_begins_anew(tmp_path: Pat
     new = Model()
     fit(tmp_path, new, Cluster(restarts=0))  # the file is another job's
     assert new.done == 24
+
+
+def test_t33_each_fit_of_a_program_goes_on_from_its_own_file(tmp_path: Path) -> None:
+    """Cross-validation: the second of three folds was interrupted."""
+    fit(tmp_path, Model(), Cluster())
+    with pytest.raises(SystemExit):
+        fit_again(tmp_path, Model(signalled=5), Cluster())
+    done = []
+    for run in (fit, fit_again, fit_again):
+        model = Model()
+        run(tmp_path, model, Cluster(restarts=1))
+        done.append(model.done)
+    assert done == [24, 24 - 6, 24]
+
+
+def test_t33_the_file_of_another_job_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Model(signalled=2), Cluster())
+    other, model = Cluster(restarts=1), Model()
+    other.name = "another"
+    fit(tmp_path, model, other)
+    assert model.done == 24
+
+
+def test_t33_last_is_the_requeued_jobs_file_where_that_is_newer(tmp_path: Path) -> None:
+    def saver() -> dict[str, Any]:
+        return {
+            "callbacks": ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=2),
+            "enable_checkpointing": True,
+        }
+
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Model(signalled=4), Cluster(), **saver())
+    model = Model()
+    fit(tmp_path, model, Cluster(restarts=1), ckpt_path="last", **saver())
+    assert model.done == 24 - 5
 
 
 def test_a_job_that_cannot_go_back_goes_on(tmp_path: Path) -> None:

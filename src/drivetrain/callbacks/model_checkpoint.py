@@ -164,6 +164,7 @@ class ModelCheckpoint(Checkpoint):
             self.kth_best_model_path = state_dict["kth_best_model_path"]
             self.kth_value = state_dict["kth_value"]
             self.best_model_score = state_dict["best_model_score"]
+            self.current_score = state_dict.get("current_score")
             self.last_model_path = state_dict["last_model_path"]
         else:
             rank_zero_warn(

@@ -25,8 +25,8 @@ class Requeue(Callback):
 
     It is there by itself where the cluster environment says so: ``SLURMEnvironment(auto_requeue=True)``. The signal's
     handler only takes a note. After the batch that all ranks have agreed on, ``hpc_ckpt_<n>.ckpt`` is written to
-    ``default_root_dir``, and rank 0 puts the job back; the restarted job goes on from the highest such file. During a
-    validation the signal waits for the batch that follows.
+    ``default_root_dir``, and rank 0 puts the job back; the restarted job goes on from the highest such file, if that is
+    its own, in the fit that wrote it. During a validation the signal waits for the batch that follows.
 
     Args:
         environment: who this process is in the job, and how the job is put back.
@@ -34,14 +34,18 @@ class Requeue(Callback):
 
     position = "last"  # what it saves is complete
 
+    _fits = 0  # begun in this process: a program may have several, and a file belongs to one of them
+    _events = 0  # signals that were answered in this process: a key of the job's store is used once
+
     def __init__(self, environment: ClusterEnvironment) -> None:
         self.environment = environment
-        self._told, self._times = False, 0
+        self._told = self._saves = False
         self._before: Callable[[int, FrameType | None], Any] | int | None = None
         self._installed = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         number = self.environment.requeue_signal
+        Requeue._fits += stage == "fit"
         if stage != "fit" or number is None or threading.current_thread() is not threading.main_thread():
             return
         self._told = False
@@ -59,15 +63,20 @@ class Requeue(Callback):
         done = trainer.progress.earlier_batches + batch_idx + 1
         # Ranks that exchange gradients in every window are never further apart than one.
         wanted = done + trainer.limits.accumulate * (trainer.world_size > 1) if self._told else None
-        moment = trainer.strategy.agree_on_moment(f"requeue/{self._times}", wanted)
+        moment = trainer.strategy.agree_on_moment(f"requeue/{Requeue._events}", wanted)
         if moment is not None and done >= moment:
             self._go_back(trainer)
 
     def _go_back(self, trainer: Trainer) -> None:
-        self._told, self._times = False, self._times + 1
+        self._told = False
+        Requeue._events += 1
         number = 1 + max(numbered(trainer.default_root_dir), default=0)
         path = os.path.join(trainer.default_root_dir, f"hpc_ckpt_{number}.ckpt")
-        trainer.save_checkpoint(path)
+        self._saves = True
+        try:
+            trainer.save_checkpoint(path)
+        finally:
+            self._saves = False
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.save()
         why_not = self.environment.requeue() if trainer.is_global_zero else None
@@ -76,6 +85,19 @@ class Requeue(Callback):
             rank_zero_info(f"Saved {path}. The job is back in the queue, and goes on from there.")
             raise SystemExit(128 + int(self.environment.requeue_signal or 0))
         rank_zero_warn(f"Saved {path}, but the job could not be put back into the queue: {why_not} Training goes on.")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._saves:
+            checkpoint["requeue"] = {"job": self.environment.requeue_id(), "fit": Requeue._fits}
+
+    def own_checkpoint(self, trainer: Trainer) -> str | None:
+        """What the fit that is about to begin has left when the job went back into the queue."""
+        files = numbered(trainer.default_root_dir) if self.environment.restart_count() > 0 else {}
+        if not files:
+            return None
+        path = files[max(files)]
+        mark = trainer.strategy.load_checkpoint(path).get("requeue")
+        return path if mark == {"job": self.environment.requeue_id(), "fit": Requeue._fits + 1} else None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._restore()

@@ -118,6 +118,10 @@ class ClusterEnvironment:
     requeue_signal: signal.Signals | None = None
     """By which signal it does."""
 
+    def requeue_id(self) -> str | None:
+        """What the cluster calls the job, the same when it runs again."""
+        return None
+
     def restart_count(self) -> int:
         """How often the job was put back."""
         return 0

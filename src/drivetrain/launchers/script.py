@@ -81,11 +81,16 @@ class ScriptLauncher(Launcher):
         sys.exit(first.exitcode if first.exitcode >= 0 else 128 - first.exitcode)
 
 
+def was_started() -> bool:
+    """Whether a launcher of this kind has started this very process; its children inherit the variable."""
+    return os.environ.get(LAUNCHER) == str(os.getppid())
+
+
 def end_with_launcher() -> None:
     """Let this process end when the one that supervises it is killed: nobody is left behind (on Linux)."""
-    launcher = os.environ.pop(LAUNCHER, None)
-    if launcher is None or sys.platform != "linux" or int(launcher) != os.getppid():
-        return  # the variable was inherited further, by a child of such a process
+    if sys.platform != "linux" or not was_started():
+        return
+    launcher = os.environ[LAUNCHER]
     torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # type: ignore[attr-defined]
     if os.getppid() != int(launcher):  # it went meanwhile
         sys.exit(128 + signal.SIGTERM)

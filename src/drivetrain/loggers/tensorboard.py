@@ -75,6 +75,7 @@ class TensorBoardLogger(FolderLogger):
         self._default_hp_metric = default_hp_metric
         self._kwargs = kwargs
         self._writer: SummaryWriter | None = None
+        self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_writer": None}  # a copy in another process opens a file of its own
@@ -92,10 +93,10 @@ class TensorBoardLogger(FolderLogger):
         """
         if rank_from_environ() != 0:
             return _Ignore()  # type: ignore[return-value]
-        if self._writer is None:
+        if self._writer is None or self._owner != os.getpid():  # a copied process has no thread that writes
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(log_dir=self.log_dir, **self._kwargs)
+            self._writer, self._owner = SummaryWriter(log_dir=self.log_dir, **self._kwargs), os.getpid()
         return self._writer
 
     @rank_zero_only

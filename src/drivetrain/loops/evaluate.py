@@ -33,7 +33,7 @@ _STAGES = {
     "predict": RunningStage.PREDICTING,
 }
 _NOTHING = object()  # of a rank that the last global batch had nothing for
-_READ_AT = 64  # per-step values kept on the device before they are read together
+_READ_AT = 64  # batches whose per-step values are kept on the device and read together
 
 
 @dataclass
@@ -202,8 +202,8 @@ def _evaluate_loader(
                 predictions.outputs[-1].append(move_to_host(outputs))
         elif not sanity and (values := book.step_values(stage)):
             rows.append((steps + batch_idx, values))
-            if len(rows) >= _READ_AT:
-                _publish_steps(run, rows)
+        if (batch_idx + 1) % _READ_AT == 0:  # batches, which all ranks have as many of, and not rows
+            _publish_steps(run, rows)
     _publish_steps(run, rows)
     if not sanity:
         progress.eval_steps[stage][dataloader_idx] = steps + progress.eval_batch_idx + 1

@@ -48,7 +48,8 @@ class Schedules:
             if config.reduce_on_plateau:
                 metrics = self._book.refresh()
                 if config.monitor in metrics:
-                    self._hooks.call_method("lr_scheduler_step", config.scheduler, metrics[config.monitor])
+                    value = self._book.of_rank_zero(config.monitor, metrics[config.monitor])
+                    self._hooks.call_method("lr_scheduler_step", config.scheduler, value)
                 else:
                     self._missing(config, metrics)
             elif self._own_step is not None:

@@ -107,8 +107,9 @@ class DDPStrategy(ParallelStrategy):
         if not (self._wraps and any(parameter.requires_grad for parameter in module.parameters())):
             self.share_from_rank_zero([*module.parameters(), *module.buffers()])
             return module
-        if self._synchronises:
-            module = synchronised(module)
+        return self._wrapped(synchronised(module) if self._synchronises else module)
+
+    def _wrapped(self, module: nn.Module) -> DistributedDataParallel:
         wrapped = DistributedDataParallel(module, **{**self.ddp_arguments, "static_graph": False})
         if self.ddp_arguments.get("static_graph"):
             _static_from_first_exchange(wrapped)
@@ -125,6 +126,8 @@ class DDPStrategy(ParallelStrategy):
             self.share_from_rank_zero(list(self.model.buffers()))
 
     def bind(self, name: str) -> Callable[..., Any]:
+        if isinstance(self.model, DistributedDataParallel) and _has_thawed(self.model):
+            self.model = self._wrapped(self.lightning_module)
         step, model = super().bind(name), self.model
         if not isinstance(model, DistributedDataParallel):
             return step
@@ -269,6 +272,12 @@ def _by_hand(step: Callable[..., Any], model: DistributedDataParallel) -> Callab
             return step(*args, **kwargs)
 
     return step_by_hand
+
+
+def _has_thawed(model: DistributedDataParallel) -> bool:
+    """Whether parameters are trained now that were frozen when it was wrapped: it would leave them to each rank."""
+    known = {id(parameter) for parameter in model._module_parameters}
+    return any(parameter.requires_grad and id(parameter) not in known for parameter in model.module.parameters())
 
 
 def _is_sharded(optimizer: Optimizer) -> bool:

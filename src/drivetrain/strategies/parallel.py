@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
+import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -24,6 +26,7 @@ from drivetrain.strategies import collectives
 from drivetrain.strategies.strategy import Strategy
 
 _FOR_HOST = "gloo"
+_meetings = itertools.count()  # of this process, and so of each: a key of the job's store is used once
 _TOGETHER = 2**24  # elements: more would need a lot of memory at once, and gain nothing
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -57,7 +60,7 @@ class ParallelStrategy(Strategy):
         self.cluster_environment = cluster_environment
         self.own_environment = cluster_environment
         self.num_nodes = 1
-        self._outlived, self._waits = False, 0
+        self._outlived = False
         self.process_group_backend = process_group_backend
         self.timeout = timeout
 
@@ -77,6 +80,8 @@ class ParallelStrategy(Strategy):
             self._know_ranks()
         else:
             self.world_size = num_nodes * self.num_processes
+            self.node_rank = environment.node_rank()
+            self.global_rank = self.node_rank * self.num_processes
 
     def _know_ranks(self) -> None:
         """Once this process exists: who it is."""
@@ -90,6 +95,8 @@ class ParallelStrategy(Strategy):
 
     def setup_environment(self) -> None:
         self._know_ranks()
+        if self.world_size > 1:
+            os.environ["RANK"] = str(self.global_rank)  # what is only for rank 0 asks for it, and loaders' workers do
         super().setup_environment()
         if dist.is_initialized():
             return
@@ -119,6 +126,11 @@ class ParallelStrategy(Strategy):
             return own
         return f"{HOST.type}:{_FOR_HOST},{self.root_device.type}:{own}"
 
+    def teardown(self) -> None:
+        super().teardown()
+        if self.world_size == 1:
+            _leave_group()  # nobody else is in it, and processes that are started later must not inherit it
+
     # ---- between ranks -------------------------------------------------------------------------------------------
 
     def _check_group(self) -> None:
@@ -137,8 +149,7 @@ class ParallelStrategy(Strategy):
         if not dist.is_initialized():
             return
         store = distributed_c10d._get_default_store()
-        self._waits += 1
-        key, pause = f"drivetrain/{name}/{self._waits}", 0.001
+        key, pause = f"drivetrain/{name}/{next(_meetings)}", 0.001
         if store.add(key, 1) == self.world_size:
             store.set(f"{key}/all", "")
         while not store.check([f"{key}/all"]):  # asked again and again, so that Ctrl-C is heard
