@@ -164,6 +164,7 @@ def asked_again(ours: Trainer, module: Regression, data: Data, counts: Counts) -
         "validated": ours.validate(module, datamodule=data, verbose=False),
         "best": ours.validate(datamodule=data, verbose=False, ckpt_path="best"),
     }
+    found["optimizers"] = [type(optimizer).__name__ for optimizer in ours.optimizers]
     ours.fit_loop.max_epochs = 3
     before = weights(module)
     ours.fit(module, datamodule=data)

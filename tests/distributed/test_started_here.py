@@ -82,6 +82,10 @@ def test_s2_31_what_is_validated_is_what_was_trained(forked: dict[str, Any]) -> 
     assert found["best"][0]["val_loss"] == pytest.approx(found["callbacks"][2], rel=1e-12)
 
 
+def test_optimizers_are_still_there_after_an_evaluation_in_other_processes(forked: dict[str, Any]) -> None:
+    assert forked["fitted"]["optimizers"] == ["Adam"]
+
+
 def test_the_same_trainer_fits_again(forked: dict[str, Any]) -> None:
     assert forked["fitted"]["again"] == (15, 3, True)
 

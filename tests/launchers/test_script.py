@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from drivetrain.clusters import LocalEnvironment
+from drivetrain.clusters.local import free_port
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import ScriptLauncher
 
@@ -164,6 +165,29 @@ def test_breakpoint_works_on_rank_zero(tmp_path: Path) -> None:
     finally:
         process.kill()
         os.close(ours)
+
+
+OWN_ENVIRONMENT = """
+import json, sys
+from drivetrain import Engine
+from drivetrain.clusters import ClusterEnvironment
+
+class Mine(ClusterEnvironment):
+    creates_processes_externally = False  # as it looks from each of the processes
+    main_address, main_port = "127.0.0.1", PORT
+
+engine = Engine(accelerator="cpu", devices=2, plugins=Mine())
+engine.launch()
+total = engine.all_reduce(__import__("torch").tensor(1), reduce_op="sum")
+sys.stdout.write(json.dumps([engine.global_rank, engine.world_size, int(total)]) + "\\n")
+"""
+
+
+def test_an_environment_that_always_leaves_the_start_to_us_starts_them_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OWN_ENVIRONMENT.replace("PORT", str(free_port())))
+    said, done = run(tmp_path, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(said) == [[0, 2, 2], [1, 2, 2]]
 
 
 def test_under_pytest_it_names_another_way() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -39,6 +41,24 @@ def test_scalars_are_read_back(tmp_path: Path) -> None:
     assert logger.log_dir == str(tmp_path / "lightning_logs" / "version_0")
     assert scalars(logger, "a-loss") == [(0, 0.5), (10, 0.25)]
     assert scalars(logger, "a-acc") == [(0, 1.0)]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_copied_process_opens_a_file_of_its_own(tmp_path: Path) -> None:
+    """The writer's thread stays behind when a process is copied, and whoever waits for it hangs."""
+    logger = TensorBoardLogger(tmp_path)
+    logger.log_metrics({"before": 1.0}, step=0)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        for step in range(30):  # more than the writer's queue holds
+            logger.log_metrics({"loss": float(step)}, step=step)
+        logger.finalize("success")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    logger.finalize("success")
+    assert len(scalars(logger, "loss")) == 30
+    assert scalars(logger, "before") == [(0, 1.0)]
 
 
 def test_nothing_exists_before_the_first_write(tmp_path: Path) -> None:

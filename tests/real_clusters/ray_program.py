@@ -1,7 +1,8 @@
 """Run by test_ray.py: ``python ray_program.py FILE`` writes what launches and fits on a running cluster leave.
 
 Ray is started here, once, and each case connects to it. With ``two`` after FILE it is one job on the two machines of
-the cluster in RAY_ADDRESS. What this file defines travels by value, what it imports from started_program.py by name.
+the cluster in RAY_ADDRESS; with an address after that, of this machine, it has connected to Ray before. What this file
+defines travels by value, what it imports from started_program.py by name.
 """
 
 from __future__ import annotations
@@ -208,6 +209,8 @@ def place(ours: Engine) -> Any:
 
 def two_machines() -> Any:
     os.environ.update(MINE="here", NODES_OWN="here")
+    for address in sys.argv[3:]:  # where Ray would take the machine for another one, whose processes it sees too
+        ray.init(address=os.environ["RAY_ADDRESS"], _node_ip_address=address)
     found = {"places": Engine(accelerator="cpu", devices=1, num_nodes=2, strategy="ddp_ray").launch(place)}
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(3)
@@ -219,7 +222,7 @@ def two_machines() -> Any:
 
 
 def main() -> None:
-    if sys.argv[2:] == ["two"]:
+    if "two" in sys.argv:
         torch.save(two_machines(), sys.argv[1])
         return
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=STORE_BYTES)

@@ -203,7 +203,8 @@ def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
     """Where ``cls`` defines one of a property and its method of the first generation, let it have the other."""
     own = vars(cls)
     if new in own and old not in own:
-        getter = own[new].fget
+        value = own[new]  # a property, or in a class of the user's a plain value
+        getter = value.fget if isinstance(value, property) else lambda self: value
         setattr(cls, old, lambda self: getter(self))
     elif old in own and new not in own:
         method, kind = own[old], int if new == "main_port" else bool if new.startswith("creates") else str

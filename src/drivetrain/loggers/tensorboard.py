@@ -93,10 +93,11 @@ class TensorBoardLogger(FolderLogger):
         """
         if rank_from_environ() != 0:
             return _Ignore()  # type: ignore[return-value]
-        if self._writer is None or self._owner != os.getpid():  # a copied process has no thread that writes
+        self._forget_copy()
+        if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer, self._owner = SummaryWriter(log_dir=self.log_dir, **self._kwargs), os.getpid()
+            self._writer = SummaryWriter(log_dir=self.log_dir, **self._kwargs)
         return self._writer
 
     @rank_zero_only
@@ -168,9 +169,15 @@ class TensorBoardLogger(FolderLogger):
     @rank_zero_only
     def save(self) -> None:
         """Write what the writer still holds, and ``hparams.yaml``."""
+        self._forget_copy()
         self._write_hparams()
         if self._writer is not None:
             self._writer.flush()
+
+    def _forget_copy(self) -> None:
+        """In a copied process there is the writer, and not the thread that writes: whoever waits for it hangs."""
+        if self._owner != os.getpid():
+            self._writer, self._owner = None, os.getpid()
 
     def finalize(self, status: str) -> None:
         """Write what is left and close the writer: its file and its thread go."""

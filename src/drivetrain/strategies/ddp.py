@@ -96,6 +96,7 @@ class DDPStrategy(ParallelStrategy):
         self.ddp_arguments = ddp_arguments
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
         self._wraps, self._synchronises = True, False
+        self._averaged: set[int] = set()  # parameters, by identity
 
     def setup(self, trainer: Any) -> None:
         self._wraps = trainer is None or trainer.progress.fn == "fit"
@@ -110,6 +111,7 @@ class DDPStrategy(ParallelStrategy):
         return self._wrapped(synchronised(module) if self._synchronises else module)
 
     def _wrapped(self, module: nn.Module) -> DistributedDataParallel:
+        self._averaged = _trained(module)
         wrapped = DistributedDataParallel(module, **{**self.ddp_arguments, "static_graph": False})
         if self.ddp_arguments.get("static_graph"):
             _static_from_first_exchange(wrapped)
@@ -126,7 +128,8 @@ class DDPStrategy(ParallelStrategy):
             self.share_from_rank_zero(list(self.model.buffers()))
 
     def bind(self, name: str) -> Callable[..., Any]:
-        if isinstance(self.model, DistributedDataParallel) and _has_thawed(self.model):
+        if isinstance(self.model, DistributedDataParallel) and _trained(self.lightning_module) - self._averaged:
+            # layers have thawed that it does not know of, and would leave to each rank
             self.model = self._wrapped(self.lightning_module)
         step, model = super().bind(name), self.model
         if not isinstance(model, DistributedDataParallel):
@@ -274,10 +277,8 @@ def _by_hand(step: Callable[..., Any], model: DistributedDataParallel) -> Callab
     return step_by_hand
 
 
-def _has_thawed(model: DistributedDataParallel) -> bool:
-    """Whether parameters are trained now that were frozen when it was wrapped: it would leave them to each rank."""
-    known = {id(parameter) for parameter in model._module_parameters}
-    return any(parameter.requires_grad and id(parameter) not in known for parameter in model.module.parameters())
+def _trained(module: nn.Module) -> set[int]:
+    return {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
 
 
 def _is_sharded(optimizer: Optimizer) -> bool:
