@@ -204,8 +204,8 @@ def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
     own = vars(cls)
     if new in own and old not in own:
         value = own[new]  # a property, or in a class of the user's a plain value
-        getter = value.fget if isinstance(value, property) else lambda self: value
-        setattr(cls, old, lambda self: getter(self))
+        getter = getattr(value, "fget", None)
+        setattr(cls, old, lambda self: value if getter is None else getter(self))
     elif old in own and new not in own:
         method, kind = own[old], int if new == "main_port" else bool if new.startswith("creates") else str
         setattr(cls, new, property(lambda self: kind(method(self))))
