@@ -35,7 +35,7 @@ def test_the_demo_trains_a_classifier_and_shows_what_it_did(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "ddp_fork"])
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "ddp_fork", "ddp_forkserver"])
 def test_the_demo_on_two_processes(tmp_path: Path, strategy: str) -> None:
     shown = run(tmp_path, "digits.py", "--devices", "2", "--strategy", strategy, "--epochs", "4", codes=(0, 1))
     assert "cpu, cpu" in shown

@@ -624,6 +624,8 @@ def test_processes_and_devices_that_contradict_each_other(
         ("ddp_spawn", "spawn"), ("ddp_fork", "fork"), ("ddp_notebook", "fork"),
         ("ddp_spawn_find_unused_parameters_true", "spawn"), ("ddp_fork_find_unused_parameters_false", "fork"),
         (DDPStrategy(start_method="forkserver"), "forkserver"),
+        ("ddp_ray", "ray"), ("ddp_ray_find_unused_parameters_true", "ray"),
+        (DDPStrategy(start_method="ray"), "ray"),
     ],
 )  # fmt: skip
 def test_processes_that_are_started_here(strategy: Any, start: str) -> None:
@@ -644,6 +646,18 @@ def test_one_process_needs_no_other_to_start() -> None:
     plan = plan_for(accelerator="cpu", strategy="ddp", devices=1)
     assert plan.start_method is None
     assert reasons(plan)["processes"][0] == "this one"
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ray_chooses_the_machines_and_the_devices(two_gpus: None, devices: int) -> None:
+    """So nobody has to say where they meet, as the other ways to start want it."""
+    plan = plan_for(accelerator="gpu", devices=devices, num_nodes=2, strategy="ddp_ray")
+    assert (plan.start_method, plan.num_nodes, plan.num_processes) == ("ray", 2, devices)
+    with pytest.raises(ConfigurationError, match="MASTER_ADDR and MASTER_PORT are not set"):
+        plan_for(accelerator="gpu", devices=devices, num_nodes=2, strategy="ddp_spawn")
+    with pytest.raises(ConfigurationError, match=r"devices=\[1\] names devices, but Ray chooses .* Write devices=1"):
+        plan_for(accelerator="gpu", devices=[1], strategy="ddp_ray")
+    assert plan_for(torchrun(2), accelerator="gpu", devices=[1, 0], strategy="ddp_ray").start_method is None
 
 
 def test_a_device_of_a_kind_that_has_no_jobs_of_several(monkeypatch: pytest.MonkeyPatch) -> None:

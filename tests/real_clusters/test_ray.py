@@ -95,6 +95,27 @@ def test_the_demo(variables: dict[str, str], tmp_path: Path) -> None:
     assert (tmp_path / "digits.png").exists()
 
 
+ALONE = """
+import os, signal, ray
+from drivetrain.clusters import LocalEnvironment
+from drivetrain.launchers import RayLauncher
+
+def speak():
+    print(f"rank {os.environ['RANK']} has spoken")
+
+before = signal.getsignal(signal.SIGTERM)
+RayLauncher(LocalEnvironment(), 2).launch(speak)
+print("connected:", ray.is_initialized(), "handler kept:", signal.getsignal(signal.SIGTERM) is before)
+"""
+
+
+def test_last_words_are_heard_and_nothing_stays(variables: dict[str, str]) -> None:
+    text = run(["-c", ALONE], variables)
+    assert "rank 0 has spoken" in text
+    assert "rank 1 has spoken" in text
+    assert "connected: False handler kept: True" in text
+
+
 # ---- a cluster that runs ---------------------------------------------------------------------------------------------
 
 

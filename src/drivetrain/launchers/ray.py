@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,7 +52,8 @@ class RayLauncher(Launcher):
     threads, else as many as Ray has reserved processors for it, else, in a cluster of this machine alone, its share.
 
     Ray hides from an actor the devices that are not reserved for it. Here the actors of a machine see those of all, in
-    the order of ``LOCAL_RANK``: everybody takes that number for the device's.
+    the order of ``LOCAL_RANK``: everybody takes that number for the device's. The plan counts the devices of the
+    machine that launches, which therefore needs as many as each of the others.
 
     Files are written where rank 0 is: let machines share the folder that is ``default_root_dir``. Ctrl-C ends the
     actors at once, because it does not reach them.
@@ -91,8 +92,8 @@ class RayLauncher(Launcher):
         Raises:
             ConfigurationError: Ray is not installed, cannot be reached or has no room, or the arguments cannot be
                 pickled.
-            LaunchError: a process failed; the others were killed at once (trap T31). The exit code is 1 where Ray does
-                not know it.
+            LaunchError: a process failed; the others were killed at once (trap T31). Its exit code is 1 where the
+                process died: Ray does not know it.
             KeyboardInterrupt: here or in a process.
         """
         ray = _imported()
@@ -137,7 +138,7 @@ class RayLauncher(Launcher):
             try:
                 _check_answers(address)
                 ray.init(address=address, **options)
-            except (OSError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 raise ConfigurationError(
                     f"Ray cannot be reached at the address {address!r}: {error}\nWrite the address of a running "
                     "cluster into RAY_ADDRESS, or unset it: then one of this machine alone is started."
@@ -163,9 +164,10 @@ class RayLauncher(Launcher):
                 actors.append(kind.options(scheduling_strategy=place, **_options(self.resources)).remote())
             yield actors
         finally:
-            for actor in actors:
-                ray.kill(actor)
-            ray.util.remove_placement_group(group)
+            with suppress(ray.exceptions.RayError):  # where the cluster itself has gone
+                for actor in actors:
+                    ray.kill(actor)
+                ray.util.remove_placement_group(group)
 
     def _wait_for_room(self, ray: Any, group: Any, together: Mapping[str, float], ours: bool) -> None:
         large = count_of(together, [node["Resources"] for node in ray.nodes() if node["Alive"]])

@@ -25,7 +25,14 @@ from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy, optimizer_to
 
 _STARTS = ("popen", "spawn", "fork", "forkserver", "ray")
-_NAMES = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork", "ddp_ray": "ray"}
+_NAMES = {
+    "ddp": "popen",
+    "ddp_spawn": "spawn",
+    "ddp_fork": "fork",
+    "ddp_forkserver": "forkserver",
+    "ddp_notebook": "fork",
+    "ddp_ray": "ray",
+}
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's words
 
 
