@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -26,7 +25,6 @@ from drivetrain.strategies import collectives
 from drivetrain.strategies.strategy import Strategy
 
 _FOR_HOST = "gloo"
-_meetings = itertools.count()  # of this process, and so of each: a key of the job's store is used once
 _TOGETHER = 2**24  # elements: more would need a lot of memory at once, and gain nothing
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -149,7 +147,8 @@ class ParallelStrategy(Strategy):
         if not dist.is_initialized():
             return
         store = distributed_c10d._get_default_store()
-        key, pause = f"drivetrain/{name}/{next(_meetings)}", 0.001
+        times = store.add(f"drivetrain/{name} by {self.global_rank}", 1)  # that this rank has come here in this job
+        key, pause = f"drivetrain/{name}/{times}", 0.001
         if store.add(key, 1) == self.world_size:
             store.set(f"{key}/all", "")
         while not store.check([f"{key}/all"]):  # asked again and again, so that Ctrl-C is heard
