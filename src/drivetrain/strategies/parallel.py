@@ -25,6 +25,7 @@ from drivetrain.strategies import collectives
 from drivetrain.strategies.strategy import Strategy
 
 _FOR_HOST = "gloo"
+_LET_GO_S = 0.05
 _TOGETHER = 2**24  # elements: more would need a lot of memory at once, and gain nothing
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
@@ -215,3 +216,6 @@ def _leave_group() -> None:
     if dist.is_initialized():
         gc.collect()  # what refers to the group, a DDP's reducer above all, must go before it
         dist.destroy_process_group()
+        # The group's threads may still want Python's lock, to let go of the last tensors that were exchanged. One that
+        # gets it only when Python has begun to end takes the process down with it.
+        time.sleep(_LET_GO_S)
