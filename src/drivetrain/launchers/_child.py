@@ -81,13 +81,18 @@ class _ByValue(ForkingPickler):
             return NotImplemented
         if self._returns and obj.device.type not in ("cpu", "meta"):
             obj = obj.detach().cpu()
-        make, arguments, *rest = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        if arguments and isinstance(arguments[0], torch.TypedStorage):
-            memory, *others = arguments
-            if address := obj.untyped_storage().data_ptr():
-                memory = self._memories.setdefault((address, obj.dtype), memory)
-            arguments = (memory, *others)
-        return make, arguments, *rest
+        return by_value(obj, self._memories)
+
+
+def by_value(tensor: torch.Tensor, memories: dict[tuple[int, torch.dtype], torch.TypedStorage]) -> tuple[Any, ...]:
+    """How ``tensor`` is pickled with its values; ``memories`` are those that travel already, for views of one."""
+    make, arguments, *rest = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+    if arguments and isinstance(arguments[0], torch.TypedStorage):
+        memory, *others = arguments
+        if address := tensor.untyped_storage().data_ptr():
+            memory = memories.setdefault((address, tensor.dtype), memory)
+        arguments = (memory, *others)
+    return make, arguments, *rest
 
 
 class RemoteTraceback(Exception):

@@ -115,13 +115,7 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
             return super().reducer_override(obj)
         if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:  # also what is in a Parameter
             obj = obj.detach().to(HOST).requires_grad_(obj.requires_grad)
-        make, arguments, *rest = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        if arguments and isinstance(arguments[0], torch.TypedStorage):
-            memory, *others = arguments
-            if address := obj.untyped_storage().data_ptr():
-                memory = self._memories.setdefault((address, obj.dtype), memory)
-            arguments = (memory, *others)
-        return make, arguments, *rest
+        return _child.by_value(obj, self._memories)
 
 
 def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:

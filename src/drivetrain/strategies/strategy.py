@@ -37,7 +37,7 @@ class Strategy(ABC):
     """Whether several processes train together: declared here, never guessed from the class (trap T56)."""
 
     start_method: str | None = None
-    """How its processes start where no cluster starts them: "popen", "spawn", "fork", "forkserver"; ``None``: here."""
+    """How its processes start where no cluster starts them: "popen", "spawn", "fork", "forkserver", "ray"; or here."""
 
     handles_gradient_accumulation: bool = False
     """Whether its optimizers add up micro-batches themselves: they are then stepped after each (trap T13)."""
