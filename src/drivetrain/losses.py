@@ -159,7 +159,7 @@ class Window:
             if self.graded:
                 raise _mixed()
             self.reference, self.total = weight, weight
-            return loss
+            return loss * (weight > 0) if isinstance(weight, Tensor) else loss
         if not again:
             self.total = self.total + weight
         if isinstance(weight, Tensor) or isinstance(reference, Tensor):
@@ -199,6 +199,19 @@ class Window:
         self.reference = unit * len(everyones)  # the mean over the ranks has divided by their number
         self.total = everyones[:, 1].sum()
         return loss * (here / unit)
+
+    def mean_over_ranks(self, loss: Tensor | None, weight: float | Tensor | None) -> Tensor:
+        """Return the loss of the batches of all ranks: what an optimizer that looks at the loss must see on each.
+
+        Such an optimizer decides by the loss how often it evaluates the closure and how far it steps. Ranks that decide
+        differently would wait for each other, or part.
+        """
+        assert self.gather is not None  # the caller has looked
+        assert loss is not None
+        here = self.factor_here if weight is None else weight * (self.factor_here > 0)
+        scale = torch.as_tensor(here, dtype=loss.dtype, device=loss.device)
+        sums = self.gather(torch.stack([loss.detach() * scale, scale])).sum(0)
+        return sums[0] / sums[1]
 
     def divide(self, loss: Tensor) -> Tensor:
         """A plain ``loss`` as its part of the window's mean.

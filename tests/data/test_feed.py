@@ -158,7 +158,7 @@ def run(batches: Any, num_batches: float, ahead: bool, events: list[Any]) -> lis
 def test_with_a_known_length_nothing_is_fetched_early() -> None:
     events: list[Any] = []
     assert run(Sized(3, events), 3, False, events) == [(0, False), (1, False), (2, True)]
-    assert events == ["iter", "fetch 0", "work 0", "fetch 1", "work 1", "fetch 2", "work 2"]
+    assert events == ["iter", "fetch 0", "work 0", "fetch 1", "work 1", "fetch 2", "work 2", "end"]
 
 
 def test_t36_with_an_unknown_length_exactly_one_is_fetched_early() -> None:
@@ -196,8 +196,8 @@ def test_one_batch_is_first_and_last(ahead: bool) -> None:
 @pytest.mark.parametrize(
     ("ahead", "expected"),
     [
-        (False, ["fetch 0", "move 0", "work 0", "fetch 1", "move 1", "work 1"]),
-        (True, ["fetch 0", "move 0", "fetch 1", "move 1", "work 0", "work 1"]),
+        (False, ["fetch 0", "move 0", "work 0", "fetch 1", "move 1", "work 1", "end"]),
+        (True, ["fetch 0", "move 0", "fetch 1", "move 1", "work 0", "work 1", "end"]),
     ],
 )
 def test_a_batch_is_moved_as_soon_as_it_is_fetched(ahead: bool, expected: list[str]) -> None:
@@ -375,3 +375,97 @@ def test_t37_accumulating_unknown_numbers_of_batches_is_an_error(
 
     with pytest.raises(ConfigurationError, match="Accumulate inside the step, and write 1"):
         make_trainer(accumulate_grad_batches=2).fit(Fetching(), loader)
+
+
+# ---- the end of a loader ---------------------------------------------------------------------------------------------
+
+
+class Ending(Sized):
+    """Counts how often it was iterated to its end."""
+
+    ended = 0
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(len(self))
+        self.ended += 1
+
+
+def test_a_pass_asks_the_loader_for_its_end() -> None:
+    loader = Ending(3)
+    given = feed(loader, 3, None, ahead=False)
+    assert list(islice(given, 3)) == [(0, False), (1, False), (2, True)]
+    assert loader.ended == 0  # not before the last batch has been worked on
+    assert next(given, None) is None
+    assert loader.ended == 1
+
+
+def test_a_limit_leaves_the_loader_as_a_break_does() -> None:
+    loader = Ending(3)
+    assert len(list(feed(loader, 2, None, ahead=False))) == 2
+    assert loader.ended == 0
+
+
+def test_the_order_of_the_next_epoch_is_that_of_a_plain_loop() -> None:
+    """torch's RandomSampler draws once more from its generator where it ends."""
+
+    def loader() -> Any:
+        return DataLoader(range(10), 4, shuffle=True, generator=torch.Generator().manual_seed(1))
+
+    plain, fed = loader(), loader()
+    for _ in range(3):
+        assert [b.tolist() for b, _ in feed(fed, 3, None, ahead=False)] == [b.tolist() for b in plain]
+
+
+def test_an_object_that_is_its_own_iterator_loses_no_batch() -> None:
+    class Going:
+        """A stream that goes on where the last pass has left it; its length is that of an epoch."""
+
+        def __init__(self) -> None:
+            self.count = 0
+
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Going:
+            return self
+
+        def __next__(self) -> int:
+            self.count += 1
+            return self.count
+
+    stream = Going()
+    assert [[batch for batch, _ in feed(stream, 2, None, ahead=False)] for _ in range(2)] == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_longer_pass_than_promised_warns(ahead: bool) -> None:
+    class Long(Sized):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(5))
+
+    with pytest.warns(UserWarning, match="has a length of 3 batches and yields more"):
+        assert [batch for batch, _ in feed(Long(3), 3, None, ahead=ahead)] == [0, 1, 2]
+
+
+def test_validation_begins_after_the_end_of_the_training_loader(validated: Any, make_trainer: Any) -> None:
+    events: list[str] = []
+
+    class Pass:
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(2):
+                yield torch.ones(2, 4), torch.ones(2, 1)
+            events.append("end")
+
+    class Module(validated):  # type: ignore[misc]
+        def on_train_batch_end(self, *_: Any) -> None:
+            events.append("batch")
+
+        def on_validation_start(self) -> None:
+            events.append("validation")
+
+    val = DataLoader(TensorDataset(torch.ones(2, 4), torch.ones(2, 1)), 2)
+    make_trainer(max_epochs=2, num_sanity_val_steps=0).fit(Module(), Pass(), val)
+    assert events == ["batch", "batch", "end", "validation"] * 2

@@ -557,3 +557,27 @@ def test_a_rank_without_data_does_not_shrink_the_others_gradients(pool: Any) -> 
     [alone] = pool.run(gradients, world_size=1, group=False)
     assert together[1:] == pytest.approx(alone[1:])
     assert together[0] != pytest.approx(alone[0])
+
+
+# ---- optimizers that look at the loss --------------------------------------------------------------------------------
+
+
+class LineSearch(Regression):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.5, max_iter=8, line_search_fn="strong_wolfe")
+
+
+def searched(batch_size: int, weighted: bool) -> dict[str, Any]:
+    torch.manual_seed(7)
+    module = LineSearch(weighted)
+    trainer(max_epochs=3, precision="64-true").fit(module, DataLoader(data(25), batch_size=batch_size))
+    return module.net.state_dict()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ranks_search_along_the_loss_of_all(pool: Any, weighted: bool) -> None:
+    """L-BFGS decides by the loss how far it goes: with each rank's own, the ranks part or wait for each other."""
+    alone = searched(12, weighted)
+    for rank in pool.run(searched, 6, weighted, group=False):
+        for name, value in rank.items():
+            torch.testing.assert_close(value, alone[name], rtol=1e-7, atol=1e-7)

@@ -746,3 +746,24 @@ def test_synchronised_batch_norm_makes_no_difference_in_one_process(
     trainer = make_trainer(sync_batchnorm=True)
     trainer.fit(regression(), loader)
     assert trainer.global_step == 4
+
+
+def test_epoch_schedulers_step_when_a_hook_cuts_the_epoch_short(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    class Cutting(regression):  # type: ignore[misc]
+        rates: list[float]
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == self.current_epoch + 1 else None
+
+        def on_train_epoch_end(self) -> None:
+            self.rates = [*getattr(self, "rates", []), self.trainer.optimizers[0].param_groups[0]["lr"]]
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1e-3)
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    module = Cutting()
+    make_trainer(max_epochs=4).fit(module, loader)
+    assert module.rates == [5e-4, 2.5e-4, 1.25e-4, 6.25e-5]  # cut after 1, 2 and 3 batches, and whole

@@ -236,3 +236,55 @@ def test_t13_a_strategy_that_accumulates_itself_is_stepped_after_every_batch(mak
     assert trainer.optimizers[0].calls == 4
     assert trainer.global_step == 2
     assert ours.weight.item() == plain.weight.item() == -(2.0 + 6.0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_window_whose_weights_are_all_zero_changes_nothing(make_trainer: Any, ready: Any, accumulate: int) -> None:
+    """The device has counted no token: there is no mean over nothing, however many batches the window has."""
+
+    class Empty(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return WeightedLoss(self.net(batch).mean(), torch.zeros(()))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    module = Empty()
+    before = module.net.weight.detach().clone()
+    make_trainer(accumulate_grad_batches=accumulate).fit(module, ready([torch.ones(2, 4)] * 4))
+    assert torch.equal(module.net.weight, before)
+
+
+def test_a_closure_without_a_loss_changes_nothing(make_trainer: Any, ready: Any) -> None:
+    """An overridden optimizer_step runs the optimizer, whose momentum would move on zeroed gradients."""
+
+    class Sometimes(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 1)
+            self.weights: list[torch.Tensor] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.net(batch).mean() if batch_idx == 0 else None
+
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+            optimizer.step(closure=optimizer_closure)
+
+        def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+            optimizer.zero_grad(set_to_none=False)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.weights.append(self.net.weight.detach().clone())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    module = Sometimes()
+    trainer = make_trainer()
+    trainer.fit(module, ready([torch.ones(2, 4)] * 3))
+    assert torch.equal(module.weights[0], module.weights[2])
+    assert trainer.global_step == 1

@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from drivetrain.data.combined import CombinedLoader
+from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.passes import CombinedPasses, Passes
 from drivetrain.errors import ConfigurationError
 from drivetrain.rank_zero import rank_zero_warn
@@ -86,6 +87,9 @@ def feed(
 ) -> Iterator[tuple[Any, bool]]:
     """Yield ``(batch, is_last)``.
 
+    A pass that is not cut short by a limit asks the loader for its end, as a ``for`` loop does: code behind the last
+    batch runs, and samplers draw what they draw there. It asks when the next batch is wanted after the last one.
+
     Args:
         batches: a loader, or the passes over one; its iterator is made here, once.
         num_batches: where to stop, ``inf`` for its end.
@@ -102,6 +106,7 @@ def feed(
     source = islice(items, None if num_batches == float("inf") else int(num_batches) - done)
     if ahead:
         yield from _ahead(batches, source, move, resumed)
+        _ask_for_end(batches, items, num_batches)
         return
     position = done
     for position, batch in enumerate(source, done + 1):
@@ -112,11 +117,41 @@ def feed(
             batch = moved
         yield batch, position == num_batches
     if position < num_batches < float("inf"):
-        loader = batches.loader if isinstance(batches, (Passes, CombinedPasses)) else batches
         rank_zero_warn(
-            f"The loader {type(loader).__name__} has a length that promised {num_batches:.0f} batches, and gave "
-            f"{position}. What belongs to the last batch of an epoch was left out. Correct its __len__."
+            f"The loader {type(_behind(batches)).__name__} has a length that promised {num_batches:.0f} batches, and "
+            f"gave {position}. What belongs to the last batch of an epoch was left out. Correct its __len__."
         )
+        return
+    _ask_for_end(batches, items, num_batches)
+
+
+def _behind(batches: Any) -> Any:
+    """The user's loader that ``batches`` iterates."""
+    return batches.loader if isinstance(batches, (Passes, CombinedPasses, RecordedIndices)) else batches
+
+
+def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
+    """Exhaust ``items``, all of whose batches were taken, unless a limit has cut the pass short.
+
+    An object that is its own iterator is not asked: it would lose the batch with which its next pass begins.
+    """
+    loader = _behind(batches)
+    if sized_length(batches) != num_batches or any(map(_is_its_own_iterator, _parts(loader))):
+        return
+    for _ in items:
+        rank_zero_warn(
+            f"The loader {type(loader).__name__} has a length of {num_batches:.0f} batches and yields more. The others "
+            "are not used. Correct its __len__."
+        )
+        break
+
+
+def _parts(loader: Any) -> list[Any]:
+    return loader.flattened if isinstance(loader, CombinedLoader) else [loader]
+
+
+def _is_its_own_iterator(loader: Any) -> bool:
+    return hasattr(loader, "__next__") or hasattr(getattr(loader, "dataset", None), "__next__")
 
 
 @dataclass(frozen=True)

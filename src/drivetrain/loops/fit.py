@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead, set_epoch
@@ -134,7 +134,6 @@ def fit(run: Run) -> None:
                 if bound.together is not None:
                     bound.together.end()
                 break
-
             steps_before = progress.global_step
             output = bound.step(batch, batch_idx, held, window_ends, divisor)
             if run.batches is not None:  # the step may have taken further batches
@@ -155,6 +154,8 @@ def fit(run: Run) -> None:
             for hook in bound.batch_end:
                 hook(outputs_for_hooks(output), batch, batch_idx)
 
+            if is_last:
+                next(source, None)  # the loader is asked for its end before validation, as in a plain loop
             if bound.together is not None:
                 bound.together.end()
             if flushes or bound.looks_after:
@@ -236,7 +237,7 @@ def _prepare(run: Run) -> None:
         val_check_every(limits, progress.num_training_batches)
 
 
-def _begin_epoch(run: Run) -> tuple[Iterable[tuple[Any, bool]], _Bound]:
+def _begin_epoch(run: Run) -> tuple[Iterator[tuple[Any, bool]], _Bound]:
     """Bring everything to the start of an epoch, or to where one is taken up; return its batches and its step."""
     progress, book, loaders = run.progress, run.book, run.loaders
     resumes = run.restart is not None and progress.batches_done > 0
@@ -288,7 +289,7 @@ def _bind_with(run: Run, source: Iterator[tuple[Any, bool]]) -> _Bound:
     return bound
 
 
-def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterable[tuple[Any, bool]], _Bound]:
+def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _Bound]:
     """Go on in the middle of an epoch: finish the batch that was done last, then its rest."""
     progress, state, passes = run.progress, run.restart, run.loaders.passes()
     assert state is not None  # the caller has looked
@@ -314,16 +315,23 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterable[tuple[Any, bool]], _
     bound = _bind_with(run, source)
     if run.book.scope is None:
         run.book.scope = run.hooks.scope("training_step")
+    if progress.is_last_batch and data is not None:
+        passes.resume(data)
     take_up_random_state(run)
+    if progress.is_last_batch and data is not None:
+        next(source, None)  # unless it was asked for its end before the checkpoint was saved
     if progress.flush_due:
         run.book.step_values("train")  # the earlier run has logged them
         progress.flush_due = False
     _after_batch(run, bound)
+    if progress.is_last_batch:
+        run.restart = None
+        return iter(()), bound
     left = progress.global_step >= run.limits.max_steps or (progress.should_stop and run.may_stop())
-    if left or data is None or progress.is_last_batch:
+    if left or data is None:
         take_up_between_passes(run)
         run.restart = None
-        return (), bound
+        return iter(()), bound
     after.update(rng_state())
     passes.resume(data)
     set_rng_state(data.get("rng", after))  # a batch that is fetched ahead was drawn before the checkpoint
@@ -354,6 +362,9 @@ def _end_epoch(run: Run, schedules: Schedules) -> None:
     stopped = progress.global_step >= run.limits.max_steps or progress.should_stop
     progress.epoch_cut = stopped and not progress.is_last_batch
     progress.cut_batches = progress.batches_done
+    ended_at_last = progress.is_last_batch and progress.batches_done > progress.batch_idx
+    if not (ended_at_last or progress.epoch_cut):  # on_train_batch_start returned -1, or the loader's length was wrong
+        schedules.advance(schedules.epoch, progress.current_epoch + 1)
     book.agree_on_epoch("train")  # callbacks look at it in the hook, and that may log more
     book.epoch_done = progress.epoch_ending = book.copies = True
     run.hooks.call("on_train_epoch_end")

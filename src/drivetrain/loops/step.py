@@ -27,7 +27,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.introspect import overrides, positional_arity
 from drivetrain.loops.run import Run
 from drivetrain.losses import Window, cannot_be_differentiated, loss_of, rescale
-from drivetrain.optimizers import LightningOptimizer
+from drivetrain.optimizers import LightningOptimizer, parameters_of
 from drivetrain.precision.precision import Precision
 from drivetrain.wrappers import TakeStep, requires_closure
 
@@ -152,10 +152,13 @@ def _closure(
     progress, book = run.progress, run.book
     optimizer_step: Callable[..., Any] = run.hooks.bind_method("optimizer_step") or run.module.optimizer_step
     training_scope = run.hooks.scope("training_step")
-    must_have_loss = requires_closure(handle.optimizer)
+    must_have_loss, shared = requires_closure(handle.optimizer), window.gather is not None
 
     def finish(optimizer: Optimizer) -> None:
-        if window.graded and before_step is not None:
+        if not window.graded:  # zeroed gradients would still make momentum and weight decay move the parameters
+            for parameter in parameters_of(optimizer):
+                parameter.grad = None
+        elif before_step is not None:
             before_step()
 
     _attach(run, handle, finish, lambda: window.graded > 0)
@@ -170,13 +173,13 @@ def _closure(
                 output = forward_backward(batch, batch_idx, position, True, divisor)
             finally:
                 book.scope = outer
-            loss = loss_of(output)[0]
+            loss, weight = loss_of(output, shared)
             if loss is None and must_have_loss:
                 raise ConfigurationError(
                     f"training_step returned no loss, and {type(handle.optimizer).__name__} cannot do without. "
                     "Return a loss for every batch."
                 )
-            return loss
+            return window.mean_over_ranks(loss, weight) if shared and must_have_loss else loss
 
         if not last:
             return forward_backward(batch, batch_idx, position, False, divisor)

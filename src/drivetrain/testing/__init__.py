@@ -1,4 +1,4 @@
-"""Test programs for accelerators without having one."""
+"""Pretend devices, and programs that compare the Trainer with a plain loop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 from drivetrain.lazy import lazy
 
 if TYPE_CHECKING:
+    from drivetrain.testing.equivalence import check_against_plain_loop
     from drivetrain.testing.fake import FakeAccelerator, fake_devices
+    from drivetrain.testing.programs import Program, random_program
     from drivetrain.testing.record import Move, Record, Step, Sync
 
 _MODULES = {
-    "FakeAccelerator": "fake", "Move": "record", "Record": "record", "Step": "record", "Sync": "record",
-    "fake_devices": "fake",
+    "FakeAccelerator": "fake", "Move": "record", "Program": "programs", "Record": "record", "Step": "record",
+    "Sync": "record", "check_against_plain_loop": "equivalence", "fake_devices": "fake", "random_program": "programs",
 }  # fmt: skip
-__all__ = ["FakeAccelerator", "Move", "Record", "Step", "Sync", "fake_devices"]
+__all__ = [
+    "FakeAccelerator", "Move", "Program", "Record", "Step", "Sync", "check_against_plain_loop", "fake_devices",
+    "random_program",
+]  # fmt: skip
 
 __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -1,0 +1,327 @@
+"""Train random programs with a Trainer and with a plain loop, and compare everything that they computed."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.loggers.dummy import DummyLogger
+from drivetrain.losses import WeightedLoss
+from drivetrain.module import LightningModule
+from drivetrain.testing.plain_loop import Outcome, run_plain_loop, scale_gradients
+from drivetrain.testing.programs import Program, loss_of, random_program
+from drivetrain.trainer import Trainer
+
+
+def check_against_plain_loop(
+    programs: int = 20, seed: int = 0, *, device: str | torch.device = "cpu", **trainer_arguments: Any
+) -> None:
+    """Train random programs with the Trainer and with a plain loop; they must compute the same.
+
+    The programs vary data, network, optimizers, schedulers, precision, limits, validation, logging and the hooks that
+    the module overrides. Compared are parameters, buffers, the states of optimizers, schedulers and random generators,
+    every loss and learning rate, every logged row, and the counters. With one process all of it is equal to the last
+    bit, except where a program's ``tolerance`` says otherwise; with several processes to 1e-9.
+
+    Use it to test an accelerator, a strategy, a precision or a callback of your own::
+
+        check_against_plain_loop(100, accelerator="mine", device="mine:0")
+
+    With several processes, call it on every rank, with ``use_distributed_sampler=True`` (the default).
+
+    Args:
+        programs: how many.
+        seed: of the first program; the next has the next number.
+        device: where the plain loop computes.
+        trainer_arguments: the Trainer's. They win over those of the programs.
+
+    Raises:
+        AssertionError: a program computed something else. The message shows the program and the differences;
+            ``random_program(seed)`` gives the program again.
+    """
+    shared = _processes(trainer_arguments) > 1
+    for number in range(seed, seed + programs):
+        program = random_program(number, exactly_shared=shared)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of schedulers whose optimizer has not stepped yet, and the like
+            expected = run_plain_loop(program, torch.device(device))
+            found = run_trainer(program, **({"split_batches": True} if shared else {}), **trainer_arguments)
+        if differing := differences(found, expected, 1e-9 if shared else program.tolerance, whole=not shared):
+            shown = "\n  ".join(differing[:10])
+            raise AssertionError(f"The Trainer and a plain loop computed different numbers with\n{program}:\n  {shown}")
+
+
+def _processes(trainer_arguments: Mapping[str, Any]) -> int:
+    devices = trainer_arguments.get("devices", 1)
+    return (devices if isinstance(devices, int) else 1) * int(trainer_arguments.get("num_nodes", 1))
+
+
+# ---- a program under the Trainer -----------------------------------------------------------------------------------
+
+
+class _ProgramModule(LightningModule):
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+        self.network = program.network()
+        self.automatic_optimization = not program.manual
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+        self.loaders: list[Any] = []  # training loaders that were made
+
+    def configure_optimizers(self) -> Any:
+        optimizers = self.program.optimizers(self.network)
+        schedulers = [
+            {
+                "scheduler": schedule.build(optimizers[0]),
+                "interval": schedule.interval,
+                "frequency": schedule.frequency,
+                **({"monitor": "val_loss", "strict": False} if schedule.watches else {}),
+            }
+            for schedule in self.program.schedules
+        ]
+        return optimizers, schedulers
+
+    def make_loader(self) -> Any:
+        self.loaders.append(self.program.training_loader())
+        return self.loaders[-1]
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        program = self.program
+        loss = loss_of(self.network, batch)
+        self.losses.append(float(loss.detach()))
+        optimizers = self.trainer.optimizers
+        self.rates.append(optimizers[0].param_groups[0]["lr"])
+        self.log("loss", loss, on_step=True, on_epoch=False)
+        self.log("mean_loss", loss, on_step=False, on_epoch=True, sync_dist=True)
+        if program.manual:
+            self._step_by_hand(loss, batch_idx)
+            return None
+        if not program.gives_loss(self.current_epoch, batch_idx):
+            return None
+        weight = program.weight(batch, self.current_epoch, batch_idx)
+        if weight is None:
+            return {"loss": loss, "size": len(batch)} if program.loss == "mapping" else loss
+        as_tensor = program.loss == "weighted_tensor"
+        return WeightedLoss(loss, torch.tensor(weight, dtype=loss.dtype, device=loss.device) if as_tensor else weight)
+
+    def _step_by_hand(self, loss: Tensor, batch_idx: int) -> None:
+        self.manual_backward(loss)
+        if (batch_idx + 1) % self.program.manual_every == 0:
+            optimizers: Any = self.optimizers()
+            for optimizer in optimizers:
+                optimizer.step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("val_loss", loss_of(self.network, batch), sync_dist=True)
+
+
+def _train_batch_start(self: Any, batch: Any, batch_idx: int) -> int | None:
+    return -1 if self.program.cut == (self.current_epoch, batch_idx) else None
+
+
+def _optimizer_step(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+    if self.program.steps_closure_only(epoch, batch_idx):
+        optimizer_closure()
+    else:
+        optimizer.step(closure=optimizer_closure)
+
+
+def _zero_grad(self: Any, epoch: int, batch_idx: int, optimizer: Any) -> None:
+    optimizer.zero_grad(set_to_none=False)
+
+
+def _backward(self: Any, loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _clip(self: Any, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+    self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+
+
+def _before_optimizer_step(self: Any, optimizer: Any) -> None:
+    scale_gradients(optimizer)
+
+
+def _scheduler_step(self: Any, scheduler: Any, metric: Any) -> None:
+    scheduler.step() if metric is None else scheduler.step(metric)
+
+
+def _epoch_start(self: Any) -> None:
+    torch.rand(())
+
+
+def _batch_end(self: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    torch.rand(()), random.random()
+
+
+def _after_backward(self: Any) -> None:
+    for parameter in self.network.parameters():
+        if parameter.grad is not None:
+            parameter.grad += 0.001
+
+
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "optimizer_step": _optimizer_step,
+    "backward": _backward,
+    "optimizer_zero_grad": _zero_grad,
+    "configure_gradient_clipping": _clip,
+    "on_before_optimizer_step": _before_optimizer_step,
+    "lr_scheduler_step": _scheduler_step,
+    "on_train_epoch_start": _epoch_start,
+    "on_train_batch_end": _batch_end,
+    "on_after_backward": _after_backward,
+}
+
+
+def program_module(program: Program) -> LightningModule:
+    """Return the module of ``program``, whose class overrides the hooks that the program names."""
+    overridden: dict[str, Any] = {name: _HOOKS[name] for name in program.hooks}
+    if program.cut is not None:
+        overridden["on_train_batch_start"] = _train_batch_start
+    if not program.passed:
+        overridden["train_dataloader"] = _ProgramModule.make_loader
+        overridden["val_dataloader"] = lambda self: self.program.validation_loader()
+        if not program.val_samples:
+            del overridden["val_dataloader"]
+    return type("ProgramModule", (_ProgramModule,), overridden)(program)  # type: ignore[no-any-return]
+
+
+class _Rows(DummyLogger):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        kept = {name: float(value) for name, value in metrics.items() if name != "epoch"}
+        if kept:
+            self.rows.append((0 if step is None else step, kept))
+
+
+def arguments_of(program: Program) -> dict[str, Any]:
+    """Return the Trainer's arguments of ``program``, and those that keep it quiet."""
+    return {
+        "accelerator": "cpu",
+        "devices": 1,
+        "precision": program.precision,
+        "accumulate_grad_batches": program.accumulate,
+        "gradient_clip_val": program.clip_val,
+        "gradient_clip_algorithm": program.clip_algorithm,
+        "max_epochs": program.max_epochs,
+        "max_steps": program.max_steps,
+        "limit_train_batches": program.limit_train,
+        "limit_val_batches": program.limit_val,
+        "val_check_interval": program.val_check_interval,
+        "check_val_every_n_epoch": program.check_val_every_n_epoch,
+        "log_every_n_steps": program.log_every_n_steps,
+        "num_sanity_val_steps": program.sanity_steps,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+
+
+def run_trainer(program: Program, **trainer_arguments: Any) -> Outcome:
+    """Run ``program`` under a Trainer with its arguments and, before them, ``trainer_arguments``."""
+    rows = _Rows()
+    program.seed_everything()
+    module: Any = program_module(program)
+    trainer = Trainer(**{"logger": rows, **arguments_of(program), **trainer_arguments})
+    loaders: dict[str, Any] = {}
+    if program.passed:
+        loaders["train_dataloaders"] = module.make_loader()
+        loaders["val_dataloaders"] = program.validation_loader() if program.val_samples else None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ProgramModule has a validation_step", UserWarning)
+        trainer.fit(module, **loaders)
+    progress = trainer.progress
+    outcome = Outcome(losses=module.losses, rates=module.rates, rows=rows.rows if trainer.is_global_zero else None)
+    outcome.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    outcome.counters = {
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+        "batches": progress.total_batches,
+    }
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    outcome.keep(module.network, list(trainer.optimizers), schedulers, module.loaders[0])
+    return outcome
+
+
+# ---- comparing -----------------------------------------------------------------------------------------------------
+
+
+def differences(found: Outcome, expected: Outcome, tolerance: float = 0.0, whole: bool = True) -> list[str]:
+    """Return one line for each value of ``found`` that is not that of ``expected``.
+
+    Args:
+        found: of the Trainer.
+        expected: of the plain loop.
+        tolerance: how far numbers may differ, relatively; 0: to no bit.
+        whole: compare also what belongs to one process: losses, step values and random generators.
+    """
+    parts = ["parameters", "buffers", "optimizers", "rates", "counters", "losses"]
+    if whole:
+        parts.append("generators")
+    lefts: Any = {name: getattr(found, name) for name in parts}
+    rights: Any = {name: getattr(expected, name) for name in parts}
+    logged: list[dict[str, Any]] = [{"rows": one.rows, "metrics": one.metrics} for one in (found, expected)]
+    if not whole:
+        lefts.pop("losses"), rights.pop("losses")
+        logged = [_without_step_values(outcome) for outcome in (found, expected)]
+    for outcome, part in zip((found, expected), logged, strict=True):
+        if found.rows is None:
+            part.pop("rows")
+        part["schedulers"] = outcome.schedulers  # they keep the best mean
+    # Means of 32-bit values are exact; the last bits of those of 64-bit values depend on the order of their sum.
+    return [*_differing("", lefts, rights, tolerance), *_differing("", logged[0], logged[1], max(tolerance, 1e-14))]
+
+
+def _without_step_values(outcome: Outcome) -> dict[str, Any]:
+    """What was logged but for the losses of single batches, of which each rank has its own."""
+    rows = [(step, {name: value for name, value in row.items() if name != "loss"}) for step, row in outcome.rows or ()]
+    metrics = {name: value for name, value in outcome.metrics.items() if name != "loss"}
+    return {"rows": [(step, row) for step, row in rows if row], "metrics": metrics}
+
+
+def _differing(place: str, left: Any, right: Any, tolerance: float) -> Iterator[str]:
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        if set(left) != set(right):
+            yield f"{place}: {sorted(map(str, left))} instead of {sorted(map(str, right))}"
+            return
+        for key in left:
+            yield from _differing(f"{place}.{key}".lstrip("."), left[key], right[key], tolerance)
+    elif isinstance(left, Tensor) and isinstance(right, Tensor):
+        same = left.shape == right.shape and left.dtype == right.dtype
+        if same and not torch.equal(left, right):
+            same = bool(tolerance) and torch.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True)
+            same = same or (bool(left.is_floating_point()) and torch.equal(left.nan_to_num(), right.nan_to_num()))
+        if not same:
+            yield f"{place}: {_brief(left)} instead of {_brief(right)}"
+    elif isinstance(left, Sequence) and isinstance(right, Sequence) and not isinstance(left, (str, bytes)):
+        if len(left) != len(right):
+            yield f"{place}: {len(left)} entries instead of {len(right)}: {_brief(left)} instead of {_brief(right)}"
+            return
+        for index, (one, other) in enumerate(zip(left, right, strict=True)):
+            yield from _differing(f"{place}[{index}]", one, other, tolerance)
+    elif isinstance(left, float) and isinstance(right, (float, int)):
+        equal = left == right or (math.isnan(left) and math.isnan(right))
+        if not equal and not math.isclose(left, right, rel_tol=max(tolerance, 0.0), abs_tol=tolerance):
+            yield f"{place}: {left!r} instead of {right!r}"
+    elif callable(left) and callable(right):
+        return  # a scheduler's function
+    elif left != right:
+        yield f"{place}: {_brief(left)} instead of {_brief(right)}"
+
+
+def _brief(value: Any) -> str:
+    text = repr(value.tolist() if isinstance(value, Tensor) else value)
+    return text if len(text) <= 120 else text[:117] + "..."

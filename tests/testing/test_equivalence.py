@@ -1,0 +1,66 @@
+"""The comparison of a Trainer with a plain loop sees what differs, and says which program it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain import Callback
+from drivetrain.testing import check_against_plain_loop, random_program
+from drivetrain.testing.equivalence import differences, run_trainer
+from drivetrain.testing.plain_loop import run_plain_loop
+from drivetrain.testing.programs import Program
+
+
+class Nudge(Callback):
+    """Moves one parameter by the smallest step after the first batch."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 1:
+            weight = pl_module.network[0].weight.data
+            weight[0, 0] = torch.nextafter(weight[0, 0], weight[0, 0] + 1)
+
+
+class Draw(Callback):
+    """Draws one random number."""
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        torch.rand(())
+
+
+@pytest.mark.parametrize("callback", [Nudge, Draw])
+def test_one_bit_and_one_draw_are_seen(callback: type[Callback]) -> None:
+    plain = Program(3)
+    expected = run_plain_loop(plain, torch.device("cpu"))
+    assert differences(run_trainer(plain), expected) == []
+    assert differences(run_trainer(plain, callbacks=callback()), expected)
+
+
+def test_the_message_shows_a_program_that_can_be_run_again() -> None:
+    with pytest.raises(AssertionError, match="seed=") as caught:
+        check_against_plain_loop(30, gradient_clip_val=1e-3, gradient_clip_algorithm="norm")
+    text = str(caught.value)
+    number = int(text.partition("seed=")[2].partition(",")[0].rstrip(")"))
+    assert str(random_program(number)) in text
+    assert "parameters" in text
+
+
+def test_a_seed_names_one_program() -> None:
+    assert random_program(5) == random_program(5)
+    assert len({str(random_program(seed)) for seed in range(50)}) == 50
+
+
+def test_programs_use_every_feature() -> None:
+    """The control of the sweep: nothing that a program can vary stays as it is."""
+    programs = [random_program(seed) for seed in range(300)]
+    for field in dataclasses.fields(Program):
+        assert len({repr(getattr(program, field.name)) for program in programs}) > 1, field.name
+    hooks = {hook for program in programs for hook in program.hooks}
+    assert {"optimizer_step", "backward", "configure_gradient_clipping", "on_before_optimizer_step"} <= hooks
+
+
+def test_a_callback_of_ones_own_can_be_checked() -> None:
+    check_against_plain_loop(5, callbacks=Callback())
