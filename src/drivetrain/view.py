@@ -13,7 +13,7 @@ from drivetrain.callback import Callback, Checkpoint
 from drivetrain.engine import Engine
 from drivetrain.hooks import HookTable
 from drivetrain.logbook import Logbook
-from drivetrain.loops.evaluate import Predictions
+from drivetrain.loops.evaluate import Predictions, validation_follows
 from drivetrain.loops.progress import Progress, RunningStage, TrainerStatus
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.optimizers import LRSchedulerConfig
@@ -372,6 +372,11 @@ class TrainerView(LimitsView, RankFacts):
         interval = self.limits.val_check_interval
         whole_epoch = isinstance(interval, float) and interval == 1.0  # the int 1 means every batch
         return not self.enable_validation or (whole_epoch and self.limits.check_val_every_n_epoch == 1)
+
+    @property
+    def validation_follows(self) -> bool:
+        """Whether a validation follows the training batch that has just ended."""
+        return self._run_parts is not None and self.training and validation_follows(self._run_parts)
 
     @property
     def estimated_stepping_batches(self) -> int | float:

@@ -724,7 +724,83 @@ def test_t28_in_a_resumed_run_the_monitor_may_still_come_too(tmp_path: Path) -> 
     callback = ModelCheckpoint(tmp_path / "a", **{**arguments, "every_n_train_steps": 3})
     with pytest.warns(UserWarning, match="'score', which was not logged"):
         fit(tmp_path, callback, [0.5, 0.4, 0.3], ckpt_path=tmp_path / "a.ckpt")
-    assert files(tmp_path / "a") == ["step=9.ckpt"]
+    assert files(tmp_path / "a") == ["step=12.ckpt"]  # ranked by the validation that follows that step
+
+
+# ---- steps and validations -------------------------------------------------------------------------------------------
+
+
+def test_a_save_that_a_validation_follows_is_ranked_by_it(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path, "{step}", monitor="score", every_n_train_steps=STEPS, save_top_k=-1)
+    fit(tmp_path, callback, [3.0, 1.0, 2.0])
+    scores = {os.path.basename(path): float(score) for path, score in callback.best_k_models.items()}
+    assert scores == {"step=4.ckpt": 3.0, "step=8.ckpt": 1.0, "step=12.ckpt": 2.0}
+    assert callback.best_model_path == str(tmp_path / "step=8.ckpt")
+
+
+def test_a_save_that_no_validation_follows_names_the_step_of_its_score(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback = ModelCheckpoint(tmp_path, "{step}", monitor="score", every_n_train_steps=2, save_top_k=-1)
+    with caplog.at_level("INFO"), pytest.warns(UserWarning, match="'score', which was not logged"):
+        fit(tmp_path, callback, [3.0, 1.0, 2.0])
+    scores = {os.path.basename(path): float(score) for path, score in callback.best_k_models.items()}
+    assert scores == {f"step={step}.ckpt": score for step, score in ((4, 3), (6, 3), (8, 1), (10, 1), (12, 2))}
+    told = [record.message for record in caplog.records if "because no validation follows" in record.message]
+    assert len(told) == 1
+    assert "ranks the checkpoint of step 6 by score of step 4" in told[0]
+
+
+def test_a_training_metric_has_no_age(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    callback = ModelCheckpoint(tmp_path, "{step}", monitor="train_loss", every_n_train_steps=2, save_top_k=-1)
+    with caplog.at_level("INFO"):
+        fit(tmp_path, callback, [3.0, 1.0])
+    assert len(callback.best_k_models) == 4
+    assert "because no validation follows" not in caplog.text
+
+
+@pytest.mark.parametrize("interval", [2, 0.5, timedelta(microseconds=1)])
+def test_saves_wait_for_validations_of_every_kind(tmp_path: Path, interval: Any) -> None:
+    class Counting(Scripted):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("score", float(self.global_step))
+
+    callback = ModelCheckpoint(tmp_path, "{step}", monitor="score", mode="max", every_n_train_steps=2, save_top_k=-1)
+    trainer = Trainer(
+        max_epochs=2, logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+        callbacks=callback, val_check_interval=interval, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(Counting(), loader(), loader())
+    scores = {os.path.basename(path): float(score) for path, score in callback.best_k_models.items()}
+    assert scores == {f"step={step}.ckpt": step for step in (2, 4, 6, 8)}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"every_n_epochs": 2}, {"every_n_train_steps": 5}, {"every_n_epochs": 0}, {"save_top_k": 0, "every_n_epochs": 2}],
+)
+def test_save_last_holds_the_end_of_the_fit(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    callback = ModelCheckpoint(tmp_path, save_last=True, **arguments)
+    fit(tmp_path, callback, max_epochs=3)
+    assert load(tmp_path / "last.ckpt")["global_step"] == 3 * STEPS
+    assert callback.last_model_path == str(tmp_path / "last.ckpt")
+
+
+def test_save_last_is_not_written_twice_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    save = Trainer.save_checkpoint
+    monkeypatch.setattr(
+        Trainer,
+        "save_checkpoint",
+        lambda self, path, *a: (written.append(os.path.basename(path)), save(self, path, *a)),
+    )
+    fit(tmp_path, ModelCheckpoint(tmp_path, save_last=True, save_top_k=0), max_epochs=2)
+    assert written == ["last.ckpt"] * 2
+
+
+def test_a_link_stays_with_the_newest_ranked_checkpoint(tmp_path: Path) -> None:
+    fit(tmp_path, ModelCheckpoint(tmp_path, "{step}", save_last="link", every_n_epochs=2), max_epochs=3)
+    assert os.readlink(tmp_path / "last.ckpt") == "step=8.ckpt"
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -9,7 +9,8 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from drivetrain.callback import Checkpoint
-from drivetrain.errors import ConfigurationError, NotSupportedError, arguments_checked, is_count, wrong_value
+from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types
+from drivetrain.errors import ConfigurationError, arguments_checked
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
 
 if TYPE_CHECKING:
@@ -41,13 +43,14 @@ class ModelCheckpoint(Checkpoint):
             ``epoch=3-val_loss=0.12.ckpt``. ``None``: ``"{epoch}-{step}"``.
         monitor: the logged name that ranks checkpoints; ``None``: the newest is the best.
         verbose: log each save.
-        save_last: also keep ``last.ckpt``, the newest state: True writes a file, "link" a symbolic link to the
-            newest checkpoint, or a copy where links are not allowed.
+        save_last: also keep ``last.ckpt``, the newest state: True writes a file, also when the fit ends, whatever else
+            was due; "link" makes a symbolic link to the newest checkpoint, or a copy where links are not allowed.
         save_top_k: how many to keep; -1: all; 0: none. More than one needs ``monitor``.
         save_weights_only: leave out what only resuming needs.
         mode: "min" or "max": which direction of ``monitor`` is better.
         auto_insert_metric_name: write ``name=value`` in file names instead of the bare value.
-        every_n_train_steps: save after every n optimizer steps.
+        every_n_train_steps: save after every n optimizer steps. If a validation follows that step and ``monitor`` is
+            given, save after the validation, by its value; if none follows, rank by the newest value there is.
         train_time_interval: save when so much time has passed since the last save, checked after each batch.
         every_n_epochs: save in every n-th epoch. At most one of these three; none of them means every epoch, and 0
             means never.
@@ -97,23 +100,9 @@ class ModelCheckpoint(Checkpoint):
         save_on_exception: bool = False,
         enable_version_counter: bool = True,
     ) -> None:
-        _check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)
-        _check_types(dirpath, filename, monitor, save_top_k)
-        if mode not in ("min", "max"):
-            raise ConfigurationError(f'ModelCheckpoint(mode={mode!r}): mode is "min" or "max". Write one of the two.')
-        if save_top_k < -1:
-            raise ConfigurationError(
-                f"ModelCheckpoint(save_top_k={save_top_k}): at least -1, which keeps all. Write -1."
-            )
-        if monitor is None and save_top_k not in (-1, 0, 1):
-            raise ConfigurationError(
-                f"ModelCheckpoint(save_top_k={save_top_k}) cannot rank checkpoints without monitor. "
-                'Name a metric, monitor="val_loss", or write save_top_k=-1 to keep all.'
-            )
-        if save_last not in (None, True, False, "link"):
-            raise ConfigurationError(
-                f'ModelCheckpoint(save_last={save_last!r}): save_last is True, False or "link". Write True.'
-            )
+        check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)
+        check_types(dirpath, filename, monitor, save_top_k)
+        check_choices(mode, monitor, save_top_k, save_last)
         self.dirpath = None if dirpath is None else os.path.abspath(os.path.expanduser(dirpath))
         self.filename = filename
         self.monitor = monitor
@@ -138,9 +127,11 @@ class ModelCheckpoint(Checkpoint):
         self.kth_value: Tensor | None = None
         self.last_model_path = ""
         self._newest_path = ""
-        self._saved_at_step = self._written_at_step = self._seen_step = -1
+        self._saved_at_step = self._written_at_step = self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
-        self._validated = False
+        self._awaited_at_step = -1  # of a save that is due when the validation after this step has ended
+        self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
+        self._validated = self._told_age = False
         if not (self.every_n_train_steps or self.train_time_interval) and type(self) is ModelCheckpoint:
             self.idle_hooks = frozenset({"on_train_batch_end"})
 
@@ -155,9 +146,10 @@ class ModelCheckpoint(Checkpoint):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _STATE}
+        return {**{name: getattr(self, name) for name in _STATE}, "awaited_at_step": self._awaited_at_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._awaited_at_step = state_dict.get("awaited_at_step", -1)
         self.dirpath = self.dirpath or state_dict["dirpath"]  # setup may have run in another process
         if self.dirpath == state_dict["dirpath"]:
             self.best_k_models = dict(state_dict["best_k_models"])
@@ -184,8 +176,9 @@ class ModelCheckpoint(Checkpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.dirpath = trainer.strategy.broadcast(self.dirpath or self._default_dirpath(trainer))
-        self._saved_at_step = self._written_at_step = -1
-        self._validated = False
+        self._saved_at_step = self._written_at_step = self._last_at_batch = self._awaited_at_step = -1
+        self._validated = self._told_age = False
+        self._validated_score = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
@@ -201,17 +194,33 @@ class ModelCheckpoint(Checkpoint):
         if self.train_time_interval is not None:
             elapsed_s = time.monotonic() - self._saved_at_time
             time_due = trainer.strategy.broadcast(elapsed_s >= self.train_time_interval.total_seconds())  # one clock
-        if steps_due or time_due:
-            self._save_once(trainer)
+        if not (steps_due or time_due):
+            return
+        if self.monitor is not None and trainer.validation_follows:
+            self._awaited_at_step = trainer.global_step
+            return
+        self._tell_age_of_score(trainer)
+        self._save_once(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._saves_at_epoch_end(trainer):
             self._save_in_epoch(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validated = self._validated or not trainer.sanity_checking
-        if not self._saves_at_epoch_end(trainer):
+        if trainer.sanity_checking:
+            return
+        self._validated = True
+        if self.monitor is not None:
+            self._validated_score = trainer.callback_metrics.get(self.monitor), trainer.global_step
+        if self._awaited_at_step == trainer.global_step:
+            self._save_once(trainer)
+        elif not self._saves_at_epoch_end(trainer):
             self._save_in_epoch(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.save_last is True and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
+            with self._naming_last(trainer, self._metrics(trainer)):
+                self._save_last(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         saved = self._written_at_step == trainer.global_step
@@ -223,6 +232,19 @@ class ModelCheckpoint(Checkpoint):
             )
             trainer.save_checkpoint(path, self.save_weights_only)
             rank_zero_info(f"Saved {path}.")
+
+    def _tell_age_of_score(self, trainer: Trainer) -> None:
+        """Log once per fit that checkpoints are ranked by a validation before the step that they hold."""
+        if self.monitor is None or self._validated_score is None or self._told_age:
+            return
+        value, step = self._validated_score
+        if step != trainer.global_step and value is not None and trainer.callback_metrics.get(self.monitor) is value:
+            self._told_age = True
+            rank_zero_info(
+                f"ModelCheckpoint ranks the checkpoint of step {trainer.global_step} by {self.monitor} of step {step}, "
+                "because no validation follows this step. To rank each checkpoint by its own value, choose "
+                "every_n_train_steps and val_check_interval so that a validation follows each save."
+            )
 
     def _save_in_epoch(self, trainer: Trainer) -> None:
         if self.every_n_epochs > 0 and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
@@ -245,22 +267,28 @@ class ModelCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         metrics = self._metrics(trainer)
-        last_before = self.last_model_path
-        if self.save_last:  # settled first: what is saved now says where it is, so that a resumed run goes on with it
-            self.last_model_path = self._path_for(trainer, metrics, [last_before], self.CHECKPOINT_NAME_LAST)
-        try:
+        with self._naming_last(trainer, metrics):
             if self.save_top_k != 0 and (score := self._score(trainer, metrics)) is not None:
                 self._save_ranked(trainer, score, metrics)
             if self.save_last:
                 self._save_last(trainer)
-        except BaseException:
-            if not os.path.exists(self.last_model_path):
-                self.last_model_path = last_before
-            raise
-        if last_before not in ("", self.last_model_path):
-            self._remove(trainer, last_before)
         self._saved_at_step = trainer.global_step
         self._saved_at_time = time.monotonic()
+
+    @contextmanager
+    def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[None]:
+        """A block that saves. The name of the last checkpoint is settled before, so that each file in it names it."""
+        before = self.last_model_path
+        if self.save_last:
+            self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST)
+        try:
+            yield
+        except BaseException:
+            if not os.path.exists(self.last_model_path):
+                self.last_model_path = before
+            raise
+        if before not in ("", self.last_model_path):
+            self._remove(trainer, before)
 
     def _metrics(self, trainer: Trainer) -> dict[str, Any]:
         found = {
@@ -349,7 +377,7 @@ class ModelCheckpoint(Checkpoint):
             rank_zero_info(f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}.")
 
     def _save_last(self, trainer: Trainer) -> None:
-        newest = self._newest_path
+        newest, self._last_at_batch = self._newest_path, trainer.progress.total_batches
         if self.save_last == "link" and newest and os.path.exists(newest):
             if trainer.is_global_zero:
                 _link(newest, self.last_model_path)
@@ -438,45 +466,6 @@ class ModelCheckpoint(Checkpoint):
             filepath = os.path.join(self.dirpath, "best_k_models.yaml")
         lines = [f"{json.dumps(path)}: {_yaml(float(score))}\n" for path, score in self.best_k_models.items()]
         Path(filepath).write_text("".join(lines) or "{}\n", encoding="utf-8")
-
-
-def _check_triggers(
-    every_n_train_steps: int | None, train_time_interval: timedelta | None, every_n_epochs: int | None
-) -> None:
-    counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
-    for name, count in counts.items():
-        if count is not None and not is_count(count):
-            raise wrong_value("ModelCheckpoint", name, count, "an int of at least 0", f"{name}=1")
-    interval = train_time_interval
-    if interval is not None and not (isinstance(interval, timedelta) and interval > timedelta(0)):
-        raise wrong_value(
-            "ModelCheckpoint", "train_time_interval", interval, "a timedelta above zero",
-            "train_time_interval=timedelta(minutes=30)",
-        )  # fmt: skip
-    triggers = {**counts, "train_time_interval": interval}
-    chosen = [f"{name}={value!r}" for name, value in triggers.items() if value]
-    if len(chosen) > 1:
-        raise ConfigurationError(
-            f"ModelCheckpoint({', '.join(chosen)}): only one of these can decide when to save. Keep one."
-        )
-
-
-def _check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> None:
-    """The arguments that would fail late, or in a way that does not name them."""
-    for name, value, kinds, kind, example in (
-        ("dirpath", dirpath, (str, os.PathLike), "a path", '"checkpoints"'),
-        ("filename", filename, str, "a text", '"{epoch}-{step}"'),
-        ("monitor", monitor, str, "the name of a logged value", '"val_loss"'),
-    ):
-        if value is not None and not isinstance(value, kinds):
-            raise wrong_value("ModelCheckpoint", name, value, f"{kind} or None", f"{name}={example}")
-    if not isinstance(save_top_k, int) or isinstance(save_top_k, bool):
-        raise wrong_value("ModelCheckpoint", "save_top_k", save_top_k, "an int", "save_top_k=1")
-    if dirpath is not None and "://" in str(dirpath):
-        raise NotSupportedError(
-            f"ModelCheckpoint(dirpath={str(dirpath)!r}) is an address, and this version writes to a local file system. "
-            'Write dirpath="checkpoints", and copy the folder when the run has ended.'
-        )
 
 
 def _link(target: str, link: str) -> None:

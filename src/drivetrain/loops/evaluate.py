@@ -20,7 +20,7 @@ from drivetrain.introspect import positional_arity, takes_iterator
 from drivetrain.logbook import Row
 from drivetrain.loops.loaders import EvalLoader
 from drivetrain.loops.progress import RunningStage
-from drivetrain.loops.run import Run
+from drivetrain.loops.run import Run, val_check_every
 from drivetrain.seed import isolate_rng
 from drivetrain.tree import move_to_host
 
@@ -316,12 +316,22 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
     if progress.should_stop and run.may_stop():
         return True
     if (seconds := run.limits.val_check_seconds) is not None:
-        due: bool = run.engine.strategy.broadcast(time.monotonic() - run.validated_at >= seconds)  # one clock for all
-        return due
+        if run.clock_answer[0] != progress.total_batches:  # a callback may have asked after the same batch
+            over = run.engine.strategy.broadcast(time.monotonic() - run.validated_at >= seconds)  # one clock for all
+            run.clock_answer = (progress.total_batches, over)
+        return run.clock_answer[1]
     if every == float("inf"):
         return is_last
     across_epochs = run.limits.check_val_every_n_epoch is None
     return (progress.total_batches if across_epochs else progress.batch_idx + 1) % every == 0
+
+
+def validation_follows(run: Run) -> bool:
+    """Whether validation follows the batch whose hooks are running."""
+    progress, limits = run.progress, run.limits
+    if not validates_in(run, progress.current_epoch):
+        return False
+    return validation_due(run, val_check_every(limits, progress.num_training_batches), progress.is_last_batch)
 
 
 def results_table(stage: str, results: list[dict[str, float]]) -> str:

@@ -126,6 +126,7 @@ class Run:
         unbinders: undo what binding the step attached to the optimizers.
         stale: somebody changed a limit, a callback, a logger or an optimizer: the loop binds anew at the next batch.
         validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
+        clock_answer: the batches done, and whether the time for a validation was over then.
         together: keeps this rank's pass over the training data in step with the others'; ``None`` where it is alone.
         all_stop: the ranks have agreed to stop.
         transfer: ``(move, hooks)`` as :func:`drivetrain.hooks.bind_transfer` returns them.
@@ -155,6 +156,7 @@ class Run:
     unbinders: list[Callable[[], None]] = field(default_factory=list)
     stale: bool = False
     validated_at: float = field(default_factory=time.monotonic)
+    clock_answer: tuple[int, bool] = (-1, False)
     unlogged: set[str] = field(default_factory=set)
     told_to_go_on: bool = False
     all_stop: bool = False

@@ -1,0 +1,66 @@
+"""What the arguments of ModelCheckpoint may be."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, wrong_value
+
+
+def check_triggers(
+    every_n_train_steps: int | None, train_time_interval: timedelta | None, every_n_epochs: int | None
+) -> None:
+    """Check that at most one of them decides when to save."""
+    counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
+    for name, count in counts.items():
+        if count is not None and not is_count(count):
+            raise wrong_value("ModelCheckpoint", name, count, "an int of at least 0", f"{name}=1")
+    interval = train_time_interval
+    if interval is not None and not (isinstance(interval, timedelta) and interval > timedelta(0)):
+        raise wrong_value(
+            "ModelCheckpoint", "train_time_interval", interval, "a timedelta above zero",
+            "train_time_interval=timedelta(minutes=30)",
+        )  # fmt: skip
+    triggers = {**counts, "train_time_interval": interval}
+    chosen = [f"{name}={value!r}" for name, value in triggers.items() if value]
+    if len(chosen) > 1:
+        raise ConfigurationError(
+            f"ModelCheckpoint({', '.join(chosen)}): only one of these can decide when to save. Keep one."
+        )
+
+
+def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> None:
+    """The arguments that would fail late, or in a way that does not name them."""
+    for name, value, kinds, kind, example in (
+        ("dirpath", dirpath, (str, os.PathLike), "a path", '"checkpoints"'),
+        ("filename", filename, str, "a text", '"{epoch}-{step}"'),
+        ("monitor", monitor, str, "the name of a logged value", '"val_loss"'),
+    ):
+        if value is not None and not isinstance(value, kinds):
+            raise wrong_value("ModelCheckpoint", name, value, f"{kind} or None", f"{name}={example}")
+    if not isinstance(save_top_k, int) or isinstance(save_top_k, bool):
+        raise wrong_value("ModelCheckpoint", "save_top_k", save_top_k, "an int", "save_top_k=1")
+    if dirpath is not None and "://" in str(dirpath):
+        raise NotSupportedError(
+            f"ModelCheckpoint(dirpath={str(dirpath)!r}) is an address, and this version writes to a local file system. "
+            'Write dirpath="checkpoints", and copy the folder when the run has ended.'
+        )
+
+
+def check_choices(mode: Any, monitor: str | None, save_top_k: int, save_last: Any) -> None:
+    """Check the arguments that take a few values, and those that need ``monitor``."""
+    if mode not in ("min", "max"):
+        raise ConfigurationError(f'ModelCheckpoint(mode={mode!r}): mode is "min" or "max". Write one of the two.')
+    if save_top_k < -1:
+        raise ConfigurationError(f"ModelCheckpoint(save_top_k={save_top_k}): at least -1, which keeps all. Write -1.")
+    if monitor is None and save_top_k not in (-1, 0, 1):
+        raise ConfigurationError(
+            f"ModelCheckpoint(save_top_k={save_top_k}) cannot rank checkpoints without monitor. "
+            'Name a metric, monitor="val_loss", or write save_top_k=-1 to keep all.'
+        )
+    if save_last not in (None, True, False, "link"):
+        raise ConfigurationError(
+            f'ModelCheckpoint(save_last={save_last!r}): save_last is True, False or "link". Write True.'
+        )
