@@ -420,6 +420,23 @@ def test_16_mixed_goes_through_wrapped_optimizers_as_by_hand() -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_step_that_overflows_leaves_a_fused_optimizer_as_it_was(fused: bool) -> None:
+    """Its kernel would make momentum buffers without values, and the next step would take them for momentum."""
+    torch.manual_seed(0)
+    plugin = MixedPrecision("16-mixed", scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
+    engine, model = Engine(accelerator="cpu", plugins=[plugin]), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    wrapped, handle = engine.setup(model, optimizer)
+    for factor in (float("inf"), 0.0):
+        handle.zero_grad()
+        engine.backward(wrapped(torch.ones(2, 4)).sum() * factor)
+        handle.step()
+        assert bool(optimizer.state) is (factor == 0.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def test_an_optimizer_that_needs_its_closure_and_a_scaled_loss_do_not_go_together() -> None:
     model = net()
     with pytest.raises(ConfigurationError, match="LBFGS evaluates the loss several times"):

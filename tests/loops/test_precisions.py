@@ -127,6 +127,37 @@ def test_t16_a_step_that_the_scaler_skips_steps_no_scheduler(
     assert trainer.scaler.get_scale() == 4.0
 
 
+@pytest.mark.parametrize("manual", [False, True])
+def test_t16_a_fused_optimizer_trains_as_an_ordinary_one_when_its_first_step_overflows(
+    make_trainer: Any, loader: DataLoader[Any], manual: bool
+) -> None:
+    class Fused(Net):
+        def __init__(self, fused: bool) -> None:
+            super().__init__()
+            self.fused = fused
+            self.automatic_optimization = not manual
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx) * (1.0 if batch_idx else float("inf"))
+            if manual:
+                self.manual_backward(loss)
+                self.optimizers().step()
+                self.optimizers().zero_grad()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9, fused=self.fused)
+
+    found = []
+    for fused in (True, False):
+        torch.manual_seed(1)
+        module, trainer = Fused(fused), make_trainer(plugins=scaled())
+        trainer.fit(module, loader, loader)
+        assert trainer.global_step == 3
+        found.append(torch.cat([parameter.detach().flatten() for parameter in module.parameters()]))
+    torch.testing.assert_close(found[0], found[1])
+
+
 def test_t21_hooks_and_clipping_see_unscaled_gradients(make_trainer: Any, loader: DataLoader[Any]) -> None:
     norms: dict[str, float] = {}
 

@@ -442,3 +442,88 @@ def test_bf16_ignores_a_scalers_state() -> None:
     plugin.load_state_dict(trained(MixedPrecision("16-mixed"), 1).state_dict())
     assert plugin.state_dict() == {}
     assert plugin.scaler is None
+
+
+# ---- optimizers that can skip a step themselves ----------------------------------------------------------------------
+
+
+class SkipsItself(SGD):
+    """A user's optimizer that says it can handle a scaled loss itself."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure: Any = None) -> Any:
+        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        assert found is None
+        assert scale is None  # the gradients are divided by it already
+        return super().step(closure)
+
+
+FUSED: dict[str, Any] = {
+    "sgd": lambda p, fused: SGD(p, lr=0.1, momentum=0.9, fused=fused),
+    "nesterov": lambda p, fused: SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, fused=fused),
+    "adam": lambda p, fused: torch.optim.Adam(p, lr=0.1, fused=fused),
+    "adamw": lambda p, fused: torch.optim.AdamW(p, lr=0.1, amsgrad=True, fused=fused),
+    "adagrad": lambda p, fused: torch.optim.Adagrad(p, lr=0.1, fused=fused),
+    "own": lambda p, fused: (SkipsItself if fused else SGD)(p, lr=0.1, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+@pytest.mark.parametrize("name", list(FUSED))
+def test_t16_an_optimizer_is_not_called_for_gradients_that_overflowed(name: str, unscaled: bool) -> None:
+    """A fused kernel that is called for them leaves state behind: SGD's momentum buffer without values, to begin with.
+
+    The first step is a bad one, and what follows is that of an ordinary optimizer.
+    """
+    found: list[Any] = []
+    for fused in (True, False):
+        plugin, parameter = scaled(), weight(1.0, -2.0, 3.0)
+        optimizer = FUSED[name]([parameter], fused)
+        claim = getattr(optimizer, "_step_supports_amp_scaling", False)
+        assert claim is fused
+        own = set(vars(optimizer))
+        plugin.bind([optimizer])
+        called: set[int] = set()
+        done: list[bool] = []
+        state = None
+        optimizer.register_step_pre_hook(lambda *_, called=called, done=done: called.add(len(done)))
+        for gradient in (INF, 0.5, float("nan"), 0.25, 0.125):
+            optimizer.zero_grad()
+            backward(plugin, parameter, gradient, 1.0, -1.0)
+            if unscaled:
+                plugin.unscale(optimizer)
+            done.append(plugin.step(optimizer))
+            state = dict(optimizer.state) if state is None and name != "adagrad" else state  # which makes its at once
+        assert done == [False, True, False, True, True]
+        assert (called, state or {}) == ({1, 3, 4}, {})
+        assert getattr(optimizer, "_step_supports_amp_scaling", False) is claim
+        assert set(vars(optimizer)) == own  # what a scaler lends to such an optimizer is gone
+        found.append((parameter.tolist(), plugin.state_dict()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    assert found[0][1] == found[1][1]
+
+
+def test_several_fused_optimizers_skip_each_for_itself() -> None:
+    plugin = scaled()
+    parameters = [weight(), weight()]
+    one, other = (SGD([parameter], lr=1.0, momentum=0.5, fused=True) for parameter in parameters)
+    plugin.bind([one, other])
+    for gradient in (INF, 1.0):
+        for optimizer, parameter in zip((one, other), parameters, strict=True):
+            optimizer.zero_grad()
+            backward(plugin, parameter, gradient if optimizer is one else 2.0)
+        assert [plugin.step(one), plugin.step(other)] == [gradient == 1.0, True]
+    assert [parameter.tolist() for parameter in parameters] == [[-1.0], [-5.0]]
+    assert scale_of(plugin) == 512.0
+
+
+def test_a_fused_optimizer_whose_step_fails_is_as_it_was() -> None:
+    plugin, parameter = scaled(), weight()
+    optimizer = SGD([parameter], lr=1.0, fused=True)
+    plugin.bind([optimizer])
+    optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    backward(plugin, parameter, 1.0)
+    with pytest.raises(ZeroDivisionError):
+        plugin.step(optimizer)
+    assert optimizer._step_supports_amp_scaling is True

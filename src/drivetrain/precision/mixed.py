@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from drivetrain.rank_zero import rank_zero_warn
 
 _DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _SKIPS_BEFORE_WARNING = 100
+_SKIPS_ITSELF = "_step_supports_amp_scaling"  # torch's name for an optimizer with such a kernel
 
 
 class MixedPrecision(Precision):
@@ -118,15 +119,16 @@ class MixedPrecision(Precision):
             return super().step(optimizer, **kwargs)
         self.unscale(optimizer)
         assert self._scaler is not None  # something has been unscaled with it
-        called: list[Tensor | None] = []
-        # An ordinary optimizer is called if the scaler has read that all is finite: that it was called is the answer.
-        # A fused one is always called and skips on the device by the ``found_inf`` it is lent: that must be read.
-        hook = optimizer.register_step_post_hook(lambda opt, *_: called.append(getattr(opt, "found_inf", None)))
+        called: list[bool] = []
+        # The scaler reads whether all gradients are finite and calls the optimizer only then: that it was called is
+        # the answer.
+        hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
         try:
-            self._scaler.step(optimizer, **kwargs)
+            with _stepped_as_others(optimizer):
+                self._scaler.step(optimizer, **kwargs)
         finally:
             hook.remove()
-        really = bool(called) and (called[0] is None or not called[0].item())
+        really = bool(called)
         self._unscaled.discard(optimizer)
         self._stepped.add(optimizer)
         if self._optimizers is not None and not self._held():
@@ -217,6 +219,27 @@ class MixedPrecision(Precision):
                 f"were not finite (precision={self.name!r}). Look for a division by zero or a learning rate that is "
                 'too large, or write precision="bf16-mixed".'
             )
+
+
+@contextmanager
+def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
+    """A block in which a scaler treats ``optimizer`` as one that cannot skip a step itself.
+
+    A scaler calls an optimizer with a fused kernel on every step, and the kernel leaves out those whose gradients are
+    not finite. By then ``step`` has made the optimizer's state: SGD's momentum buffers are made without values, and a
+    skipped step leaves them so. The gradients are unscaled already, so such a kernel has nothing else to add.
+    """
+    own = vars(optimizer)
+    if not getattr(optimizer, _SKIPS_ITSELF, False):
+        yield
+        return
+    before = {_SKIPS_ITSELF: own[_SKIPS_ITSELF]} if _SKIPS_ITSELF in own else {}
+    own[_SKIPS_ITSELF] = False
+    try:
+        yield
+    finally:
+        del own[_SKIPS_ITSELF]
+        own.update(before)
 
 
 def _holds_gradients(optimizer: Optimizer) -> bool:
