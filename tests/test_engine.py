@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningModule
 from drivetrain.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
-from drivetrain.errors import ConfigurationError, UnknownArgumentError
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, UnknownNameError
 from drivetrain.loggers import DummyLogger
 from drivetrain.precision import MixedPrecision, Precision
 from drivetrain.strategies import SingleDeviceStrategy
@@ -342,6 +342,14 @@ def test_arguments_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> Non
         Engine(accelerator="cpu", precision="64-true")
 
 
+@pytest.mark.parametrize("data", [torch.ones(2), 3, {}, "text"])
+def test_an_unknown_operation_is_an_error_with_one_process_too(data: Any) -> None:
+    engine = Engine(accelerator="cpu")
+    for reduce in (engine.all_reduce, engine.strategy.reduce):
+        with pytest.raises(UnknownNameError, match="reduce_op='averge'.*: unknown. "):
+            reduce(data, reduce_op="averge")
+
+
 def test_facts_of_one_process() -> None:
     engine = Engine(accelerator="cpu")
     assert (engine.world_size, engine.global_rank, engine.local_rank, engine.node_rank) == (1, 0, 0, 0)
@@ -349,6 +357,13 @@ def test_facts_of_one_process() -> None:
     data = {"a": torch.arange(3), "b": [torch.ones(()), "text"]}
     assert engine.all_gather(data)["a"].shape == (3,)
     assert engine.all_reduce(data)["b"][1] == "text"
+    assert engine.all_gather(data["a"]) is data["a"]  # a tensor is what it is; a number is what it would be on several
+    numbers = engine.all_reduce({"i": 3, "f": 0.1, "b": True})
+    assert {name: (number.dtype, number.item()) for name, number in numbers.items()} == {
+        "i": (torch.float64, 3.0), "f": (torch.float64, 0.1), "b": (torch.float64, 1.0)
+    }  # fmt: skip
+    assert engine.all_gather((3, None))[0].dtype is torch.int64
+    assert engine.all_gather((3, None))[1] is None
     assert engine.broadcast("x") == "x"
     with engine.rank_zero_first(), engine.sharded_model():
         engine.barrier("here")

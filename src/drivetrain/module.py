@@ -18,7 +18,7 @@ from drivetrain.logbook import Logbook
 from drivetrain.logged import Options
 from drivetrain.optimizers import parameters_of
 from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.tree import map_leaves
+from drivetrain.ranks import gathered
 from drivetrain.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -275,15 +275,15 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
                      sync_dist_group, add_dataloader_idx, batch_size, None, rank_zero_only)  # fmt: skip
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Every rank's tensors, stacked to ``(world_size, ...)``; of one process, ``data`` as it is.
+        """Gather every rank's tensors and numbers, as :meth:`drivetrain.Engine.all_gather` does.
 
         Args:
-            data: a tensor, or a tree of them.
+            data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Any other leaf
+                passes through.
             group: the processes to ask; ``None``: all.
             sync_grads: let gradients flow back to the rank that each slice came from.
         """
-        gather = self.trainer.strategy.all_gather
-        return map_leaves(lambda leaf: gather(leaf, group, sync_grads) if isinstance(leaf, Tensor) else leaf, data)
+        return gathered(self.trainer.strategy, data, group, sync_grads)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` on global rank 0 only."""

@@ -15,6 +15,7 @@ from drivetrain.errors import ConfigurationError, described
 from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import LAUNCHER, Launcher
 from drivetrain.plan import Plan
+from drivetrain.strategies.collectives import as_tensor, operation_of
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.tree import map_leaves
 
@@ -149,26 +150,40 @@ class Ranks(RankFacts):
         return self.strategy.broadcast(obj, src)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Every rank's tensors, stacked to ``(world_size, ...)``; of one process, ``data`` as it is.
+        """Gather every rank's tensors and numbers, stacked to ``(world_size, ...)``.
+
+        With one process nothing is stacked: a tensor is returned as it is, a number as a tensor without dimensions.
 
         Args:
-            data: a tensor, or a tree of them.
+            data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Any other leaf
+                passes through.
             group: the processes to ask; ``None``: all.
             sync_grads: let gradients flow back to the rank that each slice came from.
         """
-        gather = self.strategy.all_gather
-        return map_leaves(lambda leaf: gather(leaf, group, sync_grads) if isinstance(leaf, Tensor) else leaf, data)
+        return gathered(self.strategy, data, group, sync_grads)
 
     def all_reduce(self, data: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The reduction of each tensor in ``data`` over the ranks; of one process, ``data`` as it is.
+        """Reduce each tensor and each number in ``data`` over the ranks.
+
+        With one process there is nothing to reduce: a tensor is returned as it is, a number as a tensor.
 
         Args:
-            data: a tensor, or a tree of them; it is not changed.
+            data: a tensor, a number, or a tree of them; it is not changed. A number becomes a tensor on the device.
+                Any other leaf passes through.
             group: the processes that take part; ``None``: all.
-            reduce_op: "mean", "sum", "min", "max", or a ``ReduceOp``.
+            reduce_op: "mean", "sum", "min", "max", "product", or a ``ReduceOp``.
+
+        Raises:
+            UnknownNameError: there is no such operation.
         """
-        reduce = self.strategy.reduce
-        return map_leaves(lambda leaf: reduce(leaf, group, reduce_op) if isinstance(leaf, Tensor) else leaf, data)
+        operation_of(reduce_op)  # also where ``data`` holds nothing to reduce
+        strategy = self.strategy
+
+        def reduced(leaf: Any) -> Any:
+            leaf = as_tensor(leaf, strategy.root_device, reduce_op)
+            return strategy.reduce(leaf, group, reduce_op) if isinstance(leaf, Tensor) else leaf
+
+        return map_leaves(reduced, data)
 
     @contextmanager
     def rank_zero_first(self, local: bool = False) -> Iterator[None]:
@@ -186,6 +201,16 @@ class Ranks(RankFacts):
             if first:
                 self.barrier()
             self.barrier()  # nobody runs on while others still work
+
+
+def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any:
+    """Each tensor and each number in the tree ``data``, gathered over the ranks; see :meth:`Ranks.all_gather`."""
+
+    def gather(leaf: Any) -> Any:
+        leaf = as_tensor(leaf, strategy.root_device)
+        return strategy.all_gather(leaf, group, sync_grads) if isinstance(leaf, Tensor) else leaf
+
+    return map_leaves(gather, data)
 
 
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import Engine
+from drivetrain import Engine, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError
+from drivetrain.tree import map_leaves
 
 
 def data(count: int) -> TensorDataset:
@@ -138,6 +140,67 @@ def test_what_processes_do_together(pool: Any, tmp_path: Path, world_size: int) 
         assert found["gathered"]["c"] == found["reduced"]["c"] == "kept"
         assert found["reduced"]["a"].tolist() == [float(numbers.sum())] * 2
         assert found["broadcast"] == {"from": 1}
+
+
+class Gathering(LightningModule):
+    """Gathers numbers in validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Any = None
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.found = self.all_gather(numbers_of(self.global_rank))
+
+
+def numbers_of(rank: int) -> dict[str, Any]:
+    return {
+        "int": 2**40 + rank, "float": 0.1 + rank, "bool": rank == 0, "text": f"rank {rank}", "none": None,
+        "nested": [(rank, 1.5), {"numpy": np.float32(rank), "array": np.arange(2) + rank}],
+    }  # fmt: skip
+
+
+def exchanged_numbers() -> dict[str, Any]:
+    engine = Engine(accelerator="cpu")
+    engine.launch()
+    mine = numbers_of(engine.global_rank)
+    module = Gathering()
+    Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).validate(module, [torch.ones(1)], verbose=False)
+    return {
+        "gathered": engine.all_gather(mine),
+        "by the module": module.found,
+        **{op: engine.all_reduce(mine, reduce_op=op) for op in ("mean", "sum", "min", "max")},
+    }
+
+
+def as_python(tree: Any) -> Any:
+    return map_leaves(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def kinds_in(tree: Any) -> Any:
+    return map_leaves(lambda leaf: leaf.dtype if isinstance(leaf, torch.Tensor) else type(leaf), tree)
+
+
+def test_plain_numbers_are_gathered_and_reduced_as_tensors(pool: Any) -> None:
+    ranks = pool.run(exchanged_numbers)
+    for rank, found in enumerate(ranks):
+        for how in ("gathered", "by the module"):
+            assert as_python(found[how]) == {
+                "int": [2**40, 2**40 + 1], "float": [0.1, 1.1], "bool": [True, False], "text": f"rank {rank}",
+                "none": None, "nested": [([0, 1], [1.5, 1.5]), {"numpy": [0.0, 1.0], "array": [[0, 1], [1, 2]]}],
+            }  # fmt: skip
+        reduced = {op: as_python(found[op]) for op in ("mean", "sum", "min", "max")}
+        assert [reduced[op]["int"] for op in reduced] == [2**40 + 0.5, 2**41 + 1, 2**40, 2**40 + 1]
+        assert [reduced[op]["float"] for op in reduced] == [(0.1 + 1.1) / 2, 0.1 + 1.1, 0.1, 1.1]
+        assert [reduced[op]["bool"] for op in reduced] == [0.5, 1, False, True]
+        assert reduced["mean"]["nested"] == [(0.5, 1.5), {"numpy": 0.5, "array": [0.5, 1.5]}]
+        assert {reduced[op]["text"] for op in reduced} == {f"rank {rank}"}
+    [alone] = pool.run(exchanged_numbers, world_size=1)
+    assert as_python(alone["by the module"]) == as_python(alone["gathered"])
+    assert as_python(alone["sum"]["int"]) == 2**40
+    assert {how: kinds_in(found) for how, found in alone.items()} == {
+        how: kinds_in(found) for how, found in ranks[0].items()
+    }
 
 
 def test_processes_that_must_be_started_need_a_function() -> None:

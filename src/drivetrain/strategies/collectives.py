@@ -18,6 +18,7 @@ from __future__ import annotations
 import builtins
 import functools
 import io
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,9 +133,9 @@ def reduce(tensor: Any, group: Any = None, reduce_op: Any = "mean", *, device: t
         UnknownNameError: there is no such operation.
         ConfigurationError: on every rank, where tensors or operations differ, or a type knows no such operation.
     """
+    operation = operation_of(reduce_op)
     if not isinstance(tensor, Tensor):
         return tensor
-    operation = _operation(reduce_op)
     peers = peers_of("reduce", group, device)
     if peers is None:
         return tensor
@@ -226,6 +227,38 @@ def gather_keyed(
     return _stacked(values.detach(), peers)
 
 
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
+    """A number of Python or numpy, or a numpy array of numbers, as a tensor on ``device``; anything else as it is.
+
+    Args:
+        leaf: what may be a number. An int becomes int64; a float becomes float64, or float32 on a device without it.
+        device: of this rank.
+        reduce_op: the operation that follows. The tensor has the type of its result, so that the result has the same
+            type with one process, where nothing is reduced: the mean of integers is a float, their sum an int64.
+
+    Raises:
+        UnknownNameError: there is no such operation.
+    """
+    numpy = sys.modules.get("numpy")  # numpy is optional: without it, nothing is of its types
+    if numpy is not None and isinstance(leaf, (numpy.generic, numpy.ndarray)):
+        if leaf.dtype.kind not in "biufc":
+            return leaf
+        tensor = torch.tensor(leaf, device=device)
+    elif isinstance(leaf, (int, float, complex)):
+        floating = {float: _float64(device), complex: _wide(torch.complex64, device)}
+        dtype = next((dtype for kind, dtype in floating.items() if isinstance(leaf, kind)), None)
+        tensor = torch.tensor(leaf, dtype=dtype, device=device)
+    else:
+        return leaf
+    operation = operation_of(reduce_op)
+    if tensor.is_floating_point() or tensor.is_complex() or operation in ("min", "max", *_BITWISE):
+        return tensor
+    return tensor.to(_float64(device) if operation == "mean" else torch.int64)
+
+
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
@@ -281,8 +314,12 @@ def _unsendable(tensor: Any) -> str | None:
     return None
 
 
-def _operation(reduce_op: Any) -> str:
-    """The name of a reduction, however it was given."""
+def operation_of(reduce_op: Any) -> str:
+    """The name of a reduction, however it was given.
+
+    Raises:
+        UnknownNameError: there is no such operation.
+    """
     if reduce_op is None:
         return "mean"
     name = reduce_op.lower() if isinstance(reduce_op, str) and reduce_op.lower() in _KNOWN else ""

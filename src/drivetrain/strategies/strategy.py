@@ -17,6 +17,7 @@ from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
 from drivetrain.registry import Registry
+from drivetrain.strategies.collectives import operation_of
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.redirection import redirected
 from drivetrain.tree import map_leaves
@@ -183,7 +184,12 @@ class Strategy(ABC):
         return obj
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The reduction of ``tensor`` over the ranks; what is no tensor passes through."""
+        """The reduction of ``tensor`` over the ranks; what is no tensor passes through.
+
+        Raises:
+            UnknownNameError: there is no operation ``reduce_op``, also with one process.
+        """
+        operation_of(reduce_op)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
