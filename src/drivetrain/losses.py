@@ -155,6 +155,8 @@ class Window:
             ConfigurationError: an earlier batch of this window returned a plain loss.
         """
         reference = self.reference
+        if isinstance(weight, Tensor):  # 8-bit counts and 16-bit floats could not be added up
+            weight = _wide(weight, loss)
         if reference is None:
             if self.graded:
                 raise _mixed()
@@ -163,8 +165,7 @@ class Window:
         if not again:
             self.total = self.total + weight
         if isinstance(weight, Tensor) or isinstance(reference, Tensor):
-            weight = torch.as_tensor(weight, dtype=torch.float32, device=loss.device)
-            reference = torch.as_tensor(reference, dtype=torch.float32, device=loss.device)
+            weight, reference = _wide(weight, loss), _wide(reference, loss)
             self.reference = torch.maximum(reference, weight)
             unit = _at_least_tiny(self.reference)
             rescale(optimizer, reference / unit)
@@ -186,10 +187,9 @@ class Window:
         before, there = self.reference, self.graded > 0
         if before is None and there:
             raise _mixed()
-        wide = torch.promote_types(loss.dtype, torch.float32)
         here, held, total = (
-            torch.as_tensor(number, dtype=wide, device=loss.device)
-            for number in (weight, before if there else 0, self.total if there else 0)
+            _wide(number, loss)
+            for number in (weight, 0 if before is None or not there else before, self.total if there else 0)
         )
         total = total + here
         everyones = self.gather(torch.stack([torch.maximum(held, here), total]))  # (ranks, 2)
@@ -233,7 +233,7 @@ class Window:
         if self.graded == 1 and self.gather is None:
             return None
         total = self.total
-        return self.reference / (_at_least_tiny(total.float()) if isinstance(total, Tensor) else total)
+        return self.reference / (_at_least_tiny(total) if isinstance(total, Tensor) else total)
 
 
 def _mixed() -> ConfigurationError:
@@ -241,6 +241,11 @@ def _mixed() -> ConfigurationError:
         "training_step returned a WeightedLoss for some batches of a window and a plain loss for others. "
         "Return a WeightedLoss for all of them, or for none."
     )
+
+
+def _wide(number: float | Tensor, loss: Tensor) -> Tensor:
+    """A weight as a tensor beside ``loss``, in 32 bits or more: in 64 where the loss is."""
+    return torch.as_tensor(number, dtype=torch.promote_types(loss.dtype, torch.float32), device=loss.device)
 
 
 def _at_least_tiny(value: Tensor) -> Tensor:

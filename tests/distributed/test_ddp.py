@@ -40,7 +40,7 @@ def data(count: int = 120) -> TensorDataset:
 
 
 class Regression(LightningModule):
-    def __init__(self, weighted: bool = False) -> None:
+    def __init__(self, weighted: bool | str = False) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -52,7 +52,8 @@ class Regression(LightningModule):
         self.seen.append(x[:, 0].tolist())
         if self.weighted:
             each = F.mse_loss(self.net(x), y, reduction="none").squeeze(1)
-            return WeightedLoss((each * tokens).sum() / tokens.sum(), int(tokens.sum()))
+            weight = tokens.sum() if self.weighted == "tensor" else int(tokens.sum())
+            return WeightedLoss((each * tokens).sum() / tokens.sum(), weight)
         loss = F.mse_loss(self.net(x), y)
         self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)
         return loss
@@ -63,7 +64,7 @@ class Regression(LightningModule):
 
 
 def fitted(
-    batch_size: int, accumulate: int, weighted: bool, shuffle: bool, count: int, precision: str = "64-true"
+    batch_size: int, accumulate: int, weighted: bool | str, shuffle: bool, count: int, precision: str = "64-true"
 ) -> dict[str, Any]:
     torch.manual_seed(7)
     module = Regression(weighted)
@@ -98,6 +99,12 @@ def test_the_same_global_batch_trains_the_same_however_it_is_shared(
             together = [sorted(chain(parts)) for parts in zip(*(rank["seen"] for rank in ranks), strict=True)]
             expected = [sorted(batch) for batch in alone["seen"]]
             assert [sorted(set(batch)) for batch in together] == expected  # a repeated batch adds nothing new
+
+
+def test_weights_that_the_device_has_counted_are_as_exact_as_numbers(pool: Any) -> None:
+    alone = fitted(12, 1, True, False, 120)
+    for rank in pool.run(fitted, 2, 3, "tensor", False, 120, group=False):
+        torch.testing.assert_close(rank["weights"], alone["weights"], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
