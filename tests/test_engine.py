@@ -188,6 +188,26 @@ def test_everything_goes_to_the_root_device(arguments: dict[str, Any]) -> None:
     assert {p.device for p in model.parameters()} == {engine.device}
 
 
+class MovesInPlace:
+    """A batch that moves itself and returns nothing."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(2)
+
+    def to(self, device: Any) -> None:
+        self.x = self.x.to(device)
+
+
+def test_a_batch_that_moves_itself_in_place_stays_itself() -> None:
+    engine = Engine(accelerator=MetaAccelerator())
+    batch = MovesInPlace()
+    assert engine.to_device(batch) is batch
+    assert batch.x.device == engine.device
+    batches = [MovesInPlace() for _ in range(3)]
+    assert list(engine.setup_dataloaders(batches)) == batches
+    assert {batch.x.device for batch in batches} == {engine.device}
+
+
 def test_to_device_hands_back_what_is_there_already() -> None:
     batch = [torch.ones(2), torch.ones(1)]
     assert Engine(accelerator="cpu").to_device(batch) is batch

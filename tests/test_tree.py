@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
-from drivetrain.tree import batch_sizes, detach, leaves, map_leaves, move
+from drivetrain.tree import batch_sizes, detach, leaves, map_leaves, move, was_there
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -119,6 +119,39 @@ def test_objects_that_move_themselves_are_asked() -> None:
     assert move([Graph()], META)[0].device == META
     encoding = move(Encoding(ids=ones(2)), META)
     assert (type(encoding), encoding.moved_to) == (Encoding, META)
+
+
+class MovesInPlace:
+    """A batch that moves itself in place, and returns nothing or itself."""
+
+    def __init__(self, returns_itself: bool = False) -> None:
+        self.x, self.returns_itself = ones(2), returns_itself
+
+    def to(self, device: Any) -> Any:
+        self.x = self.x.to(device)
+        return self if self.returns_itself else None
+
+
+@pytest.mark.parametrize("returns_itself", [False, True])
+def test_an_object_that_moves_in_place_is_kept(returns_itself: bool) -> None:
+    batch = MovesInPlace(returns_itself)
+    assert move(batch, META) is batch
+    assert batch.x.device == META
+    nested = {"a": [MovesInPlace(returns_itself), ones(1)]}
+    moved = move(nested, META)
+    assert moved["a"][0] is nested["a"][0]
+    assert moved["a"][0].x.device == moved["a"][1].device == META
+
+
+@pytest.mark.parametrize("batch", [MovesInPlace(), MovesInPlace(True), [MovesInPlace()], {"x": ones(1)}, "text"])
+def test_that_a_batch_was_there_is_known_of_tensors_only(batch: Any) -> None:
+    assert not was_there(batch, move(batch, CPU))
+
+
+@pytest.mark.parametrize("batch", [ones(1), [ones(1)], (ones(1), ones(2))])
+def test_tensors_that_were_there_are_what_they_are(batch: Any) -> None:
+    assert was_there(batch, move(batch, CPU))
+    assert not was_there(batch, move(batch, META))
 
 
 def test_a_packed_sequence_moves_itself() -> None:

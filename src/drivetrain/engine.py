@@ -274,7 +274,7 @@ class Engine(Ranks):
 
     def to_device(self, obj: Any) -> Any:
         """A batch with every tensor in it on the device; a module is moved in place."""
-        return obj.to(self.device) if isinstance(obj, nn.Module) else move(obj, self.device)
+        return move(obj, self.device)
 
     def backward(self, tensor: Tensor, *args: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
         """Compute the gradients of ``tensor``, scaled if the precision wants it.

@@ -80,7 +80,11 @@ class DataHooks:
         return batch
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move the batch; by default every tensor in the tree, and every leaf that has ``.to``."""
+        """Move the batch; by default every tensor in the tree, and every leaf that has ``.to``.
+
+        Returns:
+            The batch on the device; ``None`` if it was moved in place.
+        """
         return move(batch, device)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -336,8 +340,8 @@ def bind_transfer(
         if convert is not None:
             batch = convert(batch)
         batch = before(batch, dataloader_idx)
-        batch = transfer(batch, device, dataloader_idx)
-        batch = after(batch, dataloader_idx)
+        moved = transfer(batch, device, dataloader_idx)
+        batch = after(batch if moved is None else moved, dataloader_idx)  # None: it has moved in place
         book.scope = outer
         return batch
 

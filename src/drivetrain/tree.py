@@ -17,7 +17,10 @@ from torch import Tensor
 
 @runtime_checkable
 class Movable(Protocol):
-    """A leaf that knows how to move itself: a tensor, a PackedSequence, a graph batch, a BatchEncoding."""
+    """A leaf that knows how to move itself: a tensor, a PackedSequence, a graph batch, a BatchEncoding.
+
+    It may move in place; ``to`` then returns the object itself, or nothing.
+    """
 
     def to(self, device: Any) -> Any: ...
 
@@ -71,8 +74,18 @@ def _move_leaf(leaf: Any, device: torch.device) -> Any:
     if isinstance(leaf, Tensor):
         return leaf if leaf.device == device else leaf.to(device, non_blocking=True)
     if isinstance(leaf, Movable) and not isinstance(leaf, type):
-        return leaf.to(device)
+        moved = leaf.to(device)
+        return leaf if moved is None else moved
     return leaf
+
+
+def was_there(batch: Any, moved: Any) -> bool:
+    """Whether ``batch`` lay on the device before :func:`move` made ``moved`` of it.
+
+    The same object is no proof by itself: one that moves itself in place is the same afterwards.
+    """
+    kind = type(batch)
+    return moved is batch and (kind is list or kind is tuple or isinstance(batch, Tensor))
 
 
 def move_to_host(tree: Any) -> Any:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from drivetrain.data.feed import set_epoch
 from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
 from drivetrain.strategies.redirection import redirected
-from drivetrain.tree import map_leaves, move
+from drivetrain.tree import map_leaves, move, was_there
 
 TakeStep = Callable[[Optimizer, "Callable[[], Any] | None", "dict[str, Any]"], Any]
 
@@ -307,7 +307,9 @@ class EngineLoader:
             return batches
         for first in batches:
             moved = move(first, device)
-            if moved is first:  # this loader's batches lie where they are wanted: nobody need look at the others
+            if was_there(
+                first, moved
+            ):  # this loader's batches lie where they are wanted: nobody need look at the others
                 return itertools.chain((first,), batches)
             return itertools.chain((moved,), (move(batch, device) for batch in batches))
         return batches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from drivetrain.data.feed import count_batches, feed, fetches_ahead, seed_workers, set_epoch, sized_length
 from drivetrain.errors import ConfigurationError
 from drivetrain.seed import worker_seed_init
+from drivetrain.tree import move
 
 INF = float("inf")
 
@@ -469,3 +471,33 @@ def test_validation_begins_after_the_end_of_the_training_loader(validated: Any, 
     val = DataLoader(TensorDataset(torch.ones(2, 4), torch.ones(2, 1)), 2)
     make_trainer(max_epochs=2, num_sanity_val_steps=0).fit(Module(), Pass(), val)
     assert events == ["batch", "batch", "end", "validation"] * 2
+# ---- moving ----------------------------------------------------------------------------------------------------------
+
+
+class InPlace:
+    """A batch that moves itself in place."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(1)
+
+    def to(self, device: Any) -> InPlace:
+        self.x = self.x.to(device)
+        return self
+
+
+def test_every_batch_that_moves_in_place_is_moved() -> None:
+    """The first one comes back as the same object, which says nothing about where the others lie."""
+    batches = [InPlace() for _ in range(3)]
+    moved = [batch for batch, _ in feed(batches, 3, partial(move, device=torch.device("meta")), False)]
+    assert [batch.x.device.type for batch in moved] == ["meta"] * 3
+
+
+def test_where_the_first_batch_lies_on_the_device_no_other_is_looked_at() -> None:
+    asked: list[Any] = []
+
+    def looked_at(batch: Any) -> Any:
+        asked.append(batch)
+        return move(batch, torch.device("cpu"))
+
+    assert len(list(feed([[torch.ones(1)]] * 3, 3, looked_at, False))) == 3
+    assert len(asked) == 1

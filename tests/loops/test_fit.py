@@ -767,3 +767,37 @@ def test_epoch_schedulers_step_when_a_hook_cuts_the_epoch_short(
     module = Cutting()
     make_trainer(max_epochs=4).fit(module, loader)
     assert module.rates == [5e-4, 2.5e-4, 1.25e-4, 6.25e-5]  # cut after 1, 2 and 3 batches, and whole
+class Graph:
+    """A batch that moves itself in place and returns nothing."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(2, 4)
+
+    def to(self, device: Any) -> None:
+        self.x = self.x.to(device)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+@pytest.mark.parametrize("own_hook", [False, True])
+def test_a_batch_that_moves_itself_in_place_reaches_every_step(
+    regression: Any, make_trainer: Any, ready: Any, own_hook: bool, precision: str
+) -> None:
+    seen: list[Any] = []
+
+    class Steps(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(batch)
+            return self.net(batch.x.to(self.dtype)).sum()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            seen.append(batch)
+
+    class Transfers(Steps):
+        def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+            return batch.to(device)
+
+    batches = [Graph(), Graph()]
+    make_trainer(num_sanity_val_steps=0, precision=precision).fit(
+        Transfers() if own_hook else Steps(), ready(batches), ready(batches)
+    )
+    assert seen == batches * 2

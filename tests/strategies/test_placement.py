@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -43,3 +44,14 @@ def test_objects_that_stay_are_left_alone() -> None:
     before = list(module.parameters())
     place(module, torch.device("cpu"))
     assert all(a is b for a, b in zip(before, module.parameters(), strict=True))
+
+
+class InPlace(nn.Linear):
+    def to(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        super().to(*args, **kwargs)
+
+
+def test_an_override_of_to_may_return_nothing() -> None:
+    module = InPlace(2, 2)
+    assert place(module, torch.device("meta")) is module
+    assert module.weight.device.type == "meta"

@@ -17,6 +17,7 @@ from drivetrain.data.passes import CombinedPasses, Passes
 from drivetrain.errors import ConfigurationError
 from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.seed import rng_state, worker_seed_init
+from drivetrain.tree import was_there
 
 
 def sized_length(loader: Any) -> int | None:
@@ -94,8 +95,8 @@ def feed(
         batches: a loader, or the passes over one; its iterator is made here, once.
         num_batches: where to stop, ``inf`` for its end.
         move: brings a batch to the device as soon as it is fetched; ``None`` where an overridden transfer hook will
-            do it at its documented place. If it hands the first batch back as it is, the loader's batches lie on the
-            device already, and it is not called again in this pass.
+            do it at its documented place. If the first batch lies on the device already, the loader's other batches do
+            too, and it is not called again in this pass.
         ahead: see :func:`fetches_ahead`.
         resumed: the pass goes on in its middle, where its iterator stands already.
     """
@@ -112,7 +113,7 @@ def feed(
     for position, batch in enumerate(source, done + 1):
         if move is not None:
             moved = move(batch)
-            if moved is batch:
+            if was_there(batch, moved):
                 move = None  # this loader's batches lie where they are wanted
             batch = moved
         yield batch, position == num_batches
