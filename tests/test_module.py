@@ -34,7 +34,7 @@ class PickledByLightning:
 
     def __reduce__(self) -> Any:
         state = self.module.__getstate__()
-        for name in ("_book", "_engine", "_frozen_by_toggle"):
+        for name in ("_book", "_engine", "_toggles"):
             state.pop(name, None)
         return object.__new__, (type(self.module),), {**state, "_fabric": None, **self.private}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 
+class _Toggle(NamedTuple):
+    """One call of ``toggle_optimizer``: whose, and which parameters required gradients when it came."""
+
+    optimizer: Optimizer
+    found: dict[nn.Parameter, bool]
+
+
 class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin, ExportMixin, nn.Module):
     """An ``nn.Module`` with its steps, its optimizers and its hooks.
 
@@ -46,14 +53,14 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
         super().__init__(*args, **kwargs)
         self.__dict__["_trainer"] = None
         self.__dict__["_book"] = None
-        self.__dict__["_frozen_by_toggle"] = {}
+        self.__dict__["_toggles"] = []
 
     allow_zero_length_dataloader_with_multiple_devices: bool = False
     """Whether a loader may be empty on some of several processes."""
 
     _trainer: Any
     _book: Logbook | None
-    _frozen_by_toggle: dict[nn.Parameter, bool]
+    _toggles: list[_Toggle]
 
     # ---- what the user defines -----------------------------------------------------------------------------------
 
@@ -401,20 +408,32 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer` (trap T20).
 
-        Parameters that it shares with another optimizer keep requiring them.
+        Parameters that it shares with another optimizer keep requiring them. Calls may be nested: the innermost one
+        counts, and a parameter that required no gradients before the first of them requires none in any.
         """
         chosen = set(parameters_of(optimizer))
-        everybody = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)}
-        before = self._frozen_by_toggle
-        for parameter in everybody | chosen:
-            wanted = before.setdefault(parameter, parameter.requires_grad)
-            parameter.requires_grad = wanted and parameter in chosen
+        everybody = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)} | chosen
+        toggles = self._toggles
+        found = {parameter: parameter.requires_grad for parameter in everybody}
+        if toggles and toggles[-1].found == found:
+            found = toggles[-1].found  # a program that never untoggles adds nothing in each of its steps
+        before = {**found, **{p: required for toggle in reversed(toggles) for p, required in toggle.found.items()}}
+        toggles.append(_Toggle(unwrapped(optimizer), found))
+        for parameter in everybody:
+            parameter.requires_grad = before[parameter] and parameter in chosen
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
-        """Undo :meth:`toggle_optimizer`: every parameter requires gradients as it did before."""
-        for parameter, required in self._frozen_by_toggle.items():
-            parameter.requires_grad = required
-        self._frozen_by_toggle.clear()
+        """Undo the last :meth:`toggle_optimizer` of this optimizer, and those that came after it.
+
+        Every parameter requires gradients as it did when that call came. For an optimizer that was not toggled, and
+        for ``None``, all calls are undone.
+        """
+        toggles, plain = self._toggles, unwrapped(optimizer)
+        own = [index for index, toggle in enumerate(toggles) if toggle.optimizer is plain]
+        for toggle in reversed(toggles[own[-1] if own else 0 :]):
+            for parameter, required in toggle.found.items():
+                parameter.requires_grad = required
+            toggles.pop()
 
     @contextmanager
     def toggled_optimizer(self, optimizer: Any) -> Iterator[None]:
@@ -444,7 +463,7 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
 
     def __getstate__(self) -> dict[str, Any]:
         # A run holds threads, files and the whole data: none of it belongs to a copy of the model.
-        return {**self.__dict__, "_trainer": None, "_book": None, "_engine": None, "_frozen_by_toggle": {}}
+        return {**self.__dict__, "_trainer": None, "_book": None, "_engine": None, "_toggles": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -452,7 +471,7 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
             return
         # Pickled by Lightning, and read where its names stand for ours: there some attributes are kept as properties.
         own = self.__dict__
-        own.update({"_trainer": None, "_book": None, "_frozen_by_toggle": {}})
+        own.update({"_trainer": None, "_book": None, "_toggles": []})
         for name in ("automatic_optimization", "strict_loading", "example_input_array"):
             if (value := own.pop(f"_{name}", None)) is not None:
                 own[name] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -220,11 +221,91 @@ def test_t20_toggling_keeps_shared_parameters_and_restores_frozen_ones(
 
     make_trainer(limit_train_batches=1).fit(Toggling(), loader)
 
-    all_free = dict.fromkeys(Shared().required(), True) | {"a.bias": False}
     start, first, after_first, second, after_second, after_error = seen
-    assert start == after_first == after_second == after_error == all_free
-    assert first == all_free | {"b.weight": False, "b.bias": False}
-    assert second == all_free | {"a.weight": False}
+    assert start == after_first == after_second == after_error == ALL_FREE
+    assert (first, second) == (ONLY_FIRST, ONLY_SECOND)
+
+
+ALL_FREE = {"a.weight": True, "a.bias": False, "b.weight": True, "b.bias": True, "common.weight": True,
+            "common.bias": True}  # fmt: skip
+ONLY_FIRST = ALL_FREE | {"b.weight": False, "b.bias": False}
+ONLY_SECOND = ALL_FREE | {"a.weight": False}
+
+
+def toggling(make_trainer: Any, loader: DataLoader[Any], step: Any) -> None:
+    """Run ``step(module, first, second)`` as a training step, and see that nothing stays frozen."""
+
+    class Toggling(Shared):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            assert self.required() == ALL_FREE
+            step(self, *self.optimizers())
+            assert self.required() == ALL_FREE
+
+    make_trainer(limit_train_batches=2).fit(Toggling(), loader)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_t20_leaving_a_block_inside_of_another_leaves_the_outer_one(
+    make_trainer: Any, loader: DataLoader[Any], fails: bool
+) -> None:
+    def step(module: Any, first: Any, second: Any) -> None:
+        with module.toggled_optimizer(first):
+            for inner, required in ((second, ONLY_SECOND), (first, ONLY_FIRST)):
+                with pytest.raises(ZeroDivisionError) if fails else nullcontext(), inner.toggle_model():
+                    assert module.required() == required
+                    with module.toggled_optimizer(second):
+                        assert module.required() == ONLY_SECOND
+                    assert module.required() == required
+                    if fails:
+                        1 / 0  # noqa: B018
+                assert module.required() == ONLY_FIRST
+
+    toggling(make_trainer, loader, step)
+
+
+def test_t20_calls_may_be_nested_by_hand(make_trainer: Any, loader: DataLoader[Any]) -> None:
+    def step(module: Any, first: Any, second: Any) -> None:
+        module.toggle_optimizer(first)
+        module.toggle_optimizer(second.optimizer)  # wrapped or not
+        module.toggle_optimizer(first)
+        assert module.required() == ONLY_FIRST
+        module.untoggle_optimizer(first)
+        assert module.required() == ONLY_SECOND
+        module.untoggle_optimizer(second)
+        assert module.required() == ONLY_FIRST
+        module.untoggle_optimizer(first)
+        assert module.required() == ALL_FREE
+        module.untoggle_optimizer(first)  # nothing is left to undo
+
+    toggling(make_trainer, loader, step)
+
+
+def test_t20_undoing_an_outer_call_undoes_the_inner_ones(make_trainer: Any, loader: DataLoader[Any]) -> None:
+    def step(module: Any, first: Any, second: Any) -> None:
+        module.toggle_optimizer(first)
+        module.toggle_optimizer(second)
+        module.untoggle_optimizer(first)
+        assert module.required() == ALL_FREE
+        module.untoggle_optimizer(second)
+        assert module.required() == ALL_FREE
+        module.toggle_optimizer(first)
+        module.toggle_optimizer(second)
+        module.untoggle_optimizer(None)
+
+    toggling(make_trainer, loader, step)
+
+
+def test_t20_what_a_block_has_frozen_by_hand_is_free_again_behind_it(
+    make_trainer: Any, loader: DataLoader[Any]
+) -> None:
+    def step(module: Any, first: Any, second: Any) -> None:
+        with module.toggled_optimizer(first):
+            module.common.weight.requires_grad = False
+            with module.toggled_optimizer(second):
+                assert module.required() == ONLY_SECOND
+            assert module.required() == ONLY_FIRST | {"common.weight": False}
+
+    toggling(make_trainer, loader, step)
 
 
 def test_optimizers_look_like_what_they_wrap(make_trainer: Any, loader: DataLoader[Any]) -> None:
