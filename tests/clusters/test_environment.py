@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -12,7 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
+from drivetrain import LightningModule, Trainer
 from drivetrain.clusters import ClusterEnvironment, ClusterRegistry, LightningEnvironment, LocalEnvironment, detect
 from drivetrain.errors import ConfigurationError
 from drivetrain.plugins import environments
@@ -170,6 +174,140 @@ def test_creates_children_can_stand_for_the_property() -> None:
     environment.set_global_rank(2)
     environment.environ = {}
     assert (environment.world_size(), environment.global_rank()) == (3, 2)
+
+
+# ---- what a class of one's own answers -------------------------------------------------------------------------------
+
+
+class AnswersInText(ClusterEnvironment):
+    """What documents print: the variables as they are."""
+
+    def __init__(self, **variables: str) -> None:
+        super().__init__(dict(variables))
+
+    def world_size(self) -> Any:
+        return self.environ.get("MY_SIZE")
+
+    def global_rank(self) -> Any:
+        return self.environ.get("MY_RANK")
+
+    def local_rank(self) -> Any:
+        return self.environ["MY_LOCAL_RANK"]
+
+    @staticmethod
+    def node_rank() -> Any:  # type: ignore[override]
+        return "0"
+
+    @property
+    def main_port(self) -> Any:
+        return self.environ.get("MY_PORT")
+
+    main_address = None  # type: ignore[assignment]
+
+
+class OfAMixin:
+    def world_size(self) -> str:
+        return "4"
+
+    def main_port(self) -> str:  # a method where a property belongs
+        return "99"
+
+    def creates_processes_externally(self) -> bool:
+        return False
+
+
+class Mixed(OfAMixin, ClusterEnvironment):  # type: ignore[misc]
+    pass
+
+
+def test_c10_what_a_class_of_ones_own_answers_in_text_is_a_number() -> None:
+    environment: Any = AnswersInText(MY_SIZE="2", MY_RANK="1", MY_LOCAL_RANK=" 1 ", MY_PORT="1234")
+    numbers = [
+        environment.world_size(), environment.global_rank(), environment.local_rank(), environment.node_rank(),
+        environment.main_port, environment.master_port(),
+    ]  # fmt: skip
+    assert numbers == [2, 1, 1, 0, 1234, 1234]
+    assert {type(number) for number in numbers} == {int}
+    environment.validate_settings(2, 1)
+    mixed: Any = Mixed()
+    assert (mixed.world_size(), mixed.main_port, mixed.creates_processes_externally) == (4, 99, False)
+    assert (mixed.master_port(), mixed.creates_children()) == (99, False)
+
+
+def test_c10_an_answer_of_none_names_the_method_and_its_variable() -> None:
+    environment: Any = AnswersInText()
+    asked = {
+        "world_size()": environment.world_size, "global_rank()": environment.global_rank,
+        "main_port": lambda: environment.main_port,
+    }  # fmt: skip
+    for (name, ask), variable in zip(asked.items(), ("MY_SIZE", "MY_RANK", "MY_PORT"), strict=True):
+        expected = f"AnswersInText.{name} answered None; probably it reads {variable}, which is not set. Start"
+        with pytest.raises(ConfigurationError, match=re.escape(expected)):
+            ask()
+    with pytest.raises(ConfigurationError, match=r"AnswersInText.main_address answered None; probably it reads a var"):
+        _ = environment.main_address
+
+
+class OfTheDocument(ClusterEnvironment):
+    """The class of document 3 (E3-2), as it is printed there."""
+
+    def master_address(self) -> Any:
+        return os.environ["MASTER_ADDR"]
+
+    def master_port(self) -> Any:
+        return os.environ["MASTER_PORT"]
+
+    def world_size(self) -> Any:
+        return os.environ.get("WORLD_SIZE")
+
+    def local_rank(self) -> Any:
+        return int(os.environ["LOCAL_RANK"])
+
+
+def fitted_with(devices: int | str) -> Any:
+    trainer = Trainer(
+        plugins=[OfTheDocument()], accelerator="cpu", devices=devices, max_epochs=1, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    seen: list[float] = []
+
+    class Summing(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(()))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.extend(batch.tolist())
+            return (self.weight * batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer.fit(Summing(), DataLoader(torch.arange(4.0)))
+    return trainer.world_size, trainer.global_rank, seen
+
+
+@pytest.mark.parametrize("devices", [2, "auto"])
+def test_e3_2_a_class_of_the_document_trains_on_two_ranks(pool: Any, devices: int | str) -> None:
+    assert pool.run(fitted_with, devices, group=False) == [(2, 0, [0.0, 2.0]), (2, 1, [1.0, 3.0])]
+
+
+def test_e3_2_without_its_variable_the_plan_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_RANK": "0", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ConfigurationError, match=r"OfTheDocument.world_size\(\) answered None; .* reads WORLD_SIZE"):
+        Trainer(plugins=[OfTheDocument()], accelerator="cpu")
+
+
+@pytest.mark.parametrize("answer", ["two", 1.5, [1], ""])
+def test_c10_an_answer_that_is_no_number_is_shown(answer: Any) -> None:
+    class Answers(ClusterEnvironment):
+        def world_size(self) -> Any:
+            return answer
+
+    with pytest.raises(ConfigurationError, match=re.escape(f"{answer!r}, which is no whole number. Return an int.")):
+        Answers().world_size()
 
 
 # ---- what is detected ------------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import signal
 import socket
 from collections.abc import Mapping, MutableMapping
 from typing import Any, ClassVar
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, shown
 from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.registry import Registry
 
@@ -20,6 +22,9 @@ _NAMES_OF_1 = {
     "main_port": "master_port",
     "creates_processes_externally": "creates_children",
 }
+_NUMBERS = ("world_size", "global_rank", "local_rank", "node_rank", "main_port", "master_port")
+_TEXTS = ("main_address", "master_address")
+_FACTS = ("creates_processes_externally", "creates_children")
 
 
 class ClusterEnvironment:
@@ -28,7 +33,10 @@ class ClusterEnvironment:
     As it stands it reads the variables of ``torchrun``: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``,
     ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides what its cluster says differently. The method names of the
     first generation, ``master_address()``, ``master_port()`` and ``creates_children()``, may be called and overridden
-    in place of the properties. All numbers are ints (spec C10).
+    in place of the properties.
+
+    All numbers are ints (spec C10). A subclass may return them as text, as they stand in the environment; where it
+    returns ``None``, because its variable is not set, the caller gets a ConfigurationError.
 
     Args:
         environ: the variables; ``None``: those of this process, also after the object has moved to another one.
@@ -51,6 +59,8 @@ class ClusterEnvironment:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for name in (*_NUMBERS, *_TEXTS, *_FACTS):
+            _check_answers(cls, name)
         for new, old in _NAMES_OF_1.items():
             _pair_names(cls, new, old)
 
@@ -144,7 +154,7 @@ class ClusterEnvironment:
         """
         if not self.creates_processes_externally:
             return
-        size = int(self.world_size())
+        size = self.world_size()
         if num_devices * num_nodes != size:
             raise ConfigurationError(
                 f"{type(self).__name__} says that {size} processes were started, but devices={num_devices} and "
@@ -199,16 +209,63 @@ class ClusterEnvironment:
         return self.environ[name]
 
 
+def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
+    """Let the member ``name`` that ``cls`` or a mixin of it defines answer in the contract's type, or raise."""
+    owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
+    if owner is not cls and issubclass(owner, ClusterEnvironment):
+        return  # checked where it is defined
+    member: Any = vars(owner).get(name)
+
+    def answer(self: ClusterEnvironment) -> Any:
+        given = member.__get__(self, type(self)) if hasattr(member, "__get__") else member
+        return _in_type(self, name, given() if callable(given) else given, member)
+
+    function = getattr(member, "fget", member)
+    if callable(function):
+        functools.update_wrapper(answer, function)
+    is_property = name in _NAMES_OF_1
+    setattr(cls, name, property(answer, getattr(member, "fset", None)) if is_property else answer)
+
+
+def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any) -> Any:
+    """What the member ``name`` answered, in the contract's type.
+
+    Raises:
+        ConfigurationError: it is ``None``, or no whole number where one belongs.
+    """
+    shown_name = f"{type(environment).__name__}.{name}{'' if name in _NAMES_OF_1 else '()'}"
+    if name in _FACTS:
+        return bool(given)
+    if given is None:
+        code = getattr(getattr(member, "fget", member), "__code__", None)
+        unset = [
+            text for text in getattr(code, "co_consts", ())
+            if isinstance(text, str) and text.isidentifier() and text.isupper() and text not in environment.environ
+        ]  # fmt: skip
+        why = f"it reads {' and '.join(unset)}, which is not set" if unset else "it reads a variable that is not set"
+        raise ConfigurationError(
+            f"{shown_name} answered None; probably {why}. Start the program with the launcher that sets it, or return "
+            "a value of your own."
+        )
+    if name in _TEXTS:
+        return str(given)
+    try:
+        number = int(given) if isinstance(given, str) else operator.index(given)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"{shown_name} answered {shown(given)}, which is no whole number. Return an int."
+        ) from None
+    return number
+
+
 def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
     """Where ``cls`` defines one of a property and its method of the first generation, let it have the other."""
     own = vars(cls)
     if new in own and old not in own:
-        value = own[new]  # a property, or in a class of the user's a plain value
-        getter = getattr(value, "fget", None)
-        setattr(cls, old, lambda self: value if getter is None else getter(self))
+        getter = own[new].fget
+        setattr(cls, old, lambda self: getter(self))
     elif old in own and new not in own:
-        method, kind = own[old], int if new == "main_port" else bool if new.startswith("creates") else str
-        setattr(cls, new, property(lambda self: kind(method(self))))
+        setattr(cls, new, property(own[old]))
 
 
 for _new, _old in _NAMES_OF_1.items():  # a class's own definition does not call its __init_subclass__
