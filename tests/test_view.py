@@ -75,7 +75,64 @@ def test_what_the_properties_say(validated: Any, loader: DataLoader[Any], make_t
     assert not trainer.received_sigterm
 
 
-def test_nobody_knows_how_many_training_batches_there_are_before_the_loader_is_made(
+def test_the_number_of_training_batches_is_known_while_a_fit_is_set_up(
+    regression: type[LightningModule], data: Any, make_trainer: Any
+) -> None:
+    """Reading it makes the loader that the fit will use, once, and trains to the same weights."""
+
+    class Asking(regression):  # type: ignore[misc, valid-type]
+        def __init__(self, first: str) -> None:
+            torch.manual_seed(1)
+            super().__init__(dropout=0.5)
+            self.first, self.made = first, 0
+            self.found: list[float] = []
+
+        def train_dataloader(self) -> Any:
+            self.made += 1
+            assert self.trainer.num_training_batches == float("inf")  # it is being made
+            return DataLoader(data, batch_size=8, shuffle=True)
+
+        def configure_optimizers(self) -> Any:
+            if self.first:
+                getattr(self.trainer, self.first)
+                self.found += [self.trainer.num_training_batches, self.trainer.estimated_stepping_batches]
+            return super().configure_optimizers()
+
+        def on_fit_start(self) -> None:
+            self.found += [self.trainer.num_training_batches, self.trainer.fit_loop.max_batches] if self.first else []
+
+    weights = []
+    for first in ("num_training_batches", "estimated_stepping_batches", ""):
+        module, trainer = Asking(first), make_trainer(max_epochs=2, limit_train_batches=3, accumulate_grad_batches=2)
+        torch.manual_seed(2)
+        trainer.fit(module)
+        assert (module.found, module.made) == ([3, 4, 3, 3] if first else [], 1)
+        assert trainer.num_training_batches == 3
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in module.parameters()]))
+    assert torch.equal(weights[0], weights[2])
+    assert torch.equal(weights[1], weights[2])
+
+
+def test_the_number_of_training_batches_is_that_of_the_fit_that_is_set_up(
+    regression: type[LightningModule], data: Any, make_trainer: Any
+) -> None:
+    found = []
+
+    class Asking(regression):  # type: ignore[misc, valid-type]
+        def configure_optimizers(self) -> Any:
+            found.append(self.trainer.num_training_batches)
+            return super().configure_optimizers()
+
+    trainer = make_trainer()
+    for batch_size, expected in ((8, 4), (16, 2)):
+        trainer.fit(Asking(), DataLoader(data, batch_size=batch_size))
+        assert found.pop() == trainer.num_training_batches == expected
+    trainer.limit_train_batches = 0
+    trainer.fit(Asking(), DataLoader(data, batch_size=8))
+    assert found == [0]
+
+
+def test_nobody_knows_how_many_training_batches_there_are_before_a_fit(
     validated: type[LightningModule], loader: DataLoader[Any], make_trainer: Any
 ) -> None:
     """pytorch-forecasting takes the lesser of this and ``limit_train_batches`` in ``configure_optimizers``."""
@@ -91,7 +148,7 @@ def test_nobody_knows_how_many_training_batches_there_are_before_the_loader_is_m
     assert trainer.num_training_batches == float("inf")
     trainer.fit(module, loader, loader)
     trainer.validate(module, loader, verbose=False)
-    assert (found, trainer.num_training_batches) == ([float("inf")], 4)
+    assert (found, trainer.num_training_batches) == ([4], 4)
     assert make_trainer(limit_train_batches=0).num_training_batches == 0
 
 

@@ -376,6 +376,7 @@ class Trainer(TrainerView):
             overfits=bool(self.settings.overfit_batches),
             share=strategy.share if strategy.is_distributed and self.settings.use_distributed_sampler else None,
             splits=self.settings.split_batches,
+            gather=strategy.gather_objects if strategy.is_distributed else None,
         )  # fmt: skip
         if not job.checked:
             attach.check_loaders(model, loaders, fn, validates=self.limits.val_batches != 0)

@@ -14,7 +14,7 @@ from drivetrain.engine import Engine
 from drivetrain.hooks import HookTable
 from drivetrain.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions, validation_follows
-from drivetrain.loops.progress import Progress, RunningStage, TrainerStatus
+from drivetrain.loops.progress import Progress, RunningStage, TrainerFn, TrainerStatus
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.optimizers import LRSchedulerConfig
 from drivetrain.plan import Plan
@@ -282,10 +282,20 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def num_training_batches(self) -> float:
-        """Training batches of an epoch; ``inf`` where nobody knows, as before the loader is made."""
-        run, count = self._run_parts, self.progress.num_training_batches
-        unknown = count == 0 and self.limits.train_batches != 0 and (run is None or run.loaders.made_training is None)
-        return ENDLESS if unknown else count
+        """Training batches of an epoch; ``inf`` where nobody knows, as before a fit is set up.
+
+        While a fit is set up, as in ``configure_optimizers``, it makes the training loader if that is not made yet.
+        With several processes whose loaders may differ in length, read it on all of them then.
+        """
+        run, progress = self._run_parts, self.progress
+        count = progress.num_training_batches
+        if count or self.limits.train_batches == 0:
+            return count
+        if run is None or run.loaders.makes_training:
+            return ENDLESS
+        if progress.fn is TrainerFn.FITTING and not progress.stopped:
+            return run.loaders.count_training()
+        return ENDLESS if run.loaders.made_training is None else count
 
     @property
     def num_val_batches(self) -> list[float]:
@@ -380,7 +390,10 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps of the whole fit; ``inf`` without a limit. May make the training loader (trap T50)."""
+        """Optimizer steps of the whole fit; ``inf`` without a limit. May make the training loader (trap T50).
+
+        With several processes whose loaders may differ in length, read it on all of them.
+        """
         run = self._run_parts
         if run is None or self.limits.max_epochs == ENDLESS:
             return self.limits.max_steps

@@ -181,7 +181,7 @@ class FitView(_LoopView):
     @property
     def max_batches(self) -> float:
         """Training batches of an epoch."""
-        return self._progress.num_training_batches
+        return self._trainer.num_training_batches
 
     @property
     def done(self) -> bool:

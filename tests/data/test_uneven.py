@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.data.uneven import KeptTogether
+from drivetrain.data.uneven import KeptTogether, PaddedBatches
 from drivetrain.errors import ConfigurationError
 
 
@@ -40,3 +40,38 @@ def test_the_longest_rank_decides(own: int, other: int, expected: list[Any]) -> 
 def test_t36_a_rank_without_any_is_named_on_all(own: int, other: int, empty: int) -> None:
     with pytest.raises(ConfigurationError, match=f"no batch at all on rank {empty}"):
         given(own, other)
+
+
+@pytest.mark.parametrize(
+    ("counts", "rank", "expected"),
+    [
+        ([2, 2], 0, [(0, False, 1), (1, True, 1)]),
+        ([3, 1], 0, [(0, False, 1), (1, False, 2), (2, True, 2)]),
+        ([3, 1], 1, [(0, False, 1), (0, False, 0), (0, True, 0)]),
+        ([3, 1, 2], 0, [(0, False, 1), (1, False, 1.5), (2, True, 3)]),
+    ],
+)
+def test_known_lengths_need_no_question(counts: list[int], rank: int, expected: list[Any]) -> None:
+    fetched: list[int] = []
+
+    def source() -> Any:
+        for number in range(counts[rank]):
+            fetched.append(number)
+            yield number, number == counts[rank] - 1
+
+    padded = PaddedBatches(source(), counts, rank)
+    found = []
+    for number, (batch, last) in enumerate(padded):
+        found.append((batch, last, padded.factor))
+        assert len(fetched) == min(number + 1, counts[rank])  # nothing is fetched ahead
+    assert found == expected
+
+
+def test_a_pass_goes_on_behind_a_ranks_own_batches_with_the_one_it_is_given() -> None:
+    padded = PaddedBatches(iter(()), [4, 2], 1, done=3)
+    padded.batch = "last"
+    assert [(*given, padded.factor) for given in padded] == [("last", True, 0)]
+
+
+def test_a_loader_that_gives_less_than_it_promised_ends_its_pass() -> None:
+    assert list(PaddedBatches(iter([(0, False)]), [3, 2], 0)) == [(0, False)]

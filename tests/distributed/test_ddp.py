@@ -501,20 +501,6 @@ def test_t1_a_loader_is_shared_out_once(pool: Any) -> None:
     assert pool.run(combined_again_and_again, group=False) == [[4, 4, 4, 4]] * 2
 
 
-def of_other_lengths() -> str:
-    count = 16 if __import__("os").environ["RANK"] == "0" else 8
-    try:
-        trainer(max_epochs=1, use_distributed_sampler=False).fit(Automatic(), DataLoader(data(count), batch_size=2))
-    except ConfigurationError as error:
-        return str(error)
-    return ""
-
-
-def test_t36_loaders_of_other_lengths_are_refused_on_every_rank(pool: Any) -> None:
-    for message in pool.run(of_other_lengths, group=False):
-        assert "[8.0, 4.0] batches" in message or "[8, 4] batches" in message
-
-
 class Unsized(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Any:
         rank = int(__import__("os").environ["RANK"])

@@ -251,24 +251,33 @@ def test_t34_switching_training_off_between_epochs_ends_it(make_trainer: Any, fi
     assert module.batches == [0, 1, 2, 3, 4]
 
 
-def test_t40_a_resumed_loader_is_as_old_as_it_was(make_trainer: Any, ready: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize(("saved_in", "made_later"), [(0, [2, 4]), (2, [4])])
+def test_t40_a_resumed_loader_is_as_old_as_it_was(
+    make_trainer: Any, ready: Any, tmp_path: Path, saved_in: int, made_later: list[int], asks: bool
+) -> None:
     class Loading(Slope):
         def __init__(self) -> None:
             super().__init__()
             self.made: list[int] = []
+
+        def configure_optimizers(self) -> Any:
+            if asks:  # which makes the loader before the run knows its epoch
+                assert self.trainer.num_training_batches == 2
+            return super().configure_optimizers()
 
         def train_dataloader(self) -> Any:
             self.made.append(self.current_epoch)
             return ready([torch.ones(1)] * 2)
 
     arguments = {"max_epochs": 5, "reload_dataloaders_every_n_epochs": 2}
-    saving = save_at("on_train_epoch_end", tmp_path / "a", lambda t: t.current_epoch == 0)
+    saving = save_at("on_train_epoch_end", tmp_path / "a", lambda t: t.current_epoch == saved_in)
     whole = Loading()
     make_trainer(**arguments, callbacks=saving).fit(whole)
     resumed = Loading()
     make_trainer(**arguments).fit(resumed, ckpt_path=tmp_path / "a")
     assert whole.made == [0, 2, 4]
-    assert resumed.made[1:] == [2, 4]
+    assert resumed.made[1:] == made_later
 
 
 def test_t37_a_step_that_finds_no_further_batch_is_left_out(make_trainer: Any, five: Any) -> None:

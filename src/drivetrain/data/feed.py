@@ -39,7 +39,11 @@ def count_batches(loader: Any, limit: int | float, argument: str) -> float:
     Raises:
         ConfigurationError: the fraction leaves no batch, or there is no length to take a fraction of.
     """
-    length = sized_length(loader)
+    return count_of(sized_length(loader), limit, argument, type(loader).__name__)
+
+
+def count_of(length: int | None, limit: int | float, argument: str, name: str) -> float:
+    """:func:`count_batches` of a loader of this ``length`` (``None``: it has none) and class ``name``."""
     if limit == 0:
         return 0
     if isinstance(limit, int):
@@ -48,7 +52,7 @@ def count_batches(loader: Any, limit: int | float, argument: str) -> float:
         if limit == 1.0:
             return float("inf")
         raise ConfigurationError(
-            f"{argument}={limit} is a fraction, but the loader {type(loader).__name__} has no length. "
+            f"{argument}={limit} is a fraction, but the loader {name} has no length. "
             f"Write a number of batches, {argument}=100, or {argument}=1.0 for all."
         )
     count = int(length * limit)
@@ -104,7 +108,7 @@ def feed(
     items = iter(batches)
     if isinstance(batches, CombinedLoader):
         items = (item[0] for item in items)
-    source = islice(items, None if num_batches == float("inf") else int(num_batches) - done)
+    source = islice(items, None if num_batches == float("inf") else max(int(num_batches) - done, 0))
     if ahead:
         yield from _ahead(batches, source, move, resumed)
         _ask_for_end(batches, items, num_batches)

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import CheckpointError
-from drivetrain.seed import rng_state, set_rng_state
+from drivetrain.seed import isolate_rng, rng_state, set_rng_state
 
 _INF = float("inf")
 Mark = dict[str, Any]
@@ -207,6 +207,22 @@ class Passes:
                 f"{type(self.loader).__name__} gave only {self._given}. Resume with the data it was saved with."
             )
 
+    @property
+    def can_repeat(self) -> bool:
+        """Whether :meth:`last_batch` works: a loader that keeps its own state does not go back by one batch."""
+        return not self._stateful
+
+    def last_batch(self, mark: Mark) -> Any:
+        """The batch that was given last when ``mark`` was taken, fetched again; no random generator moves.
+
+        A worker may have drawn other random numbers for it.
+        """
+        with isolate_rng():
+            self.resume({**mark, "given": mark["given"] - 1, "ended": False})
+            batch = next(iter(self))
+        self.close()
+        return batch
+
 
 class CombinedPasses:
     """The same for a CombinedLoader: every loader in it is taken up where it was. Gives the batches alone."""
@@ -220,6 +236,13 @@ class CombinedPasses:
         self._combined.limits = None
         self.fetches_here = True  # to start a shorter loader again draws numbers, whoever fetches its batches
         self._limit_parts()
+
+    can_repeat = False
+    """Its loaders may have begun again since the batch that was given last."""
+
+    def last_batch(self, mark: Mark) -> Any:
+        """Never called: see :attr:`can_repeat`."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.loader)

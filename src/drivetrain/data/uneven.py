@@ -2,10 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from drivetrain.errors import ConfigurationError
+
+
+class PaddedBatches:
+    """``(batch, is_last)`` as often as the rank with most batches has one; the others repeat their last batch.
+
+    The number of batches of each rank is known, so nothing is asked and nothing is fetched ahead.
+
+    Args:
+        source: this rank's own, as :func:`drivetrain.data.feed.feed` yields them.
+        counts: the number of batches of each rank, at least 1.
+        rank: this one.
+        done: batches of the pass that are done already; see :attr:`batch`.
+
+    Attributes:
+        factor: as of :class:`KeptTogether`.
+        batch: the one that was given last. A rank that resumes behind its last batch must be given it.
+    """
+
+    def __init__(self, source: Iterator[tuple[Any, bool]], counts: Sequence[float], rank: int, done: int = 0) -> None:
+        self._source = source
+        self._counts = counts
+        self._own = counts[rank]
+        self._done = done
+        self.factor = 1.0
+        self.batch: Any = None
+
+    def __iter__(self) -> Iterator[tuple[Any, bool]]:
+        longest = int(max(self._counts))
+        for number in range(self._done, longest):
+            if number < self._own:
+                item = next(self._source, None)
+                if item is None:
+                    return  # the loader gave fewer than its length promised, and a warning has said so
+                self.batch = item[0]
+                self.factor = len(self._counts) / sum(count > number for count in self._counts)
+            else:
+                self.factor = 0.0
+            yield self.batch, number + 1 == longest
 
 
 class KeptTogether:

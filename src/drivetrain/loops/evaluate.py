@@ -18,7 +18,7 @@ from drivetrain.data.passes import generators_kept
 from drivetrain.errors import ConfigurationError
 from drivetrain.introspect import positional_arity, takes_iterator
 from drivetrain.logbook import Row
-from drivetrain.loops.loaders import EvalLoader
+from drivetrain.loops.loaders import EvalLoader, check_counts
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.run import Run, val_check_every
 from drivetrain.seed import isolate_rng
@@ -98,6 +98,7 @@ def evaluate(
         One dictionary of epoch metrics per loader; values logged in epoch hooks are in each of them.
     """
     progress = run.progress
+    agree_on_counts(run, stage, loaders)
     if not any(source.num_batches for source in loaders):
         return []
     progress.stage = RunningStage.SANITY_CHECKING if sanity else _STAGES[stage]
@@ -118,6 +119,25 @@ def evaluate(
         {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if several else None)}
         for index in range(len(loaders))
     ]
+
+
+def agree_on_counts(run: Run, stage: Stage, loaders: Sequence[EvalLoader]) -> None:
+    """Let the ranks tell each other how many batches they have; all must call it. Nothing happens on one process.
+
+    Raises:
+        ConfigurationError: some ranks have no batch of a loader of which others have some; on all ranks.
+    """
+    if run.window.gather is None:
+        return
+    everyones = run.engine.strategy.gather_objects([source.num_batches for source in loaders])
+    if len({len(counts) for counts in everyones}) > 1:
+        raise ConfigurationError(
+            f"The ranks have {', '.join(str(len(counts)) for counts in everyones)} {_WORDS[stage]} loaders. "
+            "Give all ranks as many."
+        )
+    for source, counts in zip(loaders, zip(*everyones, strict=True), strict=True):
+        check_counts(counts, _WORDS[stage])
+        source.counts = list(counts)
 
 
 def _evaluate_loaders(
@@ -175,7 +195,8 @@ def _evaluate_loader(
 
         together = Together(run, source.loader)
         source_draws = shares_of(source.loader) is not None  # a repeated batch was drawn there too
-        batches = together.over(batches, source.num_batches)
+        batches = together.over(batches, source.counts)
+        progress.num_eval_batches = max(source.counts)
     step = bind_eval_step(run, stage, index, batches)
     for batch, _ in batches:
         progress.eval_batch_idx = batch_idx = progress.eval_batch_idx + 1

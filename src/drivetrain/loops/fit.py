@@ -25,7 +25,8 @@ from drivetrain.data.passes import is_replayed
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.hooks import Call
 from drivetrain.introspect import takes_iterator
-from drivetrain.loops.evaluate import evaluate, sanity_check, validates_in, validation_due
+from drivetrain.loops.evaluate import agree_on_counts, evaluate, sanity_check, validates_in, validation_due
+from drivetrain.loops.loaders import check_counts
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.restart import (
     take_up_between_passes,
@@ -233,6 +234,8 @@ def _prepare(run: Run) -> None:
     if run.restart is not None:
         run.loaders.take_up(run.restart.get("loaders", {}))
     progress.num_training_batches = run.loaders.count_training()
+    if limits.val_batches != 0 and run.loaders.defined("validate"):
+        agree_on_counts(run, "validate", run.loaders.evaluation("validate"))
     if run.validates():
         val_check_every(limits, progress.num_training_batches)
 
@@ -266,19 +269,35 @@ def _begin_epoch(run: Run) -> tuple[Iterator[tuple[Any, bool]], _Bound]:
 
 def _feed(run: Run, loader: Any, resumed: Resumed | None = None) -> Iterator[tuple[Any, bool]]:
     move, transfer = run.transfer
-    num_batches = run.progress.num_training_batches
-    source = feed(run.loaders.passes(), num_batches, None if transfer else move, fetches_ahead(loader), resumed)
+    passes, num_batches = run.loaders.passes(), run.loaders.count_own_training()
+    source = feed(passes, num_batches, None if transfer else move, fetches_ahead(loader), resumed)
     if run.window.gather is None:
         return source
     from drivetrain.loops.together import Together  # here, so that importing the Trainer stays quick
 
     together = run.together = Together(run, loader)
-    if resumed is not None and num_batches == ENDLESS:
+    done = 0 if resumed is None else resumed.done
+    asked = run.engine.strategy.gather_objects((num_batches, done < num_batches or passes.can_repeat))
+    counts = [count for count, _ in asked]
+    check_counts(counts, "training")
+    longest = run.progress.num_training_batches = max(counts)  # a limit may be another on this rank alone
+    if resumed is not None and longest == ENDLESS:
         raise CheckpointError(
             "The checkpoint was saved in the middle of an epoch, by one of several processes whose loader has no "
             "length, so they had fetched ahead. Resume from one that was saved at the end of an epoch."
         )
-    return together.over(source, num_batches, training=True)
+    if done < longest and not all(can_resume for _, can_resume in asked):
+        raise CheckpointError(
+            f"The checkpoint was saved after {done} batches of an epoch, when some ranks repeated their last batch: "
+            f"the ranks' loaders have {', '.join(f'{count:g}' for count in counts)} batches. This kind of loader "
+            "cannot give a batch again. Resume from a checkpoint that was saved at the end of an epoch."
+        )
+    if len(set(counts)) > 1 and takes_iterator(run.module.training_step):
+        raise ConfigurationError(
+            f"{type(run.module).__name__}.training_step takes dataloader_iter, and the loaders of the ranks have "
+            f"different lengths, {counts} batches. Give all ranks as many, or let training_step take the batch."
+        )
+    return together.over(source, counts, done)
 
 
 def _bind_with(run: Run, source: Iterator[tuple[Any, bool]]) -> _Bound:
@@ -333,6 +352,14 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
         run.restart = None
         return iter(()), bound
     after.update(rng_state())
+    if done >= run.loaders.count_own_training():  # other ranks have more batches, and this one repeats its last
+        move, transfer = run.transfer
+        batch = passes.last_batch(data)
+        run.together.repeat(batch if transfer is not None else move(batch))
+        take_up_between_passes(run)
+        set_rng_state(after)
+        run.restart = None
+        return source, bound
     passes.resume(data)
     set_rng_state(data.get("rng", after))  # a batch that is fetched ahead was drawn before the checkpoint
     run.restart = None

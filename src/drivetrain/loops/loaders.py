@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.data.feed import count_batches, fetches_ahead, seed_workers
+from drivetrain.data.feed import count_batches, count_of, fetches_ahead, seed_workers, sized_length
 from drivetrain.data.passes import CombinedPasses, Passes, passes_over
 from drivetrain.data.resample import without_shuffle
 from drivetrain.errors import ConfigurationError, described
@@ -51,13 +51,39 @@ def check_iterable(loader: Any, start: str) -> None:
     raise ConfigurationError(f"{start} {described(loader)}, which cannot be iterated. {cure}")
 
 
+def check_counts(counts: Sequence[float], word: str) -> None:
+    """Whether every rank has a batch, or none: ``counts`` are the batches of each rank's ``word`` loader.
+
+    Raises:
+        ConfigurationError: some have none, and could not take part in what the others do.
+    """
+    if 0 in counts and any(counts):
+        raise ConfigurationError(
+            f"The {word} loaders of the ranks have {', '.join(f'{count:g}' for count in counts)} batches. Give every "
+            "rank at least one batch, or let drivetrain share one data set out: use_distributed_sampler=True."
+        )
+
+
+def _is_shared(loader: Any) -> bool:
+    """Whether the Trainer has shared ``loader`` out, so that it has the same length on every rank."""
+    from drivetrain.data.samplers import RankBatches  # here, so that importing the Trainer stays quick
+
+    if isinstance(loader, CombinedLoader):
+        return all(map(_is_shared, loader.flattened))
+    return any(isinstance(getattr(loader, place, None), RankBatches) for place in ("batch_sampler", "sampler"))
+
+
 @dataclass
 class EvalLoader:
-    """One evaluation loader, how many of its batches a pass takes, and whether it is fetched ahead."""
+    """One evaluation loader, how many of its batches a pass takes, and whether it is fetched ahead.
+
+    ``counts`` holds the number of batches of every rank, once the ranks have told each other.
+    """
 
     loader: Any
     num_batches: float
     ahead: bool
+    counts: list[float] = field(default_factory=list)
 
 
 class Loaders:
@@ -71,6 +97,7 @@ class Loaders:
         epoch: which epoch it is now.
         share: makes of a loader the one that gives this process's part of the data: :meth:`Strategy.share`.
         splits: a loader's batch size is that of all processes together.
+        gather: every rank's object, on every rank; ``None`` where one is alone.
         overfits: training and validation draw in order, so that they see the same batches in every epoch (trap T35).
     """
 
@@ -85,6 +112,7 @@ class Loaders:
         overfits: bool = False,
         share: Callable[..., Any] | None = None,
         splits: bool = False,
+        gather: Callable[[Any], list[Any]] | None = None,
     ) -> None:
         self._module = module
         self._datamodule = datamodule
@@ -95,8 +123,12 @@ class Loaders:
         self._overfits = overfits
         self._share = share
         self._splits = splits
+        self._gather = gather
         self._evaluation: dict[str, list[EvalLoader]] = {}
         self._training: Any = None
+        self._lengths: list[int | None] = []  # of the training loader on every rank, once it is counted
+        self.makes_training = False
+        """Whether the training loader is being made: its hook runs."""
         self._passes: Passes | CombinedPasses | None = None
         self._made_in: dict[str, int] = {}
         self._made_before: dict[str, int] = {}
@@ -107,8 +139,9 @@ class Loaders:
         return dict(self._made_in)
 
     def take_up(self, made_in: Mapping[str, int]) -> None:
-        """The next loaders count as old as those that a checkpoint tells of."""
-        self._made_before = dict(made_in)
+        """Restore the age of the loaders from a checkpoint: of those that are made already, and of the next ones."""
+        self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self._made_in}
+        self._made_in.update({stage: made_in[stage] for stage in self._made_in if stage in made_in})
 
     def available(self, stage: str) -> bool:
         """Whether anybody offers a loader for ``stage``."""
@@ -128,7 +161,11 @@ class Loaders:
             ConfigurationError: there is none, or it cannot be trained on.
         """
         if self._training is None:
-            made = self._prepared("fit")
+            self.makes_training = True
+            try:
+                made = self._prepared("fit")
+            finally:
+                self.makes_training = False
             if not isinstance(made, CombinedLoader) and isinstance(made, (list, tuple, Mapping)):
                 if not list(leaves(made)):
                     raise ConfigurationError(f"train_dataloader gave an empty {type(made).__name__}. Give a loader.")
@@ -167,7 +204,25 @@ class Loaders:
         return self._training
 
     def count_training(self) -> float:
-        """How many batches an epoch takes of the training loader; ``inf`` where nobody knows."""
+        """How many batches an epoch takes of the training loader; ``inf`` where nobody knows.
+
+        With several processes it is the largest count of all ranks. Where their loaders may differ in length, they
+        tell each other when the loader is counted first, so all ranks must call it then.
+
+        Raises:
+            ConfigurationError: some ranks have no batch at all; on all ranks.
+        """
+        loader = self.training()
+        if not self._lengths:
+            own = sized_length(loader)
+            self._lengths = [own] if self._gather is None or _is_shared(loader) else self._gather(own)
+        limit, name = self._limit("fit"), type(loader).__name__
+        counts = [count_of(length, limit, _LIMITS["fit"], name) for length in self._lengths]
+        check_counts(counts, "training")
+        return max(counts)
+
+    def count_own_training(self) -> float:
+        """How many batches an epoch takes of this rank's training loader."""
         return count_batches(self.training(), self._limit("fit"), _LIMITS["fit"])
 
     def evaluation(self, stage: str) -> list[EvalLoader]:
@@ -203,6 +258,7 @@ class Loaders:
         if stage == "fit":
             self.close()
             self._training = self._passes = None
+            self._lengths = []
         else:
             self._evaluation.pop(stage, None)
 

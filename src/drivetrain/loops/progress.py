@@ -137,7 +137,9 @@ class Progress:
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.epoch_ending = self.flush_due = self.stepped = False
         self.held, self.divisor, self.validation, self.between_epochs = 0, 1, "", False
-        if fn is not TrainerFn.FITTING:
+        if fn is TrainerFn.FITTING:
+            self.num_training_batches = 0  # of its own loader, which may be another one
+        else:
             self.epoch_cut = False  # the place in the training data is not kept beyond its fit
         self.resumed_batches = -1
         self.eval_steps = {}

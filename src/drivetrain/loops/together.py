@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from drivetrain.data.samplers import RankBatches
-from drivetrain.data.uneven import KeptTogether
-from drivetrain.errors import ConfigurationError
+from drivetrain.data.uneven import KeptTogether, PaddedBatches
 from drivetrain.loops.restart import metrics_of, set_metrics
 from drivetrain.loops.run import Run
 from drivetrain.tree import map_leaves
@@ -29,28 +28,30 @@ class Together:
     def __init__(self, run: Run, loader: Any) -> None:
         self._run = run
         self._shares = shares_of(loader)
-        self._kept: KeptTogether | None = None
+        self._kept: KeptTogether | PaddedBatches | None = None
         self._metrics: dict[str, Any] | None = None
         self.factor = 1.0
 
-    def over(self, batches: Batches, num_batches: float, training: bool = False) -> Batches:
-        """``batches``, as many as the other ranks have. Each rank says how many it thinks those are; ``inf``: unknown.
+    def over(self, batches: Batches, counts: Sequence[float], done: int = 0) -> Batches:
+        """``batches``, as many as the rank with most has.
 
-        Raises:
-            ConfigurationError: the ranks have loaders of different lengths to train on, or some have nothing at all.
+        Args:
+            batches: this rank's own.
+            counts: how many each rank has; ``inf``: unknown.
+            done: batches of this pass that are done already.
         """
-        gather = self._run.engine.strategy.gather_objects
-        lengths = gather(num_batches)
-        same = len(set(lengths)) == 1
-        if not same and (training or 0 in lengths):
-            raise ConfigurationError(
-                f"The loaders of the ranks have different lengths, {lengths} batches. Give all ranks as many, or let "
-                "drivetrain share one data set out: use_distributed_sampler=True."
-            )
-        if same and num_batches != float("inf"):
+        if float("inf") in counts:
+            self._kept = KeptTogether(batches, self._run.engine.strategy.gather_objects)
+        elif len(set(counts)) == 1:
             return batches
-        self._kept = KeptTogether(batches, gather)
+        else:
+            self._kept = PaddedBatches(batches, counts, self._run.engine.global_rank, done)
         return iter(self._kept)
+
+    def repeat(self, batch: Any) -> None:
+        """The batch that this rank repeats when its pass is resumed behind the last batch of its own."""
+        assert isinstance(self._kept, PaddedBatches)  # its length is known, and smaller than another rank's
+        self._kept.batch = batch
 
     def begin(self, number: int) -> None:
         """Batch ``number`` of the pass is worked on; if it is repeated, nothing that it gives is kept."""
