@@ -23,7 +23,7 @@ BENCH_RESULTS := benchmarks/results
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-interop test-compat test-clusters check bench clean
+.PHONY: help demo test test-faults test-interop test-compat test-clusters check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -33,6 +33,9 @@ demo: $(STAMP) ## train a digit classifier, with its curves in demo_output/
 
 test: $(STAMP) ## run the whole test suite (PYTEST_ARGS="-k name" for a part of it)
 	@$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-faults: $(STAMP) ## long random fault sweeps; a failure prints the seed to repeat it (DRIVETRAIN_SEED=n)
+	@DRIVETRAIN_FAULTS=long $(VENV)/bin/python -m pytest tests/faults $(PYTEST_ARGS)
 
 test-interop: $(STAMP) $(BENCH_STAMP) ## exchange checkpoints with real Lightning, in the benchmarks' environment
 	@DRIVETRAIN_LIGHTNING_PYTHON=$(CURDIR)/$(BENCH_VENV)/bin/python $(VENV)/bin/python -m pytest tests/interop tests/compat/test_beside_the_original.py $(PYTEST_ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from drivetrain.checkpoints import TorchCheckpointIO
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, ConfigurationError
 
 STORE = TorchCheckpointIO()
 OLD: dict[str, Any] = {"state_dict": {"w": torch.arange(64.0)}, "epoch": 3, "pair": (1, 2)}
@@ -122,7 +123,9 @@ def test_a_crash_leaves_the_old_file_whole(
         with pytest.raises(seen) as caught:
             STORE.save_checkpoint(NEW, path)
     if seen is CheckpointError:
-        assert "could not be written: [Errno 28] No space left on device. What was there before" in str(caught.value)
+        message = str(caught.value)
+        assert re.search(r"could not be written: no space left on device: \d+ bytes free in ", message)
+        assert "(ENOSPC, errno 28). What was there before is untouched" in message
         assert str(path) in str(caught.value)
     assert same(STORE.load_checkpoint(path), OLD)
     assert [entry.name for entry in path.parent.iterdir()] == ["run.ckpt"]  # no .part
@@ -170,8 +173,8 @@ class FullDisk(io.RawIOBase):
 
 def test_a_full_disk_is_a_checkpoint_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.open", lambda name, mode: FullDisk(Path(name), room=200))
-    with pytest.raises(CheckpointError, match="could not be written"):
-        STORE.save_checkpoint(NEW, path)
+    with pytest.raises(CheckpointError, match=r"no space left on device: \d+ bytes free in .*ENOSPC, errno 28"):
+        STORE.save_checkpoint(NEW, path)  # although torch's writer raises something else in its place
 
 
 def test_a_full_disk_leaves_the_old_file_whole(path: Path) -> None:
@@ -313,9 +316,11 @@ def test_a_zip_file_of_something_else(tmp_path: Path) -> None:
         STORE.load_checkpoint(path)
 
 
-@pytest.mark.parametrize("name", ["missing.ckpt", "."])
-def test_what_is_not_there(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match=r"There is no checkpoint at .*\. Check the path"):
+@pytest.mark.parametrize(
+    ("name", "message"), [("missing.ckpt", r"There is no checkpoint at .*\. Check the path"), (".", "is a folder")]
+)
+def test_what_is_not_there(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
         STORE.load_checkpoint(tmp_path / name)
 
 
@@ -392,3 +397,91 @@ def test_remove(path: Path) -> None:
     STORE.remove_checkpoint(str(path))
     assert not path.exists()
     STORE.remove_checkpoint(path)  # not there any more: no error
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
+    longest = os.pathconf(tmp_path, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+    target = tmp_path / ("x" * (longest - 5) + ".ckpt")
+    STORE.save_checkpoint(OLD, target)
+    assert same(STORE.load_checkpoint(target), OLD)
+    assert list(tmp_path.iterdir()) == [target]
+    with pytest.raises(CheckpointError, match="could not be written: file name too long"):
+        STORE.save_checkpoint(OLD, tmp_path / ("x" * (longest - 4) + ".ckpt"))
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_folder_in_place_of_the_target_is_named_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "last.ckpt").mkdir()
+    monkeypatch.setattr(torch, "save", lambda *args: pytest.fail("bytes were written"))
+    with pytest.raises(CheckpointError, match=r"last\.ckpt could not be written: a folder has this name"):
+        STORE.save_checkpoint(OLD, tmp_path / "last.ckpt")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other file systems take UTF-8 only")
+def test_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
+    target = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")) / "run.ckpt"
+    STORE.save_checkpoint(OLD, target)
+    assert same(STORE.load_checkpoint(target), OLD)
+    target.write_bytes(target.read_bytes()[:-50])
+    with pytest.raises(CheckpointError, match="cut short"):
+        STORE.load_checkpoint(target)
+
+
+def test_new_files_replace_nothing(path: Path) -> None:
+    with STORE.new_files() as refused:
+        STORE.save_checkpoint(NEW, path)
+        STORE.save_checkpoint(NEW, path.with_name("new.ckpt"))
+    assert refused == [str(path)]
+    assert same(STORE.load_checkpoint(path), OLD)
+    assert same(STORE.load_checkpoint(path.with_name("new.ckpt")), NEW)
+    assert len(list(path.parent.iterdir())) == 2
+    STORE.save_checkpoint(NEW, path)
+    assert same(STORE.load_checkpoint(path), NEW)
+
+
+def test_new_files_on_a_file_system_without_hard_links(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with STORE.new_files() as refused:
+        STORE.save_checkpoint(NEW, path.with_name("new.ckpt"))
+    assert refused == []
+    assert same(STORE.load_checkpoint(path.with_name("new.ckpt")), NEW)
+
+
+# ---- open files ------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_file_is_read_like_a_path(path: Path) -> None:
+    assert same(STORE.load_checkpoint(io.BytesIO(path.read_bytes())), OLD)
+    with open(path, "rb") as stream:
+        assert same(STORE.load_checkpoint(stream), OLD)
+    behind = io.BytesIO(b"header" + path.read_bytes())
+    behind.seek(6)
+    assert same(STORE.load_checkpoint(behind), OLD)
+
+
+def test_an_open_file_is_checked_like_a_path(path: Path, tmp_path: Path) -> None:
+    for _, start, size in records(path):
+        if size == 64 * 4:
+            flipped(path, start + 100, bit=6)
+    with pytest.raises(CheckpointError, match="the open file \\(BytesIO\\) is damaged: the checksum"):
+        STORE.load_checkpoint(io.BytesIO(path.read_bytes()))
+    with pytest.raises(CheckpointError, match="cut short"):
+        STORE.load_checkpoint(io.BytesIO(b""))
+    torch.save({"a": Counter, "b": os.getcwd}, tmp_path / "objects.ckpt")
+    with pytest.raises(CheckpointError, match="no plain data"), open(tmp_path / "objects.ckpt", "rb") as stream:
+        STORE.load_checkpoint(stream)
+
+
+def test_what_is_no_binary_file(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match='open as text. Open it with open\\(path, "rb"\\)'), open(path) as text:
+        STORE.load_checkpoint(text)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="a path or an open binary file, not from an int: 3"):
+        STORE.load_checkpoint(3)  # type: ignore[arg-type]

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
-import uuid
 import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
-from drivetrain import parity
+from drivetrain import files, parity
 from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, ConfigurationError, described
 
-# What zipfile and torch raise on a container whose own fields are damaged.
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, ValueError, KeyError)
 # What pickle raises on an object that it cannot write, or whose class it does not find.
 _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
 
@@ -37,6 +34,22 @@ class TorchCheckpointIO(CheckpointIO):
     that the default for what is no plain data.
     """
 
+    def __init__(self) -> None:
+        self._refused: list[str] | None = None  # collects paths while no file may be replaced
+
+    @contextlib.contextmanager
+    def new_files(self) -> Iterator[list[str]]:
+        """A block in which no existing file is replaced.
+
+        The list holds the paths that were not written, because another process had put a file there.
+        """
+        refused: list[str] = []
+        self._refused = refused
+        try:
+            yield refused
+        finally:
+            self._refused = None
+
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
         if storage_options is not None:
             raise TypeError(
@@ -44,58 +57,73 @@ class TorchCheckpointIO(CheckpointIO):
                 "Leave them out, or pass a CheckpointIO of your own in Trainer(plugins=[...])."
             )
         target = Path(path)
-        temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.part"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "xb") as stream:  # "x": never through a file or link that somebody put there
+        except OSError as error:
+            raise _unwritten(target, files.reason(error, target), "Choose another default_root_dir.") from error
+        try:
+            with files.replacing(target, durable=True, new=self._refused is not None) as stream:
                 torch.save(dict(checkpoint), stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, target)
+        except FileExistsError:
+            if self._refused is None:
+                raise
+            self._refused.append(str(path))
         except _UNPICKLABLE as error:
             raise CheckpointError(
                 f"The checkpoint {target} was not written, because an object in it cannot be pickled: {error}. "
                 "Leave that object out of the state."
             ) from error
-        except (OSError, RuntimeError) as error:  # torch's writer hides the first behind the second
-            raise CheckpointError(
-                f"The checkpoint {target} could not be written: {error}. What was there before is untouched. "
-                "Free some space or choose another default_root_dir."
-            ) from error
-        finally:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                temporary.unlink()
-        _fsync_directory(target.parent)
+        except IsADirectoryError as error:
+            cure = "Move the folder away, or save under another name."
+            raise _unwritten(target, "a folder has this name", cure) from error
+        except OSError as error:
+            cure = "Free some space or choose another default_root_dir."
+            raise _unwritten(target, error.strerror or str(error), cure) from error
+        except RuntimeError as error:
+            raise _unwritten(target, str(error), "Free some space or choose another default_root_dir.") from error
 
     def load_checkpoint(
-        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+        self, path: str | Path | IO[bytes], map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        source = Path(path)
-        if not source.is_file():
-            raise CheckpointError(f"There is no checkpoint at {source}. Check the path.")
+        """The checkpoint at ``path``, which may also be an open binary file.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or it holds what may not be read.
+            ConfigurationError: ``path`` is an open file that cannot be read as bytes.
+        """
+        with contextlib.ExitStack() as stack:
+            return self._load(opened(path, stack), name_of(path), map_location, weights_only)
+
+    def _load(
+        self, source: Path | IO[bytes], name: str, map_location: Any, weights_only: bool | None
+    ) -> dict[str, Any]:
+        if isinstance(source, Path) and not source.is_file():
+            if source.is_dir():
+                raise CheckpointError(f"{name} is a folder, and a checkpoint is a file. Pass the path of a file.")
+            raise CheckpointError(f"There is no checkpoint at {name}. Check the path.")
         from drivetrain.checkpoints.foreign import is_legacy, read_foreign  # only where something is read
 
         if not is_legacy(source):
-            _verify(source)
+            _verify(source, name)
         try:
             loaded: dict[str, Any] = torch.load(
-                source, map_location=map_location, weights_only=weights_only is not False
+                rewound(source), map_location=map_location, weights_only=weights_only is not False
             )
         except _UNPICKLABLE as error:
             if weights_only is False:
                 raise CheckpointError(
-                    f"{source} holds an object that cannot be unpickled: {error}. Use the code that it was saved with."
+                    f"{name} holds an object that cannot be unpickled: {error}. Use the code that it was saved with."
                 ) from error
             if weights_only is None and parity.current().pickle:
-                return self.load_checkpoint(path, map_location, weights_only=False)
-            if (foreign := read_foreign(source, map_location)) is not None:
+                return self._load(source, name, map_location, weights_only=False)
+            if (foreign := read_foreign(rewound(source), map_location, name)) is not None:
                 return foreign
             raise CheckpointError(
-                f"{source} holds objects that are no plain data, and unpickling them could run code: {_reason(error)}. "
+                f"{name} holds objects that are no plain data, and unpickling them could run code: {_reason(error)}. "
                 "If you trust whoever wrote it, pass weights_only=False."
             ) from error
-        except _UNREADABLE as error:
-            raise CheckpointError(f"{source} is no checkpoint ({error}). Use another one.") from error
+        except Exception as error:  # whatever torch raises on a file that does not keep to its format
+            raise CheckpointError(f"{name} is no checkpoint ({error}). Use another one.") from error
         return loaded
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -109,27 +137,69 @@ def _reason(error: BaseException) -> str:
     return named.removeprefix("WeightsUnpickler error:").strip().split(". ")[0].removesuffix(".")
 
 
-def _verify(source: Path) -> None:
+def _unwritten(target: Path, why: str, cure: str) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint {target} could not be written: {why}. What was there before is untouched. {cure}"
+    )
+
+
+def name_of(path: str | Path | IO[bytes]) -> str:
+    """What messages call a file: its path, or the path or class of an open one."""
+    if isinstance(path, (str, os.PathLike)):
+        return os.fspath(path)
+    name = getattr(path, "name", None)
+    return name if isinstance(name, str) and name else f"the open file ({type(path).__name__})"
+
+
+def opened(path: str | Path | IO[bytes], stack: contextlib.ExitStack) -> Path | IO[bytes]:
+    """``path`` as torch and zipfile read it: a path, or an open file that begins where the checkpoint begins.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if isinstance(path, (str, os.PathLike)):
+        source = Path(path)
+        try:
+            os.fspath(source).encode()
+        except UnicodeEncodeError:  # torch's reader takes UTF-8 names only
+            return stack.enter_context(open(source, "rb")) if source.is_file() else source
+        return source
+    if not (callable(getattr(path, "read", None)) and callable(getattr(path, "seek", None))):
+        raise ConfigurationError(
+            f"A checkpoint is read from a path or an open binary file, not from {described(path)}. Pass its path."
+        )
+    start = path.tell()
+    if not isinstance(path.read(0), bytes):
+        raise ConfigurationError(f'{name_of(path)} is open as text. Open it with open(path, "rb").')
+    return io.BytesIO(path.read()) if start else path
+
+
+def rewound(source: Path | IO[bytes]) -> Path | IO[bytes]:
+    """``source``, to be read from its beginning."""
+    if not isinstance(source, Path):
+        source.seek(0)
+    return source
+
+
+def _verify(source: Path | IO[bytes], name: str) -> None:
     """Check the CRC-32 of each record.
 
     Raises:
         CheckpointError: one is wrong, or the file is no container.
     """
     try:
-        with zipfile.ZipFile(source) as container:
+        with zipfile.ZipFile(rewound(source)) as container:
             damaged = container.testzip()
-    except _UNREADABLE as error:
-        raise CheckpointError(f"{source} is no checkpoint, or was cut short ({error}). Use another one.") from error
+    except Exception as error:  # zipfile raises many kinds on a container whose own fields are damaged
+        raise CheckpointError(f"{name} is no checkpoint, or was cut short ({error}). Use another one.") from error
     if damaged is not None:
-        raise CheckpointError(f"{source} is damaged: the checksum of {damaged!r} is wrong. Use another one.")
+        raise CheckpointError(f"{name} is damaged: the checksum of {damaged!r} is wrong. Use another one.")
 
 
-def _fsync_directory(directory: Path) -> None:
-    """Make a rename inside ``directory`` durable; Windows cannot open a directory and needs no such call."""
-    if os.name != "posix":
-        return
-    handle = os.open(directory, os.O_RDONLY)
+def is_complete(path: str | Path) -> bool:
+    """Whether the file at ``path`` is a container whose checksums are right; reads all of it."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        _verify(Path(path), str(path))
+    except CheckpointError:
+        return False
+    return True

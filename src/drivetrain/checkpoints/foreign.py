@@ -24,7 +24,7 @@ import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import torch
 from torch import _weights_only_unpickler as torch_allows  # private, and the only place of torch's allow-list
@@ -50,14 +50,19 @@ class Placeholder:
         return f"<not loaded: {self.path}>"
 
 
-def is_legacy(path: Path) -> bool:
-    """Whether ``path`` is in torch's format from before 1.6, which is no zip file and has no checksums."""
-    return _starts_with(path, _LEGACY_START)
+def is_legacy(source: Path | IO[bytes]) -> bool:
+    """Whether it is in torch's format from before 1.6, which is no zip file and has no checksums."""
+    return _starts_with(source, _LEGACY_START)
 
 
-def _starts_with(path: Path, start: bytes) -> bool:
+def _starts_with(source: Path | IO[bytes], start: bytes) -> bool:
+    if not isinstance(source, Path):
+        source.seek(0)
+        found = source.read(len(start)) == start
+        source.seek(0)
+        return found
     try:
-        with open(path, "rb") as stream:
+        with open(source, "rb") as stream:
             return stream.read(len(start)) == start
     except OSError:  # whoever reads the rest of it will say so
         return False
@@ -81,14 +86,17 @@ def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
         todo.extend(reversed(below))
 
 
-def read_foreign(path: str | Path, map_location: Any = "cpu") -> dict[str, Any] | None:
+def read_foreign(
+    path: str | Path | IO[bytes], map_location: Any = "cpu", name: str | None = None
+) -> dict[str, Any] | None:
     """The checkpoint at ``path``, with a :class:`Placeholder` for whatever is no plain data (trap T27).
 
     For files of other trainers, Lightning's above all, and for old ones. One warning says what was not loaded.
 
     Args:
-        path: a file that torch wrote, in its present or in its older format.
+        path: a file that torch wrote, in its present or in its older format; also an open one.
         map_location: where tensors are read to, as for ``torch.load``.
+        name: what messages call it; ``None``: its path.
 
     Returns:
         ``None`` if it is no checkpoint of another trainer: no dictionary with a ``state_dict`` or a version of
@@ -97,7 +105,8 @@ def read_foreign(path: str | Path, map_location: Any = "cpu") -> dict[str, Any] 
     Raises:
         CheckpointError: it cannot be read.
     """
-    source = Path(path)
+    source = Path(path) if isinstance(path, (str, Path)) else path
+    name = str(path) if name is None else name
     unpickler = type("Unpickler", (_Unpickler,), {"known": {}})
     module = types.SimpleNamespace(
         __name__="drivetrain.checkpoints.foreign",
@@ -107,27 +116,31 @@ def read_foreign(path: str | Path, map_location: Any = "cpu") -> dict[str, Any] 
     try:
         loaded = torch.load(_container(source), map_location=map_location, pickle_module=module, weights_only=False)
     except Exception as error:  # whatever torch raises on a file that does not keep to its format
-        raise CheckpointError(f"{source} is no checkpoint, or was cut short ({error}). Use another one.") from error
+        raise CheckpointError(f"{name} is no checkpoint, or was cut short ({error}). Use another one.") from error
     if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
         return None
     if "drivetrain_version" in loaded:  # whoever kept objects in one of ours on purpose also wants them back
         return None
-    _warn_of_placeholders(source, loaded)
+    _warn_of_placeholders(name, loaded)
     return loaded
 
 
-def _container(source: Path) -> Any:
+def _container(source: Path | IO[bytes]) -> Any:
     """What to give to ``torch.load`` so that it does nothing but read a container of the two that are read here."""
     if is_legacy(source):
-        return io.BytesIO(source.read_bytes())  # from memory, or torch would try to unpack it as a tar file first
+        content = source.read_bytes() if isinstance(source, Path) else source.read()
+        return io.BytesIO(content)  # from memory, or torch would try to unpack it as a tar file first
     if not _starts_with(source, _ZIP_START):
         raise ValueError("it is in no format of torch")
-    if "constants.pkl" in torch._C.PyTorchFileReader(str(source)).get_all_records():
+    container = torch._C.PyTorchFileReader(str(source) if isinstance(source, Path) else source)
+    if "constants.pkl" in container.get_all_records():
         raise ValueError("it is a TorchScript archive, which torch.load would run")
+    if not isinstance(source, Path):
+        source.seek(0)
     return source
 
 
-def _warn_of_placeholders(source: Path, checkpoint: dict[Any, Any]) -> None:
+def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
     # The class that hyperparameters had is of no interest: here they are a dictionary.
     found = list(placeholders({key: value for key, value in checkpoint.items() if key != "hparams_type"}))
     if not found:
@@ -357,30 +370,11 @@ class _Unpickler:
         self._stack.append(self.persistent_load(pid))
 
 
-_PUSHES = frozenset(
-    [
-        "INT",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG",
-        "LONG1",
-        "LONG4",
-        "FLOAT",
-        "BINFLOAT",
-        "STRING",
-        "BINSTRING",
-        "SHORT_BINSTRING",
-        "UNICODE",
-        "BINUNICODE",
-        "SHORT_BINUNICODE",
-        "BINUNICODE8",
-        "BINBYTES",
-        "SHORT_BINBYTES",
-        "BINBYTES8",
-        "BYTEARRAY8",
-    ]
-)
+_PUSHES = frozenset({
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
+    "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
+    "BINBYTES8", "BYTEARRAY8",
+})  # fmt: skip
 _MAKES: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
     "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple, "EMPTY_SET": set,

@@ -1,0 +1,154 @@
+"""Files that appear complete or not at all, and what a failed write says."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+_FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
+_NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
+
+
+def temporary_beside(target: str | os.PathLike[str]) -> Path:
+    """Return a free name in the folder of ``target``.
+
+    It does not contain the target's name, which may be as long as the file system allows.
+    """
+    return Path(target).with_name(f".{uuid.uuid4().hex}.part")
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = False) -> Iterator[BinaryIO]:
+    """Open a stream whose content becomes the file at ``path`` when the block ends without an exception.
+
+    Args:
+        path: a file in an existing folder. A symbolic link there is replaced, not followed.
+        durable: write the file and its directory entry to the disk before returning.
+        new: never replace an existing file. File systems without hard links cannot guarantee that.
+
+    Raises:
+        FileExistsError: ``new`` was requested and there is such a file.
+        OSError: the file could not be written; the message names the cause, and what was there before is unchanged.
+    """
+    target = Path(path)
+    temporary = temporary_beside(target)
+    stream: _Stream | None = None
+    try:
+        check_replaceable(target)
+        with open(temporary, "xb") as file:  # "x": never through a file or link that another process put there
+            stream = _Stream(file)
+            yield cast(BinaryIO, stream)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        _move(temporary, target, new)
+    except FileExistsError:
+        raise
+    except Exception as error:
+        failure = error if isinstance(error, OSError) else None if stream is None else stream.failure
+        if failure is None:
+            raise
+        raise OSError(failure.errno, reason(failure, target), os.fspath(target)) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            temporary.unlink()
+    if durable:
+        _sync_directory(target.parent)
+
+
+def write(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replace the file at ``path``; a reader finds the old content or the new content.
+
+    Raises:
+        OSError: as :func:`replacing`.
+    """
+    with replacing(path) as stream:
+        stream.write(content)
+
+
+def check_replaceable(target: Path) -> None:
+    """Look for what would make the final rename fail, before any bytes are written.
+
+    Raises:
+        IsADirectoryError: ``target`` is a folder.
+        OSError: its name is too long, or its folder cannot be searched.
+    """
+    try:
+        found = os.lstat(target)
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "a folder has this name", os.fspath(target))
+
+
+def reason(error: OSError, target: Path) -> str:
+    """Describe why ``target`` could not be written: "no space left on device: 512 bytes free in runs (ENOSPC, ...)"."""
+    number = error.errno or 0
+    text = error.strerror or str(error) or type(error).__name__
+    text = text[:1].lower() + text[1:]
+    if number in _FULL:
+        with contextlib.suppress(OSError):
+            text += f": {shutil.disk_usage(target.parent).free} bytes free in {target.parent}"
+    return f"{text} ({errno.errorcode.get(number, 'unknown')}, errno {number})"
+
+
+class _Stream:
+    """Remembers the first failed write, because torch's writer raises another exception in its place."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failure: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, content: Any) -> int:
+        try:
+            return self._file.write(content)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+
+def _move(temporary: Path, target: Path, new: bool) -> None:
+    if new:
+        try:
+            os.link(temporary, target)  # unlike a rename, it fails where there is a file
+        except FileExistsError:
+            raise
+        except (OSError, NotImplementedError) as error:
+            if not isinstance(error, NotImplementedError) and error.errno not in _NO_LINKS:
+                raise
+        else:
+            return
+    os.replace(temporary, target)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename inside ``directory`` durable; Windows cannot open a directory and needs no such call."""
+    if os.name != "posix":
+        return
+    try:
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:  # some file systems do not know the call
+            raise

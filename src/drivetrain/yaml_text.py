@@ -1,0 +1,99 @@
+"""Plain values as YAML in block style, without a YAML library."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+# Texts that a YAML reader takes for nothing but a text, whatever version of YAML it knows.
+_PLAIN = re.compile(r"[A-Za-z_/](?:[\w./@%+=~-]|:(?=[^\s]))*(?: (?!#)(?:[\w./@%+=~-]|:(?=[^\s]))+)*")
+_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+# What a YAML stream must not contain as it is; lone surrogates cannot be encoded either.
+_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+
+_LONGEST_KEY = 120  # characters; readers refuse more than 1024 bytes unless the key is marked as one
+
+
+def dump(values: Mapping[Any, Any]) -> str:
+    """Return ``values`` as a YAML document that every YAML reader takes as plain data.
+
+    Mappings keep their order. Numbers, texts, booleans, ``None``, lists, tuples and mappings are written as what they
+    are; anything else as its ``str``.
+    """
+    return "\n".join(_mapping(values, (id(values),))) + "\n" if values else "{}\n"
+
+
+def is_plain(value: Any) -> bool:
+    """Whether :func:`dump` writes ``value`` as what it is, and not as its ``str``."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def scalar(value: Any) -> str:
+    """One number, text, boolean or ``None``; anything else as its ``str``."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, numbers.Integral):
+        return _whole(int(value))
+    if isinstance(value, numbers.Real):
+        number = float(value)
+        if not math.isfinite(number):
+            return ".nan" if math.isnan(number) else (".inf" if number > 0 else "-.inf")
+        text = repr(number)  # YAML readers take 1e-05 for a word: a float must have its point
+        return text if "." in text else text.replace("e", ".0e")
+    return _text(str(value))
+
+
+def _whole(number: int) -> str:
+    try:
+        return str(number)
+    except ValueError:  # Python refuses to write more digits than this in decimal
+        return hex(number)
+
+
+def _text(text: str) -> str:
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS and text.isprintable():
+        return text
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
+
+
+def _mapping(values: Mapping[Any, Any], inside: tuple[int, ...]) -> list[str]:
+    lines = []
+    for key, value in values.items():
+        name = scalar(key) if isinstance(key, str) else _text(str(key))
+        if len(name) > _LONGEST_KEY:
+            name = f"? {name}\n"
+        if (below := _collection(value, inside)) is None:
+            lines.append(f"{name}: {scalar(value)}")
+        elif len(below) == 1 and below[0] in ("{}", "[]", '"..."'):
+            lines.append(f"{name}: {below[0]}")
+        else:
+            lines += [f"{name}:", *(f"  {line}" for line in below)]
+    return lines
+
+
+def _sequence(values: Collection[Any], inside: tuple[int, ...]) -> list[str]:
+    lines = []
+    for value in values:
+        below = _collection(value, inside) or [scalar(value)]
+        lines += [f"- {below[0]}", *(f"  {line}" for line in below[1:])]
+    return lines
+
+
+def _collection(value: Any, inside: tuple[int, ...]) -> list[str] | None:
+    """The lines of a mapping or a list; ``None`` for anything else."""
+    if not isinstance(value, (Mapping, list, tuple)):
+        return None
+    if not value:
+        return ["{}" if isinstance(value, Mapping) else "[]"]
+    if id(value) in inside or len(inside) > 50:  # it contains itself
+        return ['"..."']
+    inside = (*inside, id(value))
+    return _mapping(value, inside) if isinstance(value, Mapping) else _sequence(value, inside)

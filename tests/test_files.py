@@ -1,0 +1,71 @@
+"""Files that are replaced: complete or not at all, and a failure says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drivetrain import files
+
+
+def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    with files.replacing(target) as stream:
+        stream.write(b"new")
+        assert not target.exists()
+    assert target.read_bytes() == b"new"
+    files.write(target, b"newer")
+    assert target.read_bytes() == b"newer"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_exception_leaves_the_old_content(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt), files.replacing(target) as stream:
+        stream.write(b"half")
+        raise KeyboardInterrupt
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_temporary_names_are_short_and_differ(tmp_path: Path) -> None:
+    names = {files.temporary_beside(tmp_path / ("x" * 255)).name for _ in range(100)}
+    assert len(names) == 100
+    assert max(map(len, names)) < 64
+
+
+def test_new_refuses_a_file_that_appeared_meanwhile(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    with pytest.raises(FileExistsError), files.replacing(target, new=True) as stream:
+        stream.write(b"mine")
+        target.write_bytes(b"theirs")
+    assert target.read_bytes() == b"theirs"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+from drivetrain import files
+try:
+    files.write(Path(sys.argv[1]), b"x" * 100_000)
+except OSError as error:
+    print(error.errno, error.strerror)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on file sizes")
+def test_a_limit_on_file_sizes_is_named(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.write_bytes(b"old")
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(target)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{errno.EFBIG} file too large (EFBIG, errno {errno.EFBIG})\n"
+    assert target.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.txt"]
