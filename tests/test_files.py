@@ -27,9 +27,14 @@ def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
 def test_an_exception_leaves_the_old_content(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt), files.replacing(target) as stream:
-        stream.write(b"half")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with files.replacing(target) as stream:
+            stream.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -42,9 +47,14 @@ def test_temporary_names_are_short_and_differ(tmp_path: Path) -> None:
 
 def test_new_refuses_a_file_that_appeared_meanwhile(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
-    with pytest.raises(FileExistsError), files.replacing(target, new=True) as stream:
-        stream.write(b"mine")
-        target.write_bytes(b"theirs")
+
+    def overtaken() -> None:
+        with files.replacing(target, new=True) as stream:
+            stream.write(b"mine")
+            target.write_bytes(b"theirs")
+
+    with pytest.raises(FileExistsError):
+        overtaken()
     assert target.read_bytes() == b"theirs"
     assert list(tmp_path.iterdir()) == [target]
 

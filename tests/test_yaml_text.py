@@ -16,7 +16,7 @@ yaml = pytest.importorskip("yaml")
 def test_it_reads_as_people_write_it() -> None:
     values = {
         "lr": 1e-5, "hidden": 64, "name": "resnet-50", "dropout": None, "amp": True, "data": Path("runs/a b"),
-        "model": {"layers": [1, 2], "act": {}, "head": {"kind": "mlp"}}, "stages": [{"n": 1, "k": 2}, []],
+        "model": {"layers": [1, 2], "act": {}, "head": {"kind": "mlp"}}, "stages": [{"count": 1, "k": 2}, []],
     }  # fmt: skip
     assert dump(values) == (
         "lr: 1.0e-05\n"
@@ -33,7 +33,7 @@ def test_it_reads_as_people_write_it() -> None:
         "  head:\n"
         "    kind: mlp\n"
         "stages:\n"
-        "  - n: 1\n"
+        "  - count: 1\n"
         "    k: 2\n"
         "  - []\n"
     )
@@ -81,4 +81,5 @@ def test_what_contains_itself_ends() -> None:
 def test_what_is_plain() -> None:
     assert is_plain({"a": [1, None, ("x", 2.5)]})
     assert not is_plain({"a": [Path("x")]})
-    assert not is_plain({1: 2})
+    assert yaml.safe_load(dump({1: {None: 2, 1.5: 3, True: 4}})) == {1: {None: 2, 1.5: 3, True: 4}}
+    assert not is_plain({(1, 2): 2})

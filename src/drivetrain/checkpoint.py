@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, closest, described
 from drivetrain.loading import HYPERPARAMETERS, PARTS_WITHOUT_REFERENCES, decode_parts, encode_hparams, raw_hparams
 from drivetrain.loops.restart import capture
+from drivetrain.loops.restart_checks import check_progress, check_restart
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.restoring import check_optimizer_state, check_scheduler_state, expect, naming, restoring
 from drivetrain.seed import rng_state
 
 if TYPE_CHECKING:
@@ -48,10 +50,15 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     if ckpt_path in ("best", "last"):
         if ckpt_path == "best":
             found = next((path for callback in callbacks if (path := getattr(callback, "best_model_path", ""))), "")
+            if found and not os.path.exists(found):
+                raise CheckpointError(
+                    f'ckpt_path="best" means {found}, which ModelCheckpoint has saved, and that file is gone. '
+                    "Pass the path of another checkpoint."
+                )
         else:
             candidates = {path for callback in callbacks for path in callback.resume_candidates(trainer)}
             candidates |= set() if requeued is None else {requeued}
-            found = max(candidates, key=os.path.getmtime, default="")
+            found = max(candidates, key=_written_at, default="")
         if found:
             return found
         if ckpt_path == "last" and fitting and callbacks:
@@ -72,6 +79,10 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             f'ckpt_path is a path, "best" or "last", not {described(ckpt_path)}. Write ckpt_path="last".'
         )
     path = os.fspath(ckpt_path)
+    if os.path.islink(path) and not os.path.exists(path):
+        raise CheckpointError(
+            f"{path} is a link to {os.readlink(path)}, which does not exist. Pass the path of another checkpoint."
+        )
     if not os.path.exists(path):
         likely = closest(path, ["best", "last"])
         hint = "Check the path." if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
@@ -79,6 +90,13 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     if os.path.isdir(path) and isinstance(trainer.strategy.checkpoint_io, TorchCheckpointIO):
         raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
     return path
+
+
+def _written_at(path: str) -> float:
+    try:
+        return os.path.getmtime(path)
+    except OSError:  # another run has removed it since
+        return float("-inf")
 
 
 def numbered(folder: str | os.PathLike[str]) -> dict[int, str]:
@@ -234,7 +252,43 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
     from drivetrain.migration import migrate
 
     resuming = trainer.progress.fn == "fit"
-    return decode_checkpoint(migrate(trainer.strategy.load_checkpoint(path, weights_only), resuming))
+    with naming(path):
+        read = trainer.strategy.load_checkpoint(path, weights_only)
+        with restoring("the layout"):
+            read = migrate(read, resuming)
+        checkpoint = decode_checkpoint(read)
+        check_layout(checkpoint)
+    return checkpoint
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "state_dict": Mapping, "loops": Mapping, "callbacks": Mapping, "optimizer_states": (list, tuple),
+    "lr_schedulers": (list, tuple), "ranks": (list, tuple), "rng": Mapping, "restart": Mapping,
+}  # fmt: skip
+
+
+def check_layout(checkpoint: Mapping[str, Any]) -> None:
+    """Whether the entries of a checkpoint are of the kinds that the Trainer writes.
+
+    Raises:
+        CheckpointError: one is of another kind; the message names it.
+    """
+    for key, kinds in _KINDS.items():
+        if key in checkpoint:
+            with restoring(repr(key)):
+                expect(checkpoint[key], kinds)
+
+
+def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of the callbacks.
+
+    Raises:
+        CheckpointError: this package wrote the checkpoint, and they are missing.
+    """
+    if "callbacks" not in checkpoint and "drivetrain_version" in checkpoint and "loops" in checkpoint:
+        raise CheckpointError("The checkpoint has no 'callbacks'. Use another one, or load only its weights.")
+    states: dict[str, Any] = checkpoint.get("callbacks", {})
+    return states
 
 
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
@@ -243,35 +297,48 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
     Raises:
         CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
     """
-    module = trainer.lightning_module
+    path = trainer.ckpt_path
     trainer.hooks.call_method("on_load_checkpoint", checkpoint)
-    if "state_dict" not in checkpoint:
-        raise CheckpointError(
-            f"The checkpoint has no 'state_dict', only {sorted(checkpoint)}. Use one that a Trainer wrote."
-        )
-    trainer.strategy.convert(module)  # or what was saved in 64 bits would pass through 32
-    try:
-        trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"The checkpoint does not fit {type(module).__name__}: {error} "
-            "Build the module as it was trained, or set strict_loading = False on it."
-        ) from error
-    datamodule = trainer.datamodule
-    if datamodule is not None and (state := checkpoint.get(type(datamodule).__qualname__)) is not None:
-        datamodule.load_state_dict(state)
+    with naming(path):
+        _restore_weights(trainer, checkpoint)
+        datamodule = trainer.datamodule
+        if datamodule is not None and (state := checkpoint.get(type(datamodule).__qualname__)) is not None:
+            with restoring(f"the datamodule {type(datamodule).__name__}"):
+                datamodule.load_state_dict(state)
     if not fitting:
         return
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
-    states: dict[str, Any] = checkpoint.get("callbacks", {})
+    with naming(path):
+        _restore_callbacks(trainer, expect_states(checkpoint))
+
+
+def _restore_weights(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    module = trainer.lightning_module
+    if "state_dict" not in checkpoint:
+        raise CheckpointError(
+            f"The checkpoint has no 'state_dict', only {sorted(map(str, checkpoint))}. Use one that a Trainer wrote."
+        )
+    trainer.strategy.convert(module)  # or what was saved in 64 bits would pass through 32
+    with restoring(f"the weights of {type(module).__name__}"):
+        try:
+            trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"The checkpoint does not fit {type(module).__name__}: {error} "
+                "Build the module as it was trained, or set strict_loading = False on it."
+            ) from error
+
+
+def _restore_callbacks(trainer: Trainer, states: dict[str, Any]) -> None:
     known: set[str] = set()
     for callback in trainer.callbacks:
         by_class = type(callback).__qualname__  # as files of Lightning 1.4 and before name them
         key = callback.state_key if callback.state_key in states else by_class
         known |= {callback.state_key, by_class}
         if key in states:
-            callback.load_state_dict(states[key])
-    if missing := sorted(set(states) - known):
+            with restoring(f"the callback {key}"):
+                callback.load_state_dict(states[key])
+    if missing := sorted(map(str, set(states) - known)):
         rank_zero_warn(
             f"The checkpoint holds the state of callbacks that this Trainer does not have: {', '.join(missing)}. "
             "Add them, or go on without that state."
@@ -279,6 +346,12 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
 
 
 def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """:func:`_restore_training`, whose errors name the file."""
+    with naming(trainer.ckpt_path):
+        _restore_training(trainer, checkpoint)
+
+
+def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Give optimizers, schedulers, precision and progress their state; the loop takes up the rest when it begins.
 
     Raises:
@@ -290,25 +363,33 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
             "The checkpoint holds no optimizer states and no progress: it was saved with save_weights_only=True. "
             "Resume from one that was saved without it, or load only its weights."
         )
-    for kind, parts, states in (
-        ("optimizer", strategy.optimizers, checkpoint["optimizer_states"]),
-        ("scheduler", [config.scheduler for config in strategy.lr_scheduler_configs], checkpoint["lr_schedulers"]),
-    ):
+    if "lr_schedulers" not in checkpoint:
+        raise CheckpointError("The checkpoint has no 'lr_schedulers'. Use another one.")
+    schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
+    kinds: tuple[tuple[str, Sequence[Any], Any, Callable[[Any, Any], None]], ...] = (
+        ("optimizer", strategy.optimizers, checkpoint["optimizer_states"], check_optimizer_state),
+        ("scheduler", schedulers, checkpoint["lr_schedulers"], check_scheduler_state),
+    )
+    for kind, parts, states, check in kinds:
         if len(parts) != len(states):
             raise CheckpointError(
                 f"The checkpoint holds {len(states)} {kind} states, and configure_optimizers made {len(parts)}. "
                 "Make as many as when it was saved."
             )
-        for part, state in zip(parts, states, strict=True):
-            part.load_state_dict(state)
+        for index, (part, state) in enumerate(zip(parts, states, strict=True)):
+            with restoring(f"{kind} {index} ({type(part).__name__})"):
+                check(state, part)
+                part.load_state_dict(state)
     if (state := checkpoint.get(type(strategy.precision_plugin).__qualname__)) is not None:
-        strategy.precision_plugin.load_state_dict(state)
+        with restoring(f"the precision ({type(strategy.precision_plugin).__name__})"):
+            strategy.precision_plugin.load_state_dict(state)
     saved = checkpoint["loops"].get("drivetrain")
     if saved is None:
         raise CheckpointError(
             f"The checkpoint's loops are those of {', '.join(map(repr, checkpoint['loops'])) or 'nobody'}, and do not "
             "say where training was. Resume from one that a Trainer wrote, or load only its weights."
         )
+    check_progress(saved)
     progress.load_state_dict(saved)
     epochs = progress.current_epoch + progress.epoch_ending
     if epochs > trainer.limits.max_epochs:
@@ -319,7 +400,11 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     run = trainer.current_run
     assert run is not None  # it is being set up
     own = _of_this_rank(trainer, checkpoint, 0 if progress.epoch_ending else progress.batches_done)
-    run.restart = {"rng": own.get("rng"), **own.get("restart", {})}
+    if own.get("rng") is None and "drivetrain_version" in checkpoint:
+        raise CheckpointError("The checkpoint has no random state, 'rng'. Use another one.")
+    restart = {"rng": own.get("rng"), **own.get("restart", {})}
+    check_restart(restart, trainer.lightning_module)
+    run.restart = restart
 
 
 def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done: int) -> Mapping[str, Any]:
@@ -330,7 +415,10 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
-        own: Mapping[str, Any] = ranks[trainer.global_rank]
+        with restoring(f"rank {trainer.global_rank}"):
+            own: Mapping[str, Any] = expect(ranks[trainer.global_rank], Mapping)
+            expect(own.get("rng"), (Mapping, type(None)), "['rng']")
+            expect(own.get("restart", {}), Mapping, "['restart']")
         return own
     if batches_done:
         raise CheckpointError(

@@ -163,7 +163,7 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         yield os.path.join(folder, target.name)
         for written in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):  # itself comes last
             os.replace(written, target.parent / written.name)

@@ -166,10 +166,12 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
         LaunchError: a process failed.
     """
     if trainer.engine.launcher.reruns_program:
+        for logger in trainer.loggers:
+            logger.leave_run()
         trainer.engine.launch()  # which does not return: each process comes here by itself, and this one is no rank
     attach(job)
     for logger in trainer.loggers:
-        _ = logger.version  # settled before they start: all of them mean the same run (trap T30)
+        _ = logger.version  # decided before they start: all of them mean the same run (trap T30)
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
     outcome.take_home(trainer)
     return outcome.results

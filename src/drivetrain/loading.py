@@ -8,15 +8,16 @@ import importlib.util
 import inspect
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
 from drivetrain import parity
-from drivetrain.checkpoints.file import TorchCheckpointIO
-from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
+from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
+from drivetrain.errors import CheckpointError, ConfigurationError, DrivetrainError, did_you_mean, shown
 from drivetrain.hparams import AttributeDict
 from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.restoring import expect, naming, restoring, shown_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,7 +68,7 @@ class LoadableMixin:
     @_class_only
     def load_from_checkpoint(
         cls,
-        checkpoint_path: str | Path,
+        checkpoint_path: str | Path | IO[bytes],
         map_location: Any = None,
         hparams_file: str | Path | None = None,
         strict: bool | None = None,
@@ -80,7 +81,8 @@ class LoadableMixin:
         without hyperparameters will do, and for a module so will a bare state dict.
 
         Args:
-            checkpoint_path: a file that the Trainer wrote.
+            checkpoint_path: a file that the Trainer wrote, or such a file opened for reading bytes. Both are read with
+                the same checks.
             map_location: where the weights are read to, as for ``torch.load``, and the module moved; ``None``: they are
                 read to the host, and the module stays where ``__init__`` builds it.
             hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
@@ -98,16 +100,20 @@ class LoadableMixin:
         """
         is_module = issubclass(cls, nn.Module)
         location = "cpu" if map_location is None else map_location
-        checkpoint = _read(checkpoint_path, location, is_module, weights_only)
+        source = name_of(checkpoint_path)
         prefix = "" if is_module else "datamodule_"
-        saved = dict(checkpoint.get(f"{prefix}hyper_parameters") or {})
+        with naming(source):
+            checkpoint = _read(checkpoint_path, location, is_module, weights_only)
+            saved, name = _hparams_in(checkpoint, prefix)
         if hparams_file is not None:
             saved.update(_read_hparams(Path(hparams_file)))
-        loaded: Any = cls(**_arguments(cls, saved, checkpoint.get(f"{prefix}hparams_name"), kwargs))
+        arguments = _arguments(cls, saved, name, kwargs)
+        loaded: Any = _build(cls, arguments, set(arguments) - set(kwargs), source)
         if is_module:
-            _restore_module(loaded, checkpoint, strict, move=map_location is not None)
+            _restore_module(loaded, checkpoint, strict, map_location is not None, source)
         elif (state := checkpoint.get(cls.__qualname__)) is not None:
-            loaded.load_state_dict(state)
+            with naming(source), restoring(f"the datamodule {cls.__name__}"):
+                loaded.load_state_dict(state)
         built: Self = loaded
         return built
 
@@ -182,37 +188,79 @@ def _name_at(place: str) -> str:
     return place.partition(" ")[0].partition("[")[0].partition(".")[0]
 
 
-def _read(path: str | Path, location: Any, is_module: bool, weights_only: bool | None) -> dict[str, Any]:
+def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], str | None]:
+    """The hyperparameters in a checkpoint, and the argument that they were saved from.
+
+    Raises:
+        CheckpointError: they are no dictionary with names.
+    """
+    with restoring(f"'{prefix}hyper_parameters'"):
+        saved = expect(checkpoint.get(f"{prefix}hyper_parameters", {}), (Mapping, type(None))) or {}
+        for key in saved:
+            expect(key, str)
+    with restoring(f"'{prefix}hparams_name'"):
+        name: str | None = expect(checkpoint.get(f"{prefix}hparams_name"), (str, type(None)))
+    return dict(saved), name
+
+
+def _build(cls: type, arguments: dict[str, Any], from_file: Collection[str], source: str) -> Any:
+    """An object of ``cls``.
+
+    Raises:
+        CheckpointError: ``__init__`` raised an exception, and some of its arguments come from the file.
+    """
+    try:
+        return cls(**arguments)
+    except DrivetrainError:
+        raise
+    except Exception as error:
+        if not from_file:
+            raise
+        given = ", ".join(f"{key}={shown(arguments[key])}" for key in sorted(from_file))
+        raise CheckpointError(
+            f"{source}: {cls.__name__}.__init__ raised {type(error).__name__}: {shown_error(error)}. It got "
+            f"hyperparameters of the checkpoint, {given}. "
+            f"Pass what is wrong: {cls.__name__}.load_from_checkpoint(path, {next(iter(from_file))}=...)."
+        ) from error
+
+
+def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_only: bool | None) -> dict[str, Any]:
     from drivetrain.migration import migrate
 
     checkpoint: Any = TorchCheckpointIO().load_checkpoint(path, location, weights_only)
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(
-            f"{path} holds a {type(checkpoint).__name__} and no dictionary. Use a file that a Trainer wrote."
+            f"{name_of(path)} holds a {type(checkpoint).__name__} and no dictionary. Use a file that a Trainer wrote."
         )
     if is_module and "state_dict" not in checkpoint:
         # A bare state dict: tensors, beside what modules keep as their extra state.
         if not all(isinstance(value, Tensor) or str(key).endswith("_extra_state") for key, value in checkpoint.items()):
             raise CheckpointError(
-                f"{path} has no 'state_dict', only {sorted(map(str, checkpoint))}. Use a file that a Trainer wrote."
+                f"{name_of(path)} has no 'state_dict', only {sorted(map(str, checkpoint))}. "
+                "Use a file that a Trainer wrote."
             )
         return {"state_dict": checkpoint}
-    return migrate(decode_parts(checkpoint, quiet=_PARTS_OF_A_RUN))
+    decoded = decode_parts(checkpoint, quiet=_PARTS_OF_A_RUN)
+    with restoring("the layout"):
+        return migrate(decoded)
 
 
-def _restore_module(module: Any, checkpoint: dict[str, Any], strict: bool | None, move: bool) -> None:
-    weights: Mapping[str, Any] = checkpoint["state_dict"]
+def _restore_module(module: Any, checkpoint: dict[str, Any], strict: bool | None, move: bool, source: str) -> None:
+    what = f"the weights of {type(module).__name__}"
+    with naming(source), restoring(what):
+        weights: Mapping[str, Any] = expect(checkpoint["state_dict"], Mapping)
     module.configure_model()
     module.on_load_checkpoint(checkpoint)
     if move and (first := next((value for value in weights.values() if isinstance(value, Tensor)), None)) is not None:
         module.to(first.device)
-    try:
-        module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading if strict is None else strict)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"The checkpoint does not fit {type(module).__name__}: {error} "
-            "Build the module as it was trained; for missing or unexpected names only, pass strict=False."
-        ) from error
+    with naming(source), restoring(what):
+        try:
+            module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading if strict is None else strict)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"The checkpoint does not fit {type(module).__name__}: {error} "
+                "Build the module as it was trained; for missing or unexpected names only, pass strict=False."
+            ) from error
 
 
 def _arguments(cls: type, saved: dict[str, Any], name: str | None, given: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain import parity
 from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean, shown
+from drivetrain.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
 
 Filters = Mapping[str, Callable[[str, Any], bool]]
 
@@ -55,6 +57,11 @@ def into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]
     Raises:
         CheckpointError: it does not fit.
     """
+    with naming(path):
+        return _into(state, checkpoint, strict, path)
+
+
+def _into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]:
     from drivetrain.checkpoints.plain import decode
 
     if not isinstance(checkpoint, Mapping):
@@ -79,6 +86,11 @@ def into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]
             _check_fits(state[name], held[name], strict, where)
         if isinstance(state[name], Optimizer):
             _check_groups(state[name], held[name], where)
+            with restoring(f"{name} ({type(state[name]).__name__})"):
+                check_optimizer_state(held[name], state[name])
+        if isinstance(state[name], LRScheduler):
+            with restoring(f"{name} ({type(state[name]).__name__})"):
+                check_scheduler_state(held[name], state[name])
     _restore({name: (state[name], held[name]) for name in found if _stateful(state[name])}, strict, path)
     for name in found:
         value = held.pop(name)
@@ -99,10 +111,11 @@ def _restore(pairs: Mapping[str, tuple[Any, Any]], strict: bool, path: str) -> N
         try:
             if name not in large:
                 undo.append((target, copy.deepcopy(target.state_dict())))
-            if isinstance(target, nn.Module):
-                target.load_state_dict(value, strict=strict)
-            else:
-                target.load_state_dict(value)
+            with restoring(f"{name} ({type(target).__name__})"):
+                if isinstance(target, nn.Module):
+                    target.load_state_dict(value, strict=strict)
+                else:
+                    target.load_state_dict(value)
         except CheckpointError:
             _undo(undo)
             raise
@@ -121,8 +134,9 @@ def _undo(undo: list[tuple[Any, Any]]) -> None:
 
 def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
     own = [len(group["params"]) for group in optimizer.param_groups]
-    groups = state.get("param_groups", [])
-    saved = [len(group.get("params", ())) for group in groups]
+    with restoring(where):
+        groups = entry(state, "param_groups", list)
+        saved = [len(entry(group, "params", list, "['param_groups']")) for group in groups]
     if own != saved:
         raise CheckpointError(
             f"{where} is of an optimizer whose groups hold {saved} parameters, and those of this one hold {own}. "

@@ -15,6 +15,7 @@ _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 # What a YAML stream must not contain as it is; lone surrogates cannot be encoded either.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
+_KEYS = (str, int, float, bool, type(None))
 _LONGEST_KEY = 120  # characters; readers refuse more than 1024 bytes unless the key is marked as one
 
 
@@ -30,7 +31,7 @@ def dump(values: Mapping[Any, Any]) -> str:
 def is_plain(value: Any) -> bool:
     """Whether :func:`dump` writes ``value`` as what it is, and not as its ``str``."""
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+        return all(isinstance(key, _KEYS) and is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return all(map(is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))
@@ -67,9 +68,10 @@ def _text(text: str) -> str:
 def _mapping(values: Mapping[Any, Any], inside: tuple[int, ...]) -> list[str]:
     lines = []
     for key, value in values.items():
-        name = scalar(key) if isinstance(key, str) else _text(str(key))
+        name = scalar(key if isinstance(key, _KEYS) else str(key))
         if len(name) > _LONGEST_KEY:
-            name = f"? {name}\n"
+            lines.append(f"? {name}")
+            name = ""
         if (below := _collection(value, inside)) is None:
             lines.append(f"{name}: {scalar(value)}")
         elif len(below) == 1 and below[0] in ("{}", "[]", '"..."'):

@@ -69,8 +69,9 @@ def test_wrong_places_and_kinds_are_answered(tmp_path: Path) -> None:
 def test_without_pyyaml_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "yaml" else found(name))
+    save_hparams_to_yaml(tmp_path / "a.yaml", {"lr": 0.1})
     with pytest.raises(ConfigurationError, match="pip install pyyaml"):
-        save_hparams_to_yaml(tmp_path / "a.yaml", {})
+        load_hparams_from_yaml(tmp_path / "a.yaml")
 
 
 def test_updates_reach_into_mappings() -> None:

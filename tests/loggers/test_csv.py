@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import csv
+import io
+import os
 import pickle
+import threading
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,12 +36,15 @@ def test_rows_hold_step_and_metrics(tmp_path: Path) -> None:
     ]
 
 
-def test_nothing_exists_before_the_first_write(tmp_path: Path) -> None:
+def test_nothing_exists_before_the_version_is_decided(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path / "logs")
+    assert logger.is_undecided
+    assert not (tmp_path / "logs").exists()
     assert logger.log_dir == str(tmp_path / "logs" / "lightning_logs" / "version_0")
+    assert not logger.is_undecided
     logger.log_metrics({"loss": 1.0}, step=0)
     logger.log_hyperparams({"lr": 0.1})
-    assert not (tmp_path / "logs").exists()
+    assert list(Path(logger.log_dir).iterdir()) == []
     logger.save()
     assert sorted(path.name for path in Path(logger.log_dir).iterdir()) == ["hparams.yaml", "metrics.csv"]
 
@@ -160,6 +169,138 @@ def test_hyperparameters_are_yaml(tmp_path: Path) -> None:
     logger.save()
     read = yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text("utf-8"))
     assert read == {**params, "n": 4, "nested": {"path": "a", "1": [1e-9]}}
+
+
+def test_hyperparameters_are_yaml_as_people_write_it(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    logger.log_hyperparams({"lr": 0.1, "model": {"layers": [1, 2], "name": None}})
+    logger.save()
+    written = (Path(logger.log_dir) / "hparams.yaml").read_text("utf-8")
+    assert written == "lr: 0.1\nmodel:\n  layers:\n    - 1\n    - 2\n  name: null\n"
+
+
+# ---- runs beside each other ------------------------------------------------------------------------------------------
+
+
+def test_runs_that_begin_together_get_folders_of_their_own(tmp_path: Path) -> None:
+    def begin(loggers: list[CSVLogger]) -> None:
+        logger = CSVLogger(tmp_path)
+        barrier.wait()
+        for step in range(3):
+            logger.log_metrics({"loss": 1.0}, step=step)
+        logger.finalize("success")
+        loggers.append(logger)
+
+    barrier, loggers = threading.Barrier(8), []
+    threads = [threading.Thread(target=begin, args=(loggers,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(logger.version for logger in loggers) == list(range(8))
+    assert [len(table(logger)) for logger in loggers] == [3] * 8
+
+
+def test_another_rank_expects_a_version_and_is_told_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = CSVLogger(tmp_path), CSVLogger(tmp_path)
+    assert first.version == 0
+    monkeypatch.setenv("RANK", "1")
+    assert second.version == 1
+    assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_0"]  # only rank 0 makes one
+    second.agree_on_run(lambda own: 0 if own is None else pytest.fail("rank 1 has nothing to say"))
+    assert second.version == 0
+
+
+def test_a_process_that_starts_others_gives_its_version_back(tmp_path: Path) -> None:
+    first, second = CSVLogger(tmp_path), CSVLogger(tmp_path)
+    assert first.version == 0
+    first.leave_run()
+    assert first.is_undecided
+    assert second.version == 0
+    second.log_metrics({"a": 1.0}, step=0)
+    second.save()
+    second.leave_run()  # something was written: it stays
+    assert second.version == 0
+    assert len(table(second)) == 1
+
+
+def test_two_writers_of_one_version_keep_each_others_rows(tmp_path: Path) -> None:
+    first, second = (CSVLogger(tmp_path, version="run", flush_logs_every_n_steps=1) for _ in range(2))
+    first.log_metrics({"loss": 1.0}, step=0)
+    second.log_metrics({"val": 5.0}, step=0)  # it begins behind what is there
+    with pytest.warns(UserWarning, match="Another logger writes to .*metrics.csv as well"):
+        first.log_metrics({"loss": 2.0}, step=1)
+    with pytest.warns(UserWarning, match="Another logger writes to .*metrics.csv as well"):
+        second.log_metrics({"acc": 6.0}, step=0)
+    first.log_metrics({"loss": 3.0}, step=2)  # each says it once
+    second.log_metrics({"val": 7.0}, step=1)
+    for logger in (first, second):
+        logger.finalize("success")
+    rows = [{name: value for name, value in row.items() if value} for row in table(first)]
+    assert rows == [
+        {"step": "0", "loss": "1.0"},
+        {"step": "0", "val": "5.0"},
+        {"step": "1", "loss": "2.0"},
+        {"step": "0", "acc": "6.0"},
+        {"step": "2", "loss": "3.0"},
+        {"step": "1", "val": "7.0"},
+    ]
+
+
+def test_writers_of_one_version_in_threads_lose_no_row(tmp_path: Path) -> None:
+    def write(name: str) -> None:
+        logger = CSVLogger(tmp_path, version="run", flush_logs_every_n_steps=1)
+        barrier.wait()
+        for step in range(40):
+            logger.log_metrics({name: float(step)}, step=step)
+        logger.finalize("success")
+
+    barrier = threading.Barrier(4)
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    rows = table(CSVLogger(tmp_path, version="run"))
+    for name in "abcd":
+        assert [float(row[name]) for row in rows if row[name]] == list(map(float, range(40)))
+
+
+def test_names_and_values_that_are_no_utf_8(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    params = {"path": "caf\udce9", "control": "a\x00\x07\x85\u2028b", "k\udce9\n": 1}
+    logger = CSVLogger(folder, prefix="p\udce9")
+    logger.log_hyperparams(params)
+    for step in range(2):
+        logger.log_metrics({"loss\udce9": 1.0, f"new{step}": 2.0}, step=step)
+        logger.save()
+    assert [row["p\\udce9-loss\\udce9"] for row in table(logger)] == ["1.0", "1.0"]
+    assert yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text("utf-8")) == params
+
+
+def test_a_full_disk_is_named_and_no_row_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = CSVLogger(tmp_path)
+    logger.log_metrics({"loss": 1.0}, step=0)
+    logger.save()
+    logger.log_metrics({"loss": 2.0}, step=1)
+    real = builtins.open
+
+    class Full(io.FileIO):
+        def write(self, content: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    def full(path: Any, mode: str = "r", **options: Any) -> Any:
+        return Full(path, "r+b") if mode == "r+b" else real(path, mode, **options)
+
+    monkeypatch.setattr(builtins, "open", full)
+    with pytest.raises(OSError, match="no space left on device: .* bytes free in .*metrics.csv"):
+        logger.save()
+    monkeypatch.undo()
+    logger.finalize("failed")
+    assert [row["loss"] for row in table(logger)] == ["1.0", "2.0"]
 
 
 def test_it_travels_to_another_process(tmp_path: Path) -> None:

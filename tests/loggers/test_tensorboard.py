@@ -21,10 +21,10 @@ from drivetrain.loggers import TensorBoardLogger
 pytest.importorskip("tensorboard")
 
 
-def read(logger: TensorBoardLogger) -> Any:
+def read(source: TensorBoardLogger | Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(logger.log_dir)
+    events = EventAccumulator(str(source) if isinstance(source, Path) else source.log_dir)
     events.Reload()
     return events
 
@@ -67,8 +67,8 @@ def test_nothing_exists_before_the_first_write(tmp_path: Path) -> None:
     logger.log_graph(nn.Linear(1, 1))
     logger.save()
     logger.finalize("success")
-    assert logger.version == 0
     assert list(tmp_path.iterdir()) == []
+    assert logger.version == 0
     assert threading.active_count() == threads
 
 
@@ -125,7 +125,7 @@ def test_hyperparameters_and_their_metric(tmp_path: Path) -> None:
     logger.finalize("success")
     assert hparams_of(logger) == {"lr": 0.5, "model/layers": "[1, 2]", "model/bias": True, "name": "None"}
     assert scalars(logger, "hp_metric") == [(0, -1.0)]
-    assert (Path(logger.log_dir) / "hparams.yaml").read_text().startswith('"lr": 0.5\n')
+    assert (Path(logger.log_dir) / "hparams.yaml").read_text().startswith("lr: 0.5\n")
 
 
 @pytest.mark.parametrize(
@@ -265,3 +265,56 @@ def test_the_package_is_imported_at_the_first_write_only() -> None:
         "sys.exit('tensorboard' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def event_files(logger: TensorBoardLogger) -> list[Path]:
+    return sorted(Path(logger.log_dir).glob("events.out.tfevents*"))
+
+
+def test_a_run_has_one_event_file(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    logger.log_hyperparams({"lr": 0.1})
+    logger.log_metrics({"loss": 1.0}, step=0)
+    logger.finalize("success")
+    logger.log_metrics({"test": 2.0}, step=1)
+    logger.finalize("success")
+    logger.log_hyperparams({"lr": 0.2}, {"acc": 0.5})
+    logger.finalize("success")
+    assert len(event_files(logger)) == 1
+    assert scalars(logger, "loss") == [(0, 1.0)]
+    assert scalars(logger, "test") == [(1, 2.0)]
+    assert scalars(logger, "acc") == [(0, 0.5)]
+
+
+def test_a_copy_in_another_process_has_its_own(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    logger.log_metrics({"loss": 1.0}, step=0)
+    logger.finalize("success")
+    copy = pickle.loads(pickle.dumps(logger))
+    copy.log_metrics({"loss": 2.0}, step=1)
+    copy.finalize("success")
+    assert len(event_files(logger)) == 2
+    assert scalars(logger, "loss") == [(0, 1.0), (1, 2.0)]
+
+
+def test_steps_behind_a_restart_are_purged(tmp_path: Path) -> None:
+    before = TensorBoardLogger(tmp_path, version="run")
+    for step in range(4):
+        before.log_metrics({"loss": float(step)}, step=step)
+    before.finalize("failed")
+    after = TensorBoardLogger(tmp_path, version="run", purge_step=2)
+    after.log_metrics({"loss": 9.0}, step=2)
+    after.finalize("success")
+    assert scalars(after, "loss") == [(0, 0.0), (1, 1.0), (2, 9.0)]
+
+
+def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    logger.log_hyperparams({"path": Path("caf\udce9"), "k\udce9": "a\x00\u2028"})
+    logger.log_metrics({"loss\udce9": 1.0}, step=0)
+    logger.finalize("success")
+    assert len(event_files(logger)) == 1
+    copied = tmp_path / "copy"
+    copied.mkdir()
+    (copied / event_files(logger)[0].name).write_bytes(event_files(logger)[0].read_bytes())
+    assert "loss\\udce9" in read(copied).Tags()["scalars"]

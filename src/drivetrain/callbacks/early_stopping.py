@@ -7,14 +7,18 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, arguments_checked, is_count, is_number, wrong_value
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.restoring import count, entry, number
 
 if TYPE_CHECKING:
     from drivetrain.module import LightningModule
     from drivetrain.trainer import Trainer
+
+_COUNTS = ("wait_count", "stopped_epoch", "patience")
 
 
 class EarlyStoppingReason(str, Enum):
@@ -114,10 +118,9 @@ class EarlyStopping(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.wait_count = state_dict["wait_count"]
-        self.stopped_epoch = state_dict["stopped_epoch"]
-        self.best_score = torch.as_tensor(state_dict["best_score"])
-        self.patience = state_dict["patience"]
+        counts = {name: count(entry(state_dict, name, int), f"[{name!r}]") for name in _COUNTS}
+        self.best_score = torch.as_tensor(number(entry(state_dict, "best_score", (Tensor, int, float))))
+        self.wait_count, self.stopped_epoch, self.patience = (counts[name] for name in _COUNTS)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # the reason is this fit's; what was counted goes on

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import shutil
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from drivetrain import files, yaml_text
 from drivetrain.callback import Checkpoint
 from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types
+from drivetrain.callbacks._checkpoint_files import check_state, is_below, make_link, newest_complete, save_new
 from drivetrain.errors import ConfigurationError, arguments_checked
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -149,15 +148,23 @@ class ModelCheckpoint(Checkpoint):
         return {**{name: getattr(self, name) for name in _STATE}, "awaited_at_step": self._awaited_at_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_state(state_dict)
         self._awaited_at_step = state_dict.get("awaited_at_step", -1)
         self.dirpath = self.dirpath or state_dict["dirpath"]  # setup may have run in another process
         if self.dirpath == state_dict["dirpath"]:
-            self.best_k_models = dict(state_dict["best_k_models"])
+            models, last = state_dict["best_k_models"], state_dict["last_model_path"]
+            if foreign := [path for path in (*models, last) if path and not self._is_own(path)]:
+                rank_zero_warn(
+                    f"The checkpoint says that ModelCheckpoint wrote {', '.join(map(repr, foreign))}, which is not a "
+                    f"{self.FILE_EXTENSION} file in its folder {self.dirpath}. That is ignored, so nothing there is "
+                    "ever removed or replaced."
+                )
+            self.best_k_models = {path: torch.as_tensor(models[path]) for path in models if path not in foreign}
             self.kth_best_model_path = state_dict["kth_best_model_path"]
             self.kth_value = state_dict["kth_value"]
             self.best_model_score = state_dict["best_model_score"]
             self.current_score = state_dict.get("current_score")
-            self.last_model_path = state_dict["last_model_path"]
+            self.last_model_path = "" if last in foreign else last
         else:
             rank_zero_warn(
                 f"The checkpoint ranked files in {state_dict['dirpath']}, and now {self.dirpath} is written to: "
@@ -166,11 +173,22 @@ class ModelCheckpoint(Checkpoint):
         self.best_model_path = state_dict["best_model_path"]
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """What ``save_last`` wrote, in this run or in an earlier one that used the same folder."""
+        """What ``save_last`` wrote, in this run or in an earlier one that used the same folder.
+
+        Where that is a link to a file which is gone, the newest complete checkpoint of the folder takes its place.
+
+        Raises:
+            CheckpointError: there is such a link, and no complete checkpoint.
+        """
+        if self.dirpath is None and getattr(trainer.logger, "is_undecided", False):
+            return []  # a folder that does not exist yet
         folder = Path(self.dirpath or self._default_dirpath(trainer))
         name = _GROUP.sub("*", self.CHECKPOINT_NAME_LAST)
-        found = {str(path) for path in folder.glob(f"{name}*{self.FILE_EXTENSION}")}
-        return sorted(path for path in {*found, self.last_model_path} if path and os.path.exists(path))
+        named = {str(path) for path in folder.glob(f"{name}*{self.FILE_EXTENSION}")}
+        named |= {self.last_model_path} if self.last_model_path else set()
+        found = sorted(path for path in named if os.path.exists(path))
+        gone = sorted(path for path in named if not os.path.exists(path) and (os.path.islink(path) or not found))
+        return [*found, newest_complete(folder, self.FILE_EXTENSION, gone)] if gone else found
 
     # ---- when to save --------------------------------------------------------------------------------------------
 
@@ -219,17 +237,17 @@ class ModelCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.save_last is True and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
-            with self._naming_last(trainer, self._metrics(trainer)):
-                self._save_last(trainer)
+            metrics = self._metrics(trainer)
+            with self._naming_last(trainer, metrics) as before:
+                self._save_last(trainer, metrics, before)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         saved = self._written_at_step == trainer.global_step
         begun = trainer.training or trainer.validating  # in set-up the steps may be those of an earlier fit
         if self.save_on_exception and begun and trainer.global_step and not saved and self._may_save(trainer):
             assert self.dirpath is not None  # setup ran: there have been steps
-            path = os.path.join(
-                self.dirpath, f"exception-epoch={trainer.current_epoch}-step={trainer.global_step}{self.FILE_EXTENSION}"
-            )
+            name = f"exception-epoch={trainer.current_epoch}-step={trainer.global_step}"
+            path = self._path_for(trainer, {}, [], name)
             trainer.save_checkpoint(path, self.save_weights_only)
             rank_zero_info(f"Saved {path}.")
 
@@ -267,22 +285,34 @@ class ModelCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         metrics = self._metrics(trainer)
-        with self._naming_last(trainer, metrics):
+        with self._naming_last(trainer, metrics) as before:
+            dropped: list[str] = []
             if self.save_top_k != 0 and (score := self._score(trainer, metrics)) is not None:
-                self._save_ranked(trainer, score, metrics)
-            if self.save_last:
-                self._save_last(trainer)
+                dropped = self._save_ranked(trainer, score, metrics)
+            try:
+                if self.save_last:
+                    self._save_last(trainer, metrics, before)
+            except BaseException:
+                if self.save_last == "link":
+                    dropped = []  # the old link may point to one of them
+                raise
+            finally:  # only now: a crash in between leaves one file too many, and no link to a file that is gone
+                for name in dropped:
+                    self._remove(trainer, name)
         self._saved_at_step = trainer.global_step
         self._saved_at_time = time.monotonic()
 
     @contextmanager
-    def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[None]:
-        """A block that saves. The name of the last checkpoint is settled before, so that each file in it names it."""
+    def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
+        """A block that saves; it gets the path of the last checkpoint so far, which is removed if it is replaced.
+
+        The new path is settled before, so that each file that is saved in the block names it.
+        """
         before = self.last_model_path
         if self.save_last:
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST)
         try:
-            yield
+            yield before
         except BaseException:
             if not os.path.exists(self.last_model_path):
                 self.last_model_path = before
@@ -323,31 +353,34 @@ class ModelCheckpoint(Checkpoint):
             score = torch.tensor(math.inf if self.mode == "min" else -math.inf)
         return score
 
-    def _save_ranked(self, trainer: Trainer, score: Tensor, metrics: dict[str, Any]) -> None:
+    def _save_ranked(self, trainer: Trainer, score: Tensor, metrics: dict[str, Any]) -> list[str]:
+        """Save if ``score`` is among the best; return the files that are to be removed for it."""
         self.current_score = score
         newest_wins = self.monitor is None
         order, keeps = self._ranking(self.best_k_models), self.save_top_k
         dropped = [] if keeps == -1 else order[keeps - 1 :]
         if dropped and not newest_wins and not self._better(score, self.best_k_models[dropped[0]]):
-            return
-        path = self._path_for(
-            trainer, metrics, [name for name in dropped if not self._resumed_from(trainer, name)], self.filename
-        )
+            return []
+        replaceable = [name for name in dropped if not self._resumed_from(trainer, name)]
         before = dict(vars(self))  # what the tables say is written with the file, so they change before it exists
-        others = {name: value for name, value in self.best_k_models.items() if name not in (*dropped, path)}
-        self.best_k_models = {**others, path: score}
-        order = self._ranking(self.best_k_models)
-        self.best_model_path, self.kth_best_model_path = order[0], order[-1]
-        self.best_model_score = None if newest_wins else self.best_k_models[order[0]]
-        self.kth_value = None if newest_wins else self.best_k_models[order[-1]]
-        try:
-            self._write(trainer, path)
-        except BaseException:
+        taken: list[str] = []
+        while True:
+            path = self._path_for(trainer, metrics, replaceable, self.filename, taken)
+            others = {name: value for name, value in self.best_k_models.items() if name not in (*dropped, path)}
+            self.best_k_models = {**others, path: score}
+            order = self._ranking(self.best_k_models)
+            self.best_model_path, self.kth_best_model_path = order[0], order[-1]
+            self.best_model_score = None if newest_wins else self.best_k_models[order[0]]
+            self.kth_value = None if newest_wins else self.best_k_models[order[-1]]
+            try:
+                written = self._write(trainer, path, path in replaceable)
+            except BaseException:
+                vars(self).update(before)
+                raise
+            if written:
+                return [name for name in dropped if name != path]
             vars(self).update(before)
-            raise
-        for name in dropped:
-            if name != path:
-                self._remove(trainer, name)  # only now: a crash in between leaves one file too many
+            taken.append(path)
 
     def _ranking(self, scores: dict[str, Tensor]) -> list[str]:
         """Paths, best first. Without ``monitor`` the newest is the best; of equal scores the older is better."""
@@ -356,8 +389,12 @@ class ModelCheckpoint(Checkpoint):
         return sorted(scores, key=lambda path: float(scores[path]), reverse=self.mode == "max")
 
     def _remove(self, trainer: Trainer, path: str) -> None:
-        if not self._resumed_from(trainer, path):
+        if not self._resumed_from(trainer, path) and self._is_own(path):
             trainer.strategy.remove_checkpoint(path)
+
+    def _is_own(self, path: str) -> bool:
+        """Whether this callback may have written ``path``: a checkpoint in its folder, whatever links lead there."""
+        return path.endswith(self.FILE_EXTENSION) and is_below(path, self.dirpath)
 
     def _resumed_from(self, trainer: Trainer, path: str) -> bool:
         given = trainer.ckpt_path
@@ -366,8 +403,12 @@ class ModelCheckpoint(Checkpoint):
     def _better(self, score: Tensor, than: Tensor) -> bool:
         return bool(score < than) if self.mode == "min" else bool(score > than)
 
-    def _write(self, trainer: Trainer, path: str) -> None:
-        trainer.save_checkpoint(path, self.save_weights_only)
+    def _write(self, trainer: Trainer, path: str, replaces: bool) -> bool:
+        """Save to ``path``; False if another run has put a file there meanwhile, which stays."""
+        if replaces or not self.enable_version_counter:
+            trainer.save_checkpoint(path, self.save_weights_only)
+        elif not save_new(trainer, path, self.save_weights_only):
+            return False
         self._newest_path = path
         self._written_at_step = trainer.global_step
         for logger in trainer.loggers:
@@ -375,15 +416,25 @@ class ModelCheckpoint(Checkpoint):
             logger.after_save_checkpoint(self)
         if self.verbose:
             rank_zero_info(f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}.")
+        return True
 
-    def _save_last(self, trainer: Trainer) -> None:
-        newest, self._last_at_batch = self._newest_path, trainer.progress.total_batches
-        if self.save_last == "link" and newest and os.path.exists(newest):
-            if trainer.is_global_zero:
-                _link(newest, self.last_model_path)
-            return
-        self._write(trainer, self.last_model_path)
+    def _save_last(self, trainer: Trainer, metrics: dict[str, Any], before: str) -> None:
+        self._last_at_batch = trainer.progress.total_batches
+        newest, taken = self._newest_path, list[str]()
+        while not self._write_last(trainer, newest, self.last_model_path == before):
+            taken.append(self.last_model_path)
+            self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST, taken)
+            if newest in self.best_k_models and self._written_at_step == trainer.global_step:
+                self._write(trainer, newest, replaces=True)  # it names the file that belongs to another run
         self._newest_path = newest  # a link must point to a ranked checkpoint, never to itself
+
+    def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:
+        if self.save_last != "link" or not newest or not os.path.exists(newest):
+            return self._write(trainer, self.last_model_path, replaces)
+        replaces = replaces or not self.enable_version_counter
+        made = not trainer.is_global_zero or make_link(newest, self.last_model_path, replaces)
+        agreed: bool = trainer.strategy.broadcast(made)
+        return agreed
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -398,18 +449,25 @@ class ModelCheckpoint(Checkpoint):
         return os.path.join(root, str(logger.name), version, "checkpoints")
 
     def _path_for(
-        self, trainer: Trainer, metrics: dict[str, Any], replaceable: Sequence[str], filename: str | None
+        self,
+        trainer: Trainer,
+        metrics: dict[str, Any],
+        replaceable: Sequence[str],
+        filename: str | None,
+        taken: Sequence[str] = (),
     ) -> str:
         """A path that is free, or that of a file which may be replaced."""
         path, version = self.format_checkpoint_name(metrics, filename), self.STARTING_VERSION
-        while self.enable_version_counter and path not in replaceable and self.file_exists(path, trainer):
+        while self.enable_version_counter and (
+            path in taken or (path not in replaceable and self.file_exists(path, trainer))
+        ):
             path = self.format_checkpoint_name(metrics, filename, ver=version)
             version += 1
         return path
 
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
         """Whether there is such a file; all ranks get the answer of global rank 0."""
-        exists: bool = trainer.strategy.broadcast(os.path.exists(filepath))
+        exists: bool = trainer.strategy.broadcast(os.path.lexists(filepath))
         return exists
 
     def format_checkpoint_name(
@@ -464,22 +522,5 @@ class ModelCheckpoint(Checkpoint):
                     "ModelCheckpoint.to_yaml() does not know its folder before the first run. Pass a path."
                 )
             filepath = os.path.join(self.dirpath, "best_k_models.yaml")
-        lines = [f"{json.dumps(path)}: {_yaml(float(score))}\n" for path, score in self.best_k_models.items()]
-        Path(filepath).write_text("".join(lines) or "{}\n", encoding="utf-8")
-
-
-def _link(target: str, link: str) -> None:
-    """Point ``link`` at ``target``, atomically and relative, so that the folder can be moved."""
-    temporary = f"{link}.{uuid.uuid4().hex}.part"
-    try:
-        os.symlink(os.path.relpath(target, os.path.dirname(link)), temporary)
-    except OSError:  # Windows asks for a privilege, and some file systems have no links
-        shutil.copyfile(target, temporary)
-    os.replace(temporary, link)
-
-
-def _yaml(number: float) -> str:
-    if math.isfinite(number):
-        text = repr(number)
-        return text if "." in text else text.replace("e", ".0e")  # YAML readers take 1e-05 for a word
-    return ".inf" if number > 0 else "-.inf"
+        scores = {path: float(score) for path, score in self.best_k_models.items()}
+        files.write(filepath, yaml_text.dump(scores).encode())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.callback import Callback
+from drivetrain.callbacks._checkpoint_files import save_new
 from drivetrain.checkpoint import numbered
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
@@ -70,11 +72,11 @@ class Requeue(Callback):
     def _go_back(self, trainer: Trainer) -> None:
         self._told = False
         Requeue._events += 1
-        number = 1 + max(numbered(trainer.default_root_dir), default=0)
-        path = os.path.join(trainer.default_root_dir, f"hpc_ckpt_{number}.ckpt")
         self._saves = True
         try:
-            trainer.save_checkpoint(path)
+            path = self._next_path(trainer)
+            while not save_new(trainer, path):  # another job has taken the number meanwhile
+                path = self._next_path(trainer)
         finally:
             self._saves = False
         for logger in trainer.loggers if trainer.is_global_zero else ():
@@ -86,6 +88,10 @@ class Requeue(Callback):
             raise SystemExit(128 + int(self.environment.requeue_signal or 0))
         rank_zero_warn(f"Saved {path}, but the job could not be put back into the queue: {why_not} Training goes on.")
 
+    def _next_path(self, trainer: Trainer) -> str:
+        number = 1 + max(numbered(trainer.default_root_dir), default=0)
+        return os.path.join(trainer.default_root_dir, f"hpc_ckpt_{number}.ckpt")
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._saves:
             checkpoint["requeue"] = {"job": self.environment.requeue_id(), "fit": Requeue._fits}
@@ -95,9 +101,12 @@ class Requeue(Callback):
         files = numbered(trainer.default_root_dir) if self.environment.restart_count() > 0 else {}
         if not files:
             return None
-        path = files[max(files)]
-        mark = trainer.strategy.load_checkpoint(path).get("requeue")
-        return path if mark == {"job": self.environment.requeue_id(), "fit": Requeue._fits + 1} else None
+        wanted = {"job": self.environment.requeue_id(), "fit": Requeue._fits + 1}
+        for number in sorted(files, reverse=True):  # those of other jobs lie among them
+            checkpoint = trainer.strategy.load_checkpoint(files[number])
+            if isinstance(checkpoint, Mapping) and checkpoint.get("requeue") == wanted:
+                return files[number]
+        return None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._restore()

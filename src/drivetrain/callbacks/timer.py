@@ -12,6 +12,7 @@ from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 from drivetrain.introspect import overrides
 from drivetrain.rank_zero import rank_zero_info
+from drivetrain.restoring import entry, number
 from drivetrain.settings import seconds_of
 
 if TYPE_CHECKING:
@@ -147,7 +148,10 @@ class Timer(Callback):
         return {"time_elapsed": {stage: self.time_elapsed(stage) for stage in _STAGES}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._earlier_s.update(state_dict["time_elapsed"])
+        elapsed = entry(state_dict, "time_elapsed", Mapping)
+        self._earlier_s.update(
+            {stage: float(number(entry(elapsed, stage, (int, float), "['time_elapsed']"))) for stage in _STAGES}
+        )
         self._starts.clear()
         self._ends.clear()
 

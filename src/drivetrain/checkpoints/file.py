@@ -34,8 +34,7 @@ class TorchCheckpointIO(CheckpointIO):
     that the default for what is no plain data.
     """
 
-    def __init__(self) -> None:
-        self._refused: list[str] | None = None  # collects paths while no file may be replaced
+    _refused: list[str] | None = None  # collects paths while no file may be replaced
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain import files
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 
@@ -73,6 +75,7 @@ class SaveConfigCallback(Callback):
             )
         if trainer.is_global_zero:
             os.makedirs(folder, exist_ok=True)
+            files.check_replaceable(Path(path))
             self.parser.save(
                 self.config, path, skip_unset=False, skip_validation=True, overwrite=self.overwrite,
                 multifile=self.multifile,

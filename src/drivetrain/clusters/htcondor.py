@@ -7,11 +7,11 @@ import os
 import re
 import socket
 import time
-import uuid
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
+from drivetrain import files
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
 from drivetrain.errors import ConfigurationError
@@ -114,10 +114,8 @@ class HTCondorEnvironment(ClusterEnvironment):
 def _publish(path: Path) -> tuple[str, int]:
     """Write this machine's address and a free port; a reader sees all of it or nothing."""
     contact = socket.gethostname(), free_port()
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        part.write_text(json.dumps(contact))
-        os.replace(part, path)
+        files.write(path, json.dumps(contact).encode())
     except OSError as error:
         raise ConfigurationError(
             f"Rank 0 cannot write its address to {path}: {error}. Pass HTCondorEnvironment(contact_file=...), a path "

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import torch
 
-from drivetrain import parity
+from drivetrain import files, parity, yaml_text
 from drivetrain.errors import ConfigurationError
 from drivetrain.rank_zero import rank_zero_warn
 
@@ -46,9 +46,8 @@ def save_hparams_to_yaml(
     """Write hyperparameters as YAML; what YAML does not take is left out, with a warning.
 
     Raises:
-        ConfigurationError: the folder does not exist, ``hparams`` is no mapping, or PyYAML is not installed.
+        ConfigurationError: the folder does not exist, or ``hparams`` is no mapping.
     """
-    yaml = _yaml()
     values = vars(hparams) if isinstance(hparams, Namespace) else hparams
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"hparams is a {type(hparams).__name__}. Pass a dictionary or a Namespace.")
@@ -57,13 +56,11 @@ def save_hparams_to_yaml(
         raise ConfigurationError(f"There is no folder {folder} to write {config_yaml} to. Make it first.")
     kept = {}
     for name, value in values.items():
-        try:
-            yaml.safe_dump(value)
-        except yaml.YAMLError:
-            rank_zero_warn(f"The hyperparameter {name!r} is left out: YAML has no form for a {type(value).__name__}.")
-        else:
+        if yaml_text.is_plain(value):
             kept[name] = value
-    Path(config_yaml).write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+        else:
+            rank_zero_warn(f"The hyperparameter {name!r} is left out: YAML has no form for a {type(value).__name__}.")
+    files.write(config_yaml, yaml_text.dump(kept).encode())
 
 
 def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) -> dict[str, Any]:

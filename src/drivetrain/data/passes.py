@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import CheckpointError
+from drivetrain.restoring import restoring
 from drivetrain.seed import isolate_rng, rng_state, set_rng_state
 
 _INF = float("inf")
@@ -174,7 +175,8 @@ class Passes:
             return
         _set_random_state(self._generators, self._before)
         if self._stateful:
-            self.loader.load_state_dict(mark["loader"])
+            with restoring(f"the training loader ({type(self.loader).__name__})"):
+                self.loader.load_state_dict(mark["loader"])
             self._prepared = iter(self.loader)
             return
         done = skipped = self._given

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
-import numbers
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from drivetrain import files, yaml_text
 from drivetrain.errors import ConfigurationError, NotSupportedError, wrong_value
 from drivetrain.loggers.logger import Logger
+from drivetrain.rank_zero import rank_from_environ
 
 _VERSION = re.compile(r"version_(\d+)")
 
@@ -23,7 +23,8 @@ class FolderLogger(Logger):
         save_dir: the root folder; ``~`` and environment variables are expanded.
         name: the experiment's folder below it; empty or ``None`` for none.
         version: a number, a folder name to be taken as it is, or ``None`` for the number after the highest one
-            there. The number is chosen when somebody first asks for it; nothing is created by asking.
+            there. That number is chosen when a run begins, or when :attr:`version` or :attr:`log_dir` is read before.
+            Rank 0 then makes the folder, and no other run can get it.
         prefix: put before every name, joined by a hyphen.
 
     Raises:
@@ -49,6 +50,7 @@ class FolderLogger(Logger):
         self._save_dir = os.path.expanduser(os.path.expandvars(folder))
         self._name = name or ""
         self._version = version
+        self._made = False  # the version's folder, by this logger
         self._prefix = f"{prefix}-" if prefix else ""
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
@@ -70,22 +72,38 @@ class FolderLogger(Logger):
 
     @property
     def version(self) -> int | str:
-        """Which run this is. Asking for it settles it."""
+        """Which run this is. Reading it decides it, and on rank 0 makes the run's folder."""
         if self._version is None:
-            self._version = _next_version(self.root_dir)
+            if rank_from_environ() == 0:
+                self._version, self._made = _make_version(self.root_dir), True
+            else:
+                self._version = _next_version(self.root_dir)  # rank 0's answer replaces it when the ranks meet
         return self._version
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the run has no version yet, and so no folder."""
+        return self._version is None
+
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
-        self._version = broadcast(self.version)
+        self._version = broadcast(self.version if rank_from_environ() == 0 else None)
+
+    def leave_run(self) -> None:
+        """Give back the version that this process has chosen, if nothing was written: other processes will write."""
+        if self._made:
+            self._made = False
+            with contextlib.suppress(OSError):  # it is not empty
+                os.rmdir(FolderLogger.log_dir.fget(self))  # type: ignore[attr-defined]
+                self._version = None
 
     @property
     def log_dir(self) -> str:
-        """This run's own folder; it comes into being with the first thing written."""
+        """This run's own folder. Reading it decides the version."""
         version = self.version
         return os.path.join(self.root_dir, version if isinstance(version, str) else f"version_{version}")
 
     def _named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        return {f"{self._prefix}{name}": value for name, value in metrics.items()}
+        return {encodable(f"{self._prefix}{name}"): value for name, value in metrics.items()}
 
     def _keep_hparams(self, params: Any) -> None:
         self.hparams.update(params if isinstance(params, Mapping) else vars(params))  # vars: an argparse.Namespace
@@ -96,17 +114,26 @@ class FolderLogger(Logger):
         if self._hparams_written:
             return
         os.makedirs(self.log_dir, exist_ok=True)
-        lines = [f"{_flow(str(key))}: {_flow(value)}\n" for key, value in self.hparams.items()]
-        write_atomically(os.path.join(self.log_dir, "hparams.yaml"), ("".join(lines) or "{}\n").encode())
+        files.write(os.path.join(self.log_dir, "hparams.yaml"), yaml_text.dump(self.hparams).encode())
         self._hparams_written = True
 
 
-def write_atomically(path: str, content: bytes) -> None:
-    """Replace the file at ``path``: a reader, or a crash, finds the old content or the new, never a part."""
-    temporary = f"{path}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(content)
-    os.replace(temporary, path)
+def encodable(text: str) -> str:
+    """``text`` with its lone surrogates, which come from names that are no UTF-8, written out as text."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def _make_version(root_dir: str) -> int:
+    """Make the folder of the next version; of runs that begin together each gets its own."""
+    os.makedirs(root_dir, exist_ok=True)
+    version = _next_version(root_dir)
+    while True:
+        try:
+            os.mkdir(os.path.join(root_dir, f"version_{version}"))
+        except FileExistsError:
+            version += 1
+        else:
+            return version
 
 
 def _next_version(root_dir: str) -> int:
@@ -116,22 +143,3 @@ def _next_version(root_dir: str) -> int:
         return 0
     taken = [int(match[1]) for name in names if (match := _VERSION.fullmatch(name))]
     return max(taken, default=-1) + 1
-
-
-def _flow(value: Any) -> str:
-    """``value`` as YAML in flow style, which is JSON except for floats; what YAML has no word for, as its ``str``."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, numbers.Integral):
-        return str(int(value))
-    if isinstance(value, numbers.Real):
-        number = float(value)
-        if not math.isfinite(number):
-            return ".nan" if math.isnan(number) else (".inf" if number > 0 else "-.inf")
-        text = repr(number)  # YAML readers take 1e-05 for a word: a float must have its point
-        return text if "." in text else text.replace("e", ".0e")
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_flow(str(key))}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
-    return json.dumps(str(value), ensure_ascii=False)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from drivetrain import files
 from drivetrain.errors import ConfigurationError, arguments_checked, is_count, shown
-from drivetrain.loggers._folder import FolderLogger, write_atomically
-from drivetrain.rank_zero import rank_zero_only
+from drivetrain.loggers._folder import FolderLogger
+from drivetrain.rank_zero import rank_zero_only, rank_zero_warn
 
 Row = dict[str, Any]
+
+_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.01  # a write takes a millisecond
 
 
 class CSVLogger(FolderLogger):
@@ -20,7 +26,8 @@ class CSVLogger(FolderLogger):
 
     A row holds the step and what was logged there; a name that first appears later widens the table. Consecutive
     calls for one step share a row as long as no name has two values. A table that is already there, because a
-    ``version`` was given, is continued. Between two writes no file is open and no thread runs.
+    ``version`` was given, is continued. Where another logger writes to the same table at the same time, the table
+    keeps the rows of both, and a warning says so. Between two writes no file is open and no thread runs.
 
     Args:
         save_dir: the root folder.
@@ -58,6 +65,9 @@ class CSVLogger(FolderLogger):
         self._offset = 0
         self._opened = False
         self._dirty = False
+        self._left: tuple[int, ...] | None = None  # what the file was like after this logger's last write
+        self._row_in_file: Row = {}  # the last row as it was written then
+        self._shared = False
 
     @property
     def metrics_file_path(self) -> str:
@@ -97,56 +107,128 @@ class CSVLogger(FolderLogger):
         if not self._dirty:
             return
         os.makedirs(self.log_dir, exist_ok=True)
+        with _writing_alone(self.log_dir):
+            if self._left != _identity(self.metrics_file_path):
+                self._continue_behind_others()
+            try:
+                self._write_table()
+            finally:
+                self._left = _identity(self.metrics_file_path)
+        self._dirty = False
+
+    def _write_table(self) -> None:
         if self._columns == self._columns_in_file:
             with open(self.metrics_file_path, "r+b") as file:
                 self._write_rows(file, self._offset)
         else:
-            table = io.BytesIO(self._widened())
-            self._write_rows(table, len(table.getvalue()))
-            write_atomically(self.metrics_file_path, table.getvalue())
+            earlier, lines = self._widened(), self._lines()
+            files.write(self.metrics_file_path, earlier + b"".join(lines))
             self._columns_in_file = list(self._columns)
-        self._dirty = False
+            self._written(lines, len(earlier))
 
     def finalize(self, status: str) -> None:
         """Write what is left."""
         self.save()
 
     def _open(self) -> None:
-        """Take up the table that is already there, if there is one."""
+        """Continue the table that is already there, if there is one."""
         if self._opened:
             return
         self._opened = True
-        self._columns = ["step"]
-        try:
-            with open(self.metrics_file_path, "rb") as file:
-                content = file.read()
-        except FileNotFoundError:
-            return
-        self._offset = content.rfind(b"\n") + 1  # a last line without its end was cut off by a crash
-        lines = csv.reader(io.StringIO(content[: self._offset].decode(), newline=""))
-        self._columns_in_file = next(lines, [])
-        self._columns = [*self._columns_in_file]
-        if "step" not in self._columns:
-            self._columns.insert(0, "step")
+        self._left = _identity(self.metrics_file_path)
+        self._read_table()
+
+    def _read_table(self) -> None:
+        """Take over the columns of the table, and its end."""
+        own, self._columns, self._columns_in_file, self._offset = self._columns, ["step"], [], 0
+        with contextlib.suppress(FileNotFoundError), open(self.metrics_file_path, "rb") as file:
+            content = file.read()
+            self._offset = content.rfind(b"\n") + 1  # a last line without its end was cut off by a crash
+            text = content[: self._offset].decode(errors="backslashreplace")
+            self._columns_in_file = next(csv.reader(io.StringIO(text, newline="")), [])
+            self._columns = [*self._columns_in_file]
+            if "step" not in self._columns:
+                self._columns.insert(0, "step")
+        self._columns += [name for name in own if name not in self._columns]
+
+    def _continue_behind_others(self) -> None:
+        """Another logger has changed the table since: write behind its rows, and replace none of them."""
+        if not self._shared:
+            self._shared = True
+            rank_zero_warn(
+                f"Another logger writes to {self.metrics_file_path} as well. The table keeps the rows of both. "
+                "Give each run a version of its own, or leave version out."
+            )
+        self._read_table()
+        if self._row_in_file and self._rows:
+            first, written = self._rows[0], self._row_in_file
+            grown = {name: value for name, value in first.items() if name not in written}
+            self._rows[:1] = [{"step": first["step"], **grown}] if grown else []
+        self._row_in_file = {}
 
     def _widened(self) -> bytes:
         """The part of the file before `_offset`, under the new header."""
         lines: list[list[Any]] = []
         if self._offset:
             with open(self.metrics_file_path, "rb") as file:
-                text = file.read(self._offset).decode()
+                text = file.read(self._offset).decode(errors="backslashreplace")
             old = csv.DictReader(io.StringIO(text, newline=""))
             lines = [[row.get(name, "") for name in self._columns] for row in old]
         return _encode([self._columns, *lines])
 
     def _write_rows(self, file: Any, offset: int) -> None:
-        """Write the rows from ``offset`` on, and remember where the last one begins."""
-        lines = [_encode([[row.get(name, "") for name in self._columns]]) for row in self._rows]
+        lines = self._lines()
         file.seek(offset)
-        file.write(b"".join(lines))
-        file.truncate()
+        try:
+            file.write(b"".join(lines))
+            file.truncate()
+            file.flush()  # a full disk is noticed here, while the rows are still kept
+        except OSError as error:
+            path = self.metrics_file_path
+            raise OSError(error.errno, f"{files.reason(error, Path(path))}. Rows before it are kept", path) from error
+        self._written(lines, offset)
+
+    def _lines(self) -> list[bytes]:
+        return [_encode([[row.get(name, "") for name in self._columns]]) for row in self._rows]
+
+    def _written(self, lines: list[bytes], offset: int) -> None:
+        """The rows are in the file from ``offset`` on: keep only the last one, which may still grow."""
         self._offset = offset + sum(map(len, lines[:-1]))
         del self._rows[:-1]
+        self._row_in_file = dict(self._rows[-1]) if self._rows else {}
+
+
+@contextlib.contextmanager
+def _writing_alone(folder: str) -> Iterator[None]:
+    """A block that loggers of other processes wait for, where the file system can lock a folder.
+
+    The lock ends with the process, so that a killed run leaves none behind.
+    """
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # Windows
+        yield
+        return
+    try:
+        for _ in range(_LOCK_TRIES):
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_LOCK_PAUSE_S)  # a stopped process must not stop this one: in the end it goes on without
+        yield
+    finally:
+        os.close(handle)
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    """What changes when a file is written by another process; ``None`` where there is no file."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _encode(lines: Iterable[Iterable[Any]]) -> bytes:

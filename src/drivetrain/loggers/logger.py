@@ -49,6 +49,9 @@ class Logger(ABC):
             broadcast: gives every process rank 0's value.
         """
 
+    def leave_run(self) -> None:
+        """This process starts others that run the program, and writes nothing itself; called before they start."""
+
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Record ``metrics`` at ``step`` (the logger's x axis: batches on which an optimizer step happened)."""

@@ -12,12 +12,14 @@ from torch import nn
 
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, did_you_mean, shown
 from drivetrain.export import detached, example_pass
-from drivetrain.loggers._folder import FolderLogger
+from drivetrain.loggers._folder import FolderLogger, encodable
 from drivetrain.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.tensorboard import SummaryWriter
+
+    from drivetrain.loggers._event_file import EventFile
 
 
 _WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filename_suffix")
@@ -28,7 +30,8 @@ class TensorBoardLogger(FolderLogger):
     """Writes event files to ``<save_dir>/<name>/version_<n>[/<sub_dir>]``, and ``hparams.yaml`` beside them.
 
     The writer, which keeps a file open and a thread running, exists from the first thing written until
-    :meth:`finalize`; what is logged after that goes to a further event file of the same run.
+    :meth:`finalize`. What is logged after that, in ``trainer.test`` for example, is appended to the same event file.
+    Another process that goes on with the run, such as a resumed one, writes an event file of its own.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
@@ -74,11 +77,16 @@ class TensorBoardLogger(FolderLogger):
         self._log_graph = log_graph
         self._default_hp_metric = default_hp_metric
         self._kwargs = kwargs
-        self._writer: SummaryWriter | None = None
+        self._writer: EventFile | None = None
+        self._event_file: str | None = None  # of this process
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_writer": None}  # a copy in another process opens a file of its own
+        return {
+            **self.__dict__,
+            "_writer": None,
+            "_event_file": None,
+        }  # a copy has its own file
 
     @property
     def log_dir(self) -> str:
@@ -95,9 +103,10 @@ class TensorBoardLogger(FolderLogger):
             return _Ignore()  # type: ignore[return-value]
         self._forget_copy()
         if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
+            from drivetrain.loggers._event_file import EventFile
 
-            self._writer = SummaryWriter(log_dir=self.log_dir, **self._kwargs)
+            self._writer = EventFile(self.log_dir, self._event_file, **self._kwargs)
+            self._event_file = self._writer.event_file
         return self._writer
 
     @rank_zero_only
@@ -177,7 +186,7 @@ class TensorBoardLogger(FolderLogger):
     def _forget_copy(self) -> None:
         """In a copied process there is the writer, and not the thread that writes: whoever waits for it hangs."""
         if self._owner != os.getpid():
-            self._writer, self._owner = None, os.getpid()
+            self._writer, self._event_file, self._owner = None, None, os.getpid()
 
     def finalize(self, status: str) -> None:
         """Write what is left and close the writer: its file and its thread go."""
@@ -210,8 +219,8 @@ class _Ignore:
 
 def _flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
     for key, value in params.items():
-        name = f"{prefix}{key}"
+        name = encodable(f"{prefix}{key}")
         if isinstance(value, Mapping):
             yield from _flat(value, f"{name}/")
         else:
-            yield name, value if isinstance(value, (bool, int, float, str)) else str(value)
+            yield name, value if isinstance(value, (bool, int, float)) else encodable(str(value))

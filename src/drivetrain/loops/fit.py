@@ -35,6 +35,7 @@ from drivetrain.loops.restart import (
     take_up_window,
     watch_exceptions,
 )
+from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import Step, make_step
@@ -352,6 +353,7 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
         run.restart = None
         return iter(()), bound
     after.update(rng_state())
+    check_position(data, passes)
     if done >= run.loaders.count_own_training():  # other ranks have more batches, and this one repeats its last
         move, transfer = run.transfer
         batch = passes.last_batch(data)

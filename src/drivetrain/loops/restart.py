@@ -18,8 +18,10 @@ from torch import nn
 from drivetrain.errors import CheckpointError
 from drivetrain.hooks import LOG_RULES
 from drivetrain.loops.progress import RunningStage, TrainerStatus
+from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import Run
 from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.restoring import restoring
 from drivetrain.seed import rng_state, set_rng_state
 
 State = dict[str, Any]
@@ -149,6 +151,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
 # ---- taking up -------------------------------------------------------------------------------------------------------
 
 
+@restoring("the restart point")
 def take_up_state(run: Run) -> None:
     """Bring back what the loop had in its hands; its random state comes last, right before the next batch."""
     state = run.restart
@@ -168,6 +171,7 @@ def take_up_state(run: Run) -> None:
     take_up_window(run)
 
 
+@restoring("the gradients of a window")
 def take_up_window(run: Run) -> None:
     """The gradients of a window that was not complete; by hand it may reach over an epoch's end."""
     if run.restart is None or "window" not in run.restart:
@@ -182,9 +186,12 @@ def take_up_window(run: Run) -> None:
 def take_up_between_passes(run: Run) -> None:
     """What the training loader brings over from one epoch to the next."""
     if run.restart is not None and (data := run.restart.get("data")) is not None:
-        run.loaders.passes().carry_over(data)
+        passes = run.loaders.passes()
+        check_position(data, passes)
+        passes.carry_over(data)
 
 
+@restoring("the random state")
 def take_up_random_state(run: Run) -> None:
     """The generators as they were; from here on everything goes on as if nothing had happened."""
     if run.restart is not None and (rng := run.restart.get("rng")) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
 from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.restoring import count, entry, expect, number
 
 _DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _SKIPS_BEFORE_WARNING = 100
@@ -156,8 +157,12 @@ class MixedPrecision(Precision):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a scaler's state back; an empty one, or any for "bf16-mixed", changes nothing."""
-        if not state or not self.scales_loss:
+        if not expect(state, Mapping) or not self.scales_loss:
             return
+        for name in ("scale", "growth_factor", "backoff_factor"):
+            number(entry(state, name, (int, float)), f"[{name!r}]")
+        for name in ("growth_interval", "_growth_tracker"):
+            count(entry(state, name, int), f"[{name!r}]")
         if self._scaler is None:
             self._loaded = dict(state)
             return

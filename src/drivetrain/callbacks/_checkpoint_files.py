@@ -1,0 +1,110 @@
+"""The files of a ModelCheckpoint: which are its own, which is the newest, and how a link to one is made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from drivetrain import files
+from drivetrain.checkpoints.file import TorchCheckpointIO, is_complete
+from drivetrain.errors import CheckpointError
+from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.restoring import WrongForm, entry, expect, number
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+
+def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
+    """Save to ``path``, unless another process has put a file there meanwhile; every rank must call it.
+
+    Returns:
+        Whether it was saved: the same on every rank.
+    """
+    store = trainer.strategy.checkpoint_io
+    if not isinstance(store, TorchCheckpointIO):  # which alone can tell
+        trainer.save_checkpoint(path, weights_only)
+        return True
+    with store.new_files() as refused:
+        trainer.save_checkpoint(path, weights_only)
+    saved: bool = trainer.strategy.broadcast(not refused)
+    return saved
+
+
+def is_below(path: str, folder: str | None) -> bool:
+    """Whether the file ``path`` lies in ``folder`` or in a folder below, wherever links and ".." lead."""
+    if folder is None:
+        return False
+    own, its_folder = os.path.realpath(folder), os.path.realpath(os.path.dirname(path) or ".")
+    return its_folder == own or its_folder.startswith(os.path.join(own, ""))
+
+
+def newest_complete(folder: Path, extension: str, gone: Iterable[str]) -> str:
+    """The checkpoint in ``folder`` that was written last and is complete, instead of files that are ``gone``.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    named = ", ".join(
+        f"{path}, a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else f"{path} is gone"
+        for path in gone
+    )
+    found = sorted((path for path in folder.glob(f"*{extension}") if path.is_file()), key=os.path.getmtime)
+    for path in reversed(found):
+        if is_complete(path):
+            rank_zero_warn(f'ckpt_path="last" means {named}. The newest complete checkpoint there is taken: {path}.')
+            return str(path)
+    raise CheckpointError(
+        f'ckpt_path="last" means {named}, and there is no complete checkpoint in {folder}. Pass a path, or remove the '
+        "link to begin from the start."
+    )
+
+
+def check_state(state: Any) -> None:
+    """Refuse what :meth:`ModelCheckpoint.state_dict` cannot have returned.
+
+    Raises:
+        CheckpointError: an entry is of another type; the message names it.
+    """
+    for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
+        entry(state, name, str)
+    entry(state, "dirpath", (str, type(None)))
+    for name in ("best_model_score", "kth_value"):
+        if entry(state, name, (Tensor, int, float, type(None))) is not None:
+            number(state[name], f"[{name!r}]")
+    for path, score in entry(state, "best_k_models", Mapping).items():
+        expect(path, str, "['best_k_models']")
+        number(score, f"['best_k_models'][{path!r}]")
+        if "\0" in path:
+            raise WrongForm("['best_k_models']", f"has the path {path!r}")
+
+
+def make_link(target: str, link: str, replaces: bool) -> bool:
+    """Point ``link`` at ``target``, atomically and relative, so that the folder can be moved.
+
+    Returns:
+        False if ``replaces`` is False and there is a file of this name, which stays.
+    """
+    files.check_replaceable(Path(link))
+    temporary = files.temporary_beside(link)
+    try:
+        try:
+            os.symlink(os.path.relpath(target, os.path.dirname(link)), temporary if replaces else link)
+        except FileExistsError:
+            return False
+        except OSError:  # Windows asks for a privilege, and some file systems have no links
+            shutil.copyfile(target, temporary)
+            os.replace(temporary, link)
+        else:
+            if replaces:
+                os.replace(temporary, link)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return True

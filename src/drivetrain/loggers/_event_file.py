@@ -1,0 +1,71 @@
+"""A SummaryWriter that can go on with an event file which was closed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog, SourceMetadata  # type: ignore[import-untyped]
+from tensorboard.summary.writer.event_file_writer import (  # type: ignore[import-untyped]
+    EventFileWriter,
+    _AsyncWriter,
+)
+from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+from torch.utils.tensorboard import FileWriter, SummaryWriter
+
+_NUMBERS = itertools.count()
+
+
+class EventFile(SummaryWriter):
+    """Writes to one event file, new or already there.
+
+    Args:
+        log_dir: the folder of a new one.
+        event_file: what to append to; ``None``: a new file.
+        kwargs: as for ``SummaryWriter``.
+
+    Attributes:
+        event_file: where it writes.
+    """
+
+    def __init__(self, log_dir: str, event_file: str | None = None, **kwargs: Any) -> None:
+        suffix = kwargs.get("filename_suffix", "")
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        self.event_file = event_file or os.path.join(log_dir, name + suffix)
+        self._begun = event_file is not None
+        if self._begun:
+            kwargs.pop("purge_step", None)  # what a restart makes invalid was said once
+        super().__init__(log_dir, **kwargs)
+
+    def _get_file_writer(self) -> Any:
+        if self.all_writers is None or self.file_writer is None:
+            writer: Any = FileWriter.__new__(FileWriter)
+            writer.event_writer = _Appending(self.event_file, self.max_queue, self.flush_secs)
+            state: dict[str, Any] = vars(self)
+            state["file_writer"], state["all_writers"] = writer, {writer.get_logdir(): writer}
+            if not self._begun:
+                self._begun = True
+                self._begin(writer)
+        return self.file_writer
+
+    def _begin(self, writer: Any) -> None:
+        version, source = "brain.Event:2", SourceMetadata(writer="drivetrain")
+        writer.event_writer.add_event(Event(wall_time=time.time(), file_version=version, source_metadata=source))
+        if (step := self.purge_step) is not None:
+            writer.add_event(Event(step=step, file_version=version))
+            writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+        writer.flush()
+
+
+class _Appending(EventFileWriter):  # type: ignore[misc]
+    """tensorboard's own, but that the file is opened for appending, whatever bytes its path consists of."""
+
+    def __init__(self, path: str, max_queue: int, flush_secs: float) -> None:
+        self._logdir = os.path.dirname(path)
+        self._file_name = path
+        os.makedirs(self._logdir, exist_ok=True)
+        self._general_file_writer = open(path, "ab")  # noqa: SIM115  # closed by the writer
+        self._async_writer = _AsyncWriter(RecordWriter(self._general_file_writer), max_queue, flush_secs)

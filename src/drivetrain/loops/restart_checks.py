@@ -1,0 +1,171 @@
+"""Look at what a checkpoint says about the place in a fit, before the loop relies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from drivetrain.data.passes import CombinedPasses, Passes
+from drivetrain.hooks import LOG_RULES
+from drivetrain.loops.progress import Progress
+from drivetrain.restoring import (
+    WrongForm,
+    check_generators,
+    check_rng_state,
+    count,
+    entry,
+    expect,
+    number,
+    restoring,
+)
+
+State = Mapping[str, Any]
+
+_REDUCTIONS = ("mean", "sum", "min", "max")
+
+# What every version has written, and what without which training would silently begin elsewhere.
+_COUNTERS = ("current_epoch", "batches_done", "earlier_batches", "global_step", "stepped_batches")
+
+
+def check_progress(saved: Any) -> None:
+    """Whether the counters are counters.
+
+    Raises:
+        CheckpointError: one is missing or of another kind.
+    """
+    with restoring("the progress of the fit"):
+        for name in _COUNTERS:
+            entry(saved, name, int)
+        for name, own in Progress().state_dict().items():
+            if name not in saved:
+                continue
+            value, place = saved[name], f"[{name!r}]"
+            if isinstance(own, bool):
+                expect(value, bool, place)
+            elif isinstance(own, int):
+                count(value, place)
+        if saved.get("validation", "") not in ("", "running", "done"):
+            raise WrongForm("['validation']", f"is {saved['validation']!r}")
+        for stage, counts in expect(saved.get("eval_steps", {}), Mapping, "['eval_steps']").items():
+            for each in expect(counts, list, f"['eval_steps'][{stage!r}]"):
+                count(each, f"['eval_steps'][{stage!r}]")
+
+
+def check_restart(restart: Any, module: nn.Module) -> None:
+    """Whether the loop can go on from ``restart``; the place in the training data is looked at when it is known.
+
+    Raises:
+        CheckpointError: something is of another kind; the message names it.
+    """
+    with restoring("the restart point"):
+        expect(restart, Mapping)
+        expect(restart.get("data"), (Mapping, type(None)), "['data']")
+        expect(restart.get("exact", True), bool, "['exact']")
+        for stage, epoch in expect(restart.get("loaders", {}), Mapping, "['loaders']").items():
+            count(epoch, f"['loaders'][{stage!r}]")
+        for name, value in expect(restart.get("callback_metrics", {}), Mapping, "['callback_metrics']").items():
+            expect(name, str, "['callback_metrics']")
+            number(value, f"['callback_metrics'][{name!r}]")
+    if (rng := restart.get("rng")) is not None:
+        with restoring("the random state"):
+            check_rng_state(rng)
+    with restoring("the logged values"):
+        for index, state in enumerate(expect(restart.get("logged", []), list)):
+            _check_logged(state, f"[{index}]")
+    with restoring("the gradients of a window"):
+        _check_window(restart, module)
+    with restoring("the metric objects"):
+        for name, state in expect(restart.get("metrics", {}), Mapping).items():
+            expect(name, str)
+            count(entry(state, "updates", int, f"[{name!r}]"), f"[{name!r}]['updates']")
+            _check_metric(entry(state, "states", Mapping, f"[{name!r}]"), dict(module.named_modules()).get(name), name)
+
+
+def _check_metric(states: State, metric: nn.Module | None, name: str) -> None:
+    own = getattr(metric, "_defaults", None)
+    for key, value in states.items():
+        if own is None:
+            return
+        if key not in own:
+            raise WrongForm(f"[{name!r}][{key!r}]", "is no state of this metric")
+        if isinstance(own[key], list):
+            value = expect(value, (list, Tensor), f"[{name!r}][{key!r}]")
+        else:
+            expect(value, (Tensor, bool, int, float), f"[{name!r}][{key!r}]")
+
+
+def _check_logged(state: Any, place: str) -> None:
+    expect(entry(state, "name", str, place), str)
+    if entry(state, "hook", str, place) not in LOG_RULES:
+        raise WrongForm(f"{place}['hook']", f"is {state['hook']!r}, in which nothing can be logged")
+    expect(entry(state, "dataloader_idx", (int, type(None)), place), (int, type(None)))
+    options = entry(state, "options", Mapping, place)
+    if not isinstance(reduction := options.get("reduce_fx"), str) or reduction not in _REDUCTIONS:
+        raise WrongForm(f"{place}['options']['reduce_fx']", f"is {reduction!r}")
+    for key in ("prog_bar", "enable_graph", "add_dataloader_idx"):
+        entry(options, key, bool, f"{place}['options']")
+    for key in ("logger", "on_step", "on_epoch"):
+        entry(options, key, (bool, type(None)), f"{place}['options']")
+    for key in ("total", "last"):
+        if (value := entry(state, key, (Tensor, bool, int, float, type(None)), place)) is not None:
+            number(value, f"{place}[{key!r}]")
+    number(entry(state, "weight", (Tensor, bool, int, float), place), f"{place}['weight']")
+    entry(state, "fresh", bool, place)
+    entry(state, "metric", (str, type(None)), place)
+
+
+def _check_window(restart: State, module: nn.Module) -> None:
+    if "window" not in restart:
+        return
+    window = entry(restart, "window", Mapping)
+    for key in ("expected", "graded", "position"):
+        count(entry(window, key, int, "['window']"), f"['window'][{key!r}]")
+    number(entry(window, "total", (Tensor, int, float), "['window']"), "['window']['total']")
+    if entry(window, "reference", (Tensor, int, float, type(None)), "['window']") is not None:
+        number(window["reference"], "['window']['reference']")
+    gradients = entry(restart, "gradients", Mapping)
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    for name, gradient in gradients.items():
+        shape = expect(gradient, Tensor, f"['gradients'][{name!r}]").shape
+        if name not in shapes or shape != shapes[name]:
+            raise WrongForm(f"['gradients'][{name!r}]", f"is a gradient of shape {tuple(shape)}, of no such parameter")
+
+
+def check_position(mark: Any, passes: Passes | CombinedPasses) -> None:
+    """Whether ``mark`` is a place in a pass over these loaders.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    with restoring("the position in the training data"):
+        _check_mark(mark, passes.mark(), "")
+
+
+def _check_mark(mark: Any, own: State, place: str) -> None:
+    expect(mark, Mapping, place)
+    if "parts" in own or "parts" in mark:
+        parts = expect(mark.get("parts", []), (list, tuple), f"{place}['parts']")
+        for index, (part, its_own) in enumerate(zip(parts, own.get("parts", ()), strict=False)):
+            _check_mark(part, its_own, f"{place}['parts'][{index}]")
+        return
+    if "given" not in mark or ("loader" in own) != ("loader" in mark):
+        return  # of another kind of loader, about which the passes raise
+    for key in ("given", "begun"):
+        count(entry(mark, key, int, place), f"{place}[{key!r}]")
+    entry(mark, "ended", bool, place)
+    check_generators(entry(mark, "generators", (list, tuple), place), f"{place}['generators']")
+    for key in ("rng", "before", "drawing"):  # random states; empty before the first pass
+        if key in own or key in mark:
+            if state := entry(mark, key, Mapping, place):
+                check_rng_state(state, f"{place}[{key!r}]")
+                if key != "rng" and len(state.get("generators", ())) != len(own["generators"]):
+                    raise WrongForm(f"{place}[{key!r}]['generators']", "is of another number of generators")
+            elif key == "before" and mark["given"]:
+                raise WrongForm(f"{place}['before']", "is empty")
+    for key in ("workers", "workers_after"):
+        for worker, state in expect(mark.get(key, {}), Mapping, f"{place}[{key!r}]").items():
+            count(worker, f"{place}[{key!r}]")
+            if state is not None and len(expect(state, Sequence, f"{place}[{key!r}][{worker}]")) != 3:
+                raise WrongForm(f"{place}[{key!r}][{worker}]", "is not the random state of a worker")

@@ -1,0 +1,297 @@
+"""Restore the parts of a checkpoint so that whatever is wrong with one ends in a CheckpointError that names it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from drivetrain.errors import CheckpointError, DrivetrainError, shown
+
+_LARGEST = 2**63
+
+
+class WrongForm(CheckpointError):
+    """An entry of a part is missing or of another kind than the part writes; :func:`restoring` completes the message.
+
+    Args:
+        place: where in the part, as "['state'][0]"; "" for the part itself.
+        what: what is wrong there.
+    """
+
+    def __init__(self, place: str, what: str) -> None:
+        super().__init__(f"{place or 'it'} {what}")
+        self.place, self.what = place, what
+
+
+@contextlib.contextmanager
+def restoring(part: str) -> Iterator[None]:
+    """A block that restores ``part``, as "optimizer 0 (Adam)".
+
+    Raises:
+        CheckpointError: for any exception in the block, which stays its cause. Errors of this package pass as they are.
+    """
+    try:
+        yield
+    except WrongForm as error:
+        raise CheckpointError(
+            f"The checkpoint's entry for {part} is damaged, or another program wrote it: {error}. "
+            "Use another checkpoint."
+        ) from error
+    except DrivetrainError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"The checkpoint's entry for {part} could not be restored: {type(error).__name__}: {shown_error(error)}. "
+            "Build everything as it was when the checkpoint was saved, or use another checkpoint."
+        ) from error
+
+
+@contextlib.contextmanager
+def naming(path: Any) -> Iterator[None]:
+    """A block whose CheckpointErrors name the file that was read."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(path) not in str(error):
+            error.args = (f"{path}: {error}", *error.args[1:])
+        raise
+
+
+def shown_error(error: BaseException) -> str:
+    """The text of ``error``, in one line and cut where it is long."""
+    text = " ".join(str(error).split()).removesuffix(".")
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+# ---- the form of plain data ------------------------------------------------------------------------------------------
+
+
+def expect(value: Any, kinds: type | tuple[type, ...], place: str = "") -> Any:
+    """``value``, if it is of one of ``kinds``.
+
+    Raises:
+        WrongForm: it is not.
+    """
+    if isinstance(value, kinds):
+        return value
+    names = kinds if isinstance(kinds, tuple) else (kinds,)
+    raise WrongForm(place, f"is {shown(value)}, and {' or '.join(kind.__name__ for kind in names)} is expected")
+
+
+def entry(mapping: Any, key: str, kinds: type | tuple[type, ...], place: str = "") -> Any:
+    """The entry ``key`` of ``mapping``, of one of ``kinds``.
+
+    Raises:
+        WrongForm: it is missing or of another kind, or ``mapping`` is none.
+    """
+    expect(mapping, Mapping, place)
+    if key not in mapping:
+        raise WrongForm(f"{place}[{key!r}]", "is missing")
+    return expect(mapping[key], kinds, f"{place}[{key!r}]")
+
+
+def count(value: Any, place: str = "") -> int:
+    """``value``, if it is a whole number from 0 on.
+
+    Raises:
+        WrongForm: it is not.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST:
+        raise WrongForm(place, f"is {shown(value)}, and a count is expected")
+    return value
+
+
+def number(value: Any, place: str = "") -> Any:
+    """``value``, if it is a real number or a tensor with one.
+
+    Raises:
+        WrongForm: it is not.
+    """
+    is_one = isinstance(value, (int, float))
+    if isinstance(value, Tensor):
+        is_one = value.numel() == 1 and not value.is_complex()
+    if not is_one or (isinstance(value, int) and abs(value) >= _LARGEST):
+        raise WrongForm(place, f"is {shown(value)}, and a number is expected")
+    return value
+
+
+def check_form(saved: Any, own: Any, place: str = "") -> None:
+    """Compare what was saved with what the part itself returns now: the same kinds at the same places.
+
+    Entries that only one of the two has are not looked at, and where ``own`` is ``None`` any single value will do.
+
+    Raises:
+        WrongForm: another kind at some place.
+    """
+    if own is None:
+        expect(saved, (type(None), bool, int, float, str, Tensor), place)
+    elif isinstance(own, bool):
+        expect(saved, (bool, int), place)
+    elif isinstance(own, int):
+        number(saved, place)
+        if isinstance(saved, float) and not math.isfinite(saved):
+            raise WrongForm(place, f"is {shown(saved)}, and a finite number is expected")
+    elif isinstance(own, Tensor) and own.numel() != 1:
+        if expect(saved, Tensor, place).shape != own.shape:
+            raise WrongForm(place, f"has the shape {tuple(saved.shape)}, and {tuple(own.shape)} is expected")
+    elif isinstance(own, (float, Tensor)):
+        number(saved, place)
+    elif isinstance(own, str):
+        expect(saved, str, place)
+    elif isinstance(own, Mapping):
+        expect(saved, Mapping, place)
+        for key, value in own.items():
+            if key in saved:
+                check_form(saved[key], value, f"{place}[{shown(key)}]")
+    elif isinstance(own, (list, tuple)):
+        expect(saved, (list, tuple), place)
+        for index, value in enumerate(saved):
+            if own:
+                check_form(value, own[min(index, len(own) - 1)], f"{place}[{index}]")
+
+
+# ---- what torch does not look at before it uses it -------------------------------------------------------------------
+
+# Entries of a parameter's state that its optimizer needs, by the optimizer's name; those in _LIKE_ITS_PARAMETER have
+# the parameter's shape, the others are numbers.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "Adadelta": ("step", "square_avg", "acc_delta"),
+    "Adagrad": ("step", "sum"),
+    "Adam": ("step", "exp_avg", "exp_avg_sq"),
+    "AdamW": ("step", "exp_avg", "exp_avg_sq"),
+    "Adamax": ("step", "exp_avg", "exp_inf"),
+    "ASGD": ("step", "eta", "mu", "ax"),
+    "NAdam": ("step", "mu_product", "exp_avg", "exp_avg_sq"),
+    "RAdam": ("step", "exp_avg", "exp_avg_sq"),
+    "RMSprop": ("step", "square_avg"),
+    "Rprop": ("step", "prev", "step_size"),
+    "SGD": (),
+}
+_NEEDED_IF = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
+_NUMBERS = frozenset({"step", "eta", "mu", "mu_product"})
+_LIKE_ITS_PARAMETER = frozenset({
+    "acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer", "prev",
+    "square_avg", "step_size", "sum",
+})  # fmt: skip
+# Options that some version of torch did not have yet, and that its optimizers add by themselves.
+_LATER_OPTIONS = frozenset({
+    "amsgrad", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "initial_lr", "maximize",
+    "nesterov", "param_names", "swap",
+})  # fmt: skip
+
+
+def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
+    """Look at what torch's optimizers read only in their next step.
+
+    Raises:
+        WrongForm: something is missing, or of another kind or shape.
+    """
+    groups, states = entry(state, "param_groups", list), entry(state, "state", Mapping)
+    own_groups = optimizer.param_groups
+    if len(groups) != len(own_groups):
+        raise WrongForm("['param_groups']", f"has {len(groups)} groups, and the optimizer has {len(own_groups)}")
+    parameters: dict[Any, tuple[Any, Mapping[str, Any]]] = {}
+    for index, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
+        place = f"['param_groups'][{index}]"
+        numbers = entry(group, "params", list, place)
+        if len(numbers) != len(own["params"]):
+            raise WrongForm(
+                f"{place}['params']", f"lists {len(numbers)} parameters, and the optimizer has {len(own['params'])}"
+            )
+        for key, value in own.items():
+            if key == "params":
+                continue
+            if key in group:
+                check_form(group[key], value, f"{place}[{key!r}]")
+            elif key not in _LATER_OPTIONS:
+                raise WrongForm(f"{place}[{key!r}]", "is missing")
+        for identity, parameter in zip(numbers, own["params"], strict=True):
+            if expect(identity, int, f"{place}['params']") in parameters:
+                raise WrongForm(f"{place}['params']", f"lists {shown(identity)} twice")
+            parameters[identity] = parameter, group
+    name = type(optimizer).__name__ if type(optimizer).__module__.startswith("torch.optim") else None
+    for identity, each in states.items():
+        if identity not in parameters:
+            raise WrongForm(f"['state'][{shown(identity)}]", "is of no parameter")
+        if expect(each, Mapping, f"['state'][{identity}]") and name in _NEEDED:
+            _check_parameter_state(each, *parameters[identity], _NEEDED[name], f"['state'][{identity}]")
+
+
+def _check_parameter_state(
+    state: Mapping[Any, Any], parameter: Tensor, group: Mapping[str, Any], needed: tuple[str, ...], place: str
+) -> None:
+    optional = [name for option, name in _NEEDED_IF.items() if group.get(option) is True]
+    if "square_avg" in needed and group.get("momentum"):
+        optional.append("momentum_buffer")
+    for key in (*needed, *optional):
+        if state.get(key) is None:
+            raise WrongForm(f"{place}[{key!r}]", "is missing")
+    for key, value in state.items():
+        where = f"{place}[{shown(key)}]"
+        if key in _NUMBERS:
+            number(value, where)
+        elif key in _LIKE_ITS_PARAMETER and value is not None:
+            shape = expect(value, Tensor, where).shape
+            if shape != parameter.shape:
+                raise WrongForm(where, f"has the shape {tuple(shape)}, and its parameter {tuple(parameter.shape)}")
+
+
+_BY_GROUP = frozenset({"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs"})
+
+
+def check_scheduler_state(state: Any, scheduler: Any) -> None:
+    """Look at what torch's schedulers make attributes of.
+
+    Raises:
+        WrongForm: something is missing or of another kind, or would take the place of a method.
+    """
+    expect(state, Mapping)
+    if not type(scheduler).__module__.startswith("torch.optim"):
+        return
+    own = scheduler.state_dict()
+    for key, value in own.items():
+        if key not in state and not key.startswith("_"):
+            raise WrongForm(f"[{key!r}]", "is missing")
+        if key in _BY_GROUP and isinstance(value, list) and len(expect(state.get(key, value), list)) != len(value):
+            raise WrongForm(f"[{key!r}]", f"has {len(state[key])} items, and {len(value)} are expected")
+    for key in state:
+        if not isinstance(key, str) or (key not in own and hasattr(type(scheduler), key)):
+            raise WrongForm(f"[{shown(key)}]", "is no entry of a scheduler")
+    check_form(state, own)
+
+
+# ---- random states ---------------------------------------------------------------------------------------------------
+
+
+def check_rng_state(state: Any, place: str = "") -> None:
+    """Try a random state on generators that nobody uses.
+
+    Raises:
+        WrongForm: a generator does not take it.
+    """
+    _tried(random.Random().setstate, entry(state, "python", Sequence, place), f"{place}['python']")
+    _tried(torch.Generator().set_state, entry(state, "torch", Tensor, place), f"{place}['torch']")
+    if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
+        _tried(numpy.random.RandomState().set_state, expect(state["numpy"], Sequence), f"{place}['numpy']")
+    check_generators(state.get("generators", []), f"{place}['generators']")
+
+
+def check_generators(states: Any, place: str) -> None:
+    """The same for a list of states of torch's generators."""
+    for index, state in enumerate(expect(states, (list, tuple), place)):
+        _tried(torch.Generator().set_state, expect(state, Tensor, f"{place}[{index}]"), f"{place}[{index}]")
+
+
+def _tried(take: Callable[[Any], Any], state: Any, place: str) -> None:
+    try:
+        take(state)
+    except Exception as error:  # whatever a generator raises
+        raise WrongForm(place, f"is not the state of a generator: {shown_error(error)}") from error
