@@ -404,7 +404,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         raise CheckpointError("The checkpoint has no random state, 'rng'. Use another one.")
     restart = {"rng": own.get("rng"), **own.get("restart", {})}
     check_restart(restart, trainer.lightning_module)
-    run.restart = restart
+    run.restart, run.resumed_from = restart, trainer.ckpt_path
 
 
 def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done: int) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import random
 import sys
@@ -134,7 +135,7 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
     if own is None:
         expect(saved, (type(None), bool, int, float, str, Tensor), place)
     elif isinstance(own, bool):
-        expect(saved, (bool, int), place)
+        expect(saved, bool, place)
     elif isinstance(own, int):
         number(saved, place)
         if isinstance(saved, float) and not math.isfinite(saved):
@@ -153,6 +154,8 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
                 check_form(saved[key], value, f"{place}[{shown(key)}]")
     elif isinstance(own, (list, tuple)):
         expect(saved, (list, tuple), place)
+        if isinstance(own, tuple) and len(saved) != len(own):
+            raise WrongForm(place, f"has {len(saved)} items, and {len(own)} are expected")
         for index, value in enumerate(saved):
             if own:
                 check_form(value, own[min(index, len(own) - 1)], f"{place}[{index}]")
@@ -218,11 +221,27 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
                 raise WrongForm(f"{place}['params']", f"lists {shown(identity)} twice")
             parameters[identity] = parameter, group
     name = type(optimizer).__name__ if type(optimizer).__module__.startswith("torch.optim") else None
+    if name in _NEEDED:
+        for index, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
+            _check_options(type(optimizer), group, own, f"['param_groups'][{index}]")
     for identity, each in states.items():
         if identity not in parameters:
             raise WrongForm(f"['state'][{shown(identity)}]", "is of no parameter")
         if expect(each, Mapping, f"['state'][{identity}]") and name in _NEEDED:
             _check_parameter_state(each, *parameters[identity], _NEEDED[name], f"['state'][{identity}]")
+
+
+def _check_options(kind: type[Optimizer], group: Mapping[str, Any], own: Mapping[str, Any], place: str) -> None:
+    """Let the optimizer's constructor look at the options; its step would divide by zero, or stop."""
+    on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
+    for option in ("capturable", "differentiable"):
+        if group.get(option) and not own.get(option) and (on_host or option == "differentiable"):
+            raise WrongForm(f"{place}[{option!r}]", f"is True, and the optimizer was made with {option}=False")
+    taken = inspect.signature(kind).parameters.keys() - {"params", "lr", "fused", "foreach", "capturable"}
+    try:
+        kind([torch.zeros(1, requires_grad=True)], **{key: group[key] for key in taken if key in group})
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WrongForm(place, f"has options that {kind.__name__} refuses: {shown_error(error)}") from error
 
 
 def _check_parameter_state(
@@ -238,6 +257,8 @@ def _check_parameter_state(
         where = f"{place}[{shown(key)}]"
         if key in _NUMBERS:
             number(value, where)
+            if key == "step" and not float(value) >= 0:
+                raise WrongForm(where, f"is {shown(value)}, and a count is expected")
         elif key in _LIKE_ITS_PARAMETER and value is not None:
             shape = expect(value, Tensor, where).shape
             if shape != parameter.shape:

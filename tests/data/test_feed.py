@@ -471,6 +471,8 @@ def test_validation_begins_after_the_end_of_the_training_loader(validated: Any, 
     val = DataLoader(TensorDataset(torch.ones(2, 4), torch.ones(2, 1)), 2)
     make_trainer(max_epochs=2, num_sanity_val_steps=0).fit(Module(), Pass(), val)
     assert events == ["batch", "batch", "end", "validation"] * 2
+
+
 # ---- moving ----------------------------------------------------------------------------------------------------------
 
 

@@ -767,6 +767,8 @@ def test_epoch_schedulers_step_when_a_hook_cuts_the_epoch_short(
     module = Cutting()
     make_trainer(max_epochs=4).fit(module, loader)
     assert module.rates == [5e-4, 2.5e-4, 1.25e-4, 6.25e-5]  # cut after 1, 2 and 3 batches, and whole
+
+
 class Graph:
     """A batch that moves itself in place and returns nothing."""
 

@@ -42,6 +42,7 @@ from drivetrain.loops.step import Step, make_step
 from drivetrain.losses import outputs_for_hooks
 from drivetrain.optimizers import LRSchedulerConfig
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.restoring import naming
 from drivetrain.seed import rng_state, set_rng_state
 
 
@@ -315,16 +316,10 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
     assert state is not None  # the caller has looked
     take_up_state(run)
     data, done = state.get("data"), progress.batches_done
-    if data is None and not progress.is_last_batch:
-        raise CheckpointError(
-            f"The checkpoint was saved after {done} batches of epoch {progress.current_epoch}, and does not say which "
-            "those were. Resume from one that was saved at the end of an epoch, or load only its weights."
-        )
-    if done >= progress.num_training_batches and not progress.is_last_batch:
-        raise CheckpointError(
-            f"The checkpoint was saved after {done} batches of an epoch, which now has only "
-            f"{progress.num_training_batches:.0f}. Resume with limit_train_batches as it was."
-        )
+    with naming(run.resumed_from):
+        _check_batches_done(run, data)
+        if data is not None:
+            check_position(data, passes)
     if is_replayed(loader) and not progress.is_last_batch:
         rank_zero_info(
             f"The loader {type(loader).__name__} does not know where it is: its first {done} batches are fetched again "
@@ -353,19 +348,39 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
         run.restart = None
         return iter(()), bound
     after.update(rng_state())
-    check_position(data, passes)
-    if done >= run.loaders.count_own_training():  # other ranks have more batches, and this one repeats its last
-        move, transfer = run.transfer
-        batch = passes.last_batch(data)
-        run.together.repeat(batch if transfer is not None else move(batch))
-        take_up_between_passes(run)
-        set_rng_state(after)
-        run.restart = None
-        return source, bound
-    passes.resume(data)
+    with naming(run.resumed_from):
+        if done >= run.loaders.count_own_training():  # other ranks have more batches, and this one repeats its last
+            move, transfer = run.transfer
+            batch = passes.last_batch(data)
+            run.together.repeat(batch if transfer is not None else move(batch))
+            take_up_between_passes(run)
+            set_rng_state(after)
+            run.restart = None
+            return source, bound
+        passes.resume(data)
     set_rng_state(data.get("rng", after))  # a batch that is fetched ahead was drawn before the checkpoint
     run.restart = None
     return source, bound
+
+
+def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
+    """Whether the rest of the epoch can be known.
+
+    Raises:
+        CheckpointError: the checkpoint does not say which batches were done, or the epoch has fewer now.
+    """
+    progress = run.progress
+    done = progress.batches_done
+    if data is None and not progress.is_last_batch:
+        raise CheckpointError(
+            f"The checkpoint was saved after {done} batches of epoch {progress.current_epoch}, and does not say which "
+            "those were. Resume from one that was saved at the end of an epoch, or load only its weights."
+        )
+    if done >= progress.num_training_batches and not progress.is_last_batch:
+        raise CheckpointError(
+            f"The checkpoint was saved after {done} batches of an epoch, which now has only "
+            f"{progress.num_training_batches:.0f}. Resume with limit_train_batches as it was."
+        )
 
 
 def _take_up_epoch_end(run: Run) -> None:

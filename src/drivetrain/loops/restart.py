@@ -9,6 +9,7 @@ says that it is not exact.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from drivetrain.loops.progress import RunningStage, TrainerStatus
 from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import Run
 from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.restoring import restoring
+from drivetrain.restoring import naming, restoring
 from drivetrain.seed import rng_state, set_rng_state
 
 State = dict[str, Any]
@@ -151,7 +152,21 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
 # ---- taking up -------------------------------------------------------------------------------------------------------
 
 
-@restoring("the restart point")
+def _reading(part: str) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
+    """Decorate a function that restores ``part``: its errors name the part and the file."""
+
+    def decorate(function: Callable[[Run], None]) -> Callable[[Run], None]:
+        @functools.wraps(function)
+        def restore(run: Run) -> None:
+            with naming(run.resumed_from), restoring(part):
+                function(run)
+
+        return restore
+
+    return decorate
+
+
+@_reading("the restart point")
 def take_up_state(run: Run) -> None:
     """Bring back what the loop had in its hands; its random state comes last, right before the next batch."""
     state = run.restart
@@ -171,7 +186,7 @@ def take_up_state(run: Run) -> None:
     take_up_window(run)
 
 
-@restoring("the gradients of a window")
+@_reading("the gradients of a window")
 def take_up_window(run: Run) -> None:
     """The gradients of a window that was not complete; by hand it may reach over an epoch's end."""
     if run.restart is None or "window" not in run.restart:
@@ -187,11 +202,12 @@ def take_up_between_passes(run: Run) -> None:
     """What the training loader brings over from one epoch to the next."""
     if run.restart is not None and (data := run.restart.get("data")) is not None:
         passes = run.loaders.passes()
-        check_position(data, passes)
-        passes.carry_over(data)
+        with naming(run.resumed_from):
+            check_position(data, passes)
+            passes.carry_over(data)
 
 
-@restoring("the random state")
+@_reading("the random state")
 def take_up_random_state(run: Run) -> None:
     """The generators as they were; from here on everything goes on as if nothing had happened."""
     if run.restart is not None and (rng := run.restart.get("rng")) is not None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from drivetrain.data.passes import CombinedPasses, Passes
 from drivetrain.hooks import LOG_RULES
+from drivetrain.logged import Options
 from drivetrain.loops.progress import Progress
 from drivetrain.restoring import (
     WrongForm,
@@ -104,6 +105,8 @@ def _check_logged(state: Any, place: str) -> None:
     options = entry(state, "options", Mapping, place)
     if not isinstance(reduction := options.get("reduce_fx"), str) or reduction not in _REDUCTIONS:
         raise WrongForm(f"{place}['options']['reduce_fx']", f"is {reduction!r}")
+    if unknown := [key for key in options if key not in Options._fields]:
+        raise WrongForm(f"{place}['options']", f"has the unknown entry {unknown[0]!r}")
     for key in ("prog_bar", "enable_graph", "add_dataloader_idx"):
         entry(options, key, bool, f"{place}['options']")
     for key in ("logger", "on_step", "on_epoch"):

@@ -119,6 +119,7 @@ class Run:
         batches: the pass over the training loader, for a step that takes ``dataloader_iter``; ``None`` for all others.
         window: what the current window holds.
         restart: where the run goes on, if it resumes; the loop takes it up and forgets it.
+        resumed_from: the checkpoint that this was read from, for messages.
         saves_on_exception: a callback saves then.
         window_start: where it could go on after an exception: kept only if somebody saves then.
         stepping: an optimizer is changing parameters at this moment; watched only if somebody saves after exceptions.
@@ -149,6 +150,7 @@ class Run:
     batches: BatchIterator | None = None
     window: Window = field(default_factory=lambda: Window(parity.current().undersized_windows))
     restart: dict[str, Any] | None = None
+    resumed_from: str | None = None
     saves_on_exception: bool = False
     window_start: dict[str, Any] | None = None
     stepping: bool = False
