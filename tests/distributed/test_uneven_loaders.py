@@ -264,8 +264,8 @@ def gone_on(path: str, after: int, accumulate: int, kind: str) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("after", "accumulate", "kind"),
-    [(2, 1, "plain"), (3, 1, "plain"), (4, 1, "plain"), (5, 1, "plain"), (3, 2, "plain"), (4, 1, "generator"),
-     (2, 1, "stateful"), (5, 1, "stateful")],
+    [(2, 1, "plain"), (3, 1, "plain"), (4, 1, "plain"), (5, 1, "plain"), (3, 2, "plain"), (3, 1, "generator"),
+     (4, 1, "generator"), (5, 1, "generator"), (2, 1, "stateful"), (5, 1, "stateful")],
 )  # fmt: skip
 def test_a_fit_goes_on_in_the_middle_of_an_epoch_of_uneven_loaders(
     pool: Any, tmp_path: Path, after: int, accumulate: int, kind: str

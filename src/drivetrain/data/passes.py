@@ -82,6 +82,12 @@ class Passes:
     def __len__(self) -> int:
         return len(self.loader)
 
+    def _length(self) -> float:
+        try:
+            return len(self.loader)
+        except (TypeError, NotImplementedError):
+            return _INF
+
     def start_epoch(self) -> None:
         """The next pass is the first of an epoch."""
         self._begun, self.flight = 0, None
@@ -177,7 +183,11 @@ class Passes:
         if self._stateful:
             with restoring(f"the training loader ({type(self.loader).__name__})"):
                 self.loader.load_state_dict(mark["loader"])
-            self._prepared = iter(self.loader)
+                self._prepared = iter(self.loader)
+                if self._given >= self._length() and next(self._prepared, None) is not None:
+                    # Its state behind the last batch is that of its next pass, which must not lose a batch.
+                    self.loader.load_state_dict(mark["loader"])
+                    self._prepared = iter(())
             return
         done = skipped = self._given
         if self._draws is None:

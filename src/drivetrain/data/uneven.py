@@ -42,8 +42,12 @@ class PaddedBatches:
                 self.batch = item[0]
                 self.factor = len(self._counts) / sum(count > number for count in self._counts)
             else:
+                if number == self._own > self._done:
+                    next(self._source, None)  # the loader is asked for its end where its last batch is done
                 self.factor = 0.0
             yield self.batch, number + 1 == longest
+        if self._own == longest:
+            next(self._source, None)
 
 
 class KeptTogether:

@@ -330,11 +330,14 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
     bound = _bind_with(run, source)
     if run.book.scope is None:
         run.book.scope = run.hooks.scope("training_step")
-    if progress.is_last_batch and data is not None:
-        passes.resume(data)
-    take_up_random_state(run)
-    if progress.is_last_batch and data is not None:
-        next(source, None)  # unless it was asked for its end before the checkpoint was saved
+    if progress.is_last_batch and data is not None and done <= run.loaders.count_own_training():
+        with naming(run.resumed_from):
+            passes.resume(data)
+        take_up_random_state(run)
+        next(source, None)  # the loader was asked for its end before the checkpoint was saved, or is now
+    else:
+        take_up_between_passes(run)
+        take_up_random_state(run)
     if progress.flush_due:
         run.book.step_values("train")  # the earlier run has logged them
         progress.flush_due = False
@@ -353,8 +356,9 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
             move, transfer = run.transfer
             batch = passes.last_batch(data)
             run.together.repeat(batch if transfer is not None else move(batch))
-            take_up_between_passes(run)
+            passes.resume(data)
             set_rng_state(after)
+            next(iter(passes), None)  # asks the loader for its end, unless the checkpoint was saved after that
             run.restart = None
             return source, bound
         passes.resume(data)
