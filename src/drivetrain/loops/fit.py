@@ -336,7 +336,8 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
         take_up_random_state(run)
         next(source, None)  # the loader was asked for its end before the checkpoint was saved, or is now
     else:
-        take_up_between_passes(run)
+        if progress.is_last_batch:
+            take_up_between_passes(run)
         take_up_random_state(run)
     if progress.flush_due:
         run.book.step_values("train")  # the earlier run has logged them
