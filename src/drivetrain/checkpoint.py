@@ -134,11 +134,14 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     }
     if not weights_only:
         own = _loop_state(trainer, checkpoint)
+        kept = own.pop("callbacks", {})  # states of the moment at which the run will go on
         checkpoint.update(own)
         if strategy.is_distributed:
             checkpoint["ranks"] = strategy.gather_objects({"rng": own["rng"], "restart": own.get("restart", {})})
         checkpoint["callbacks"] = {
-            callback.state_key: state for callback in trainer.callbacks if (state := callback.state_dict())
+            callback.state_key: state
+            for callback in trainer.callbacks
+            if (state := kept[callback.state_key] if callback.state_key in kept else callback.state_dict())
         }
         checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs]
@@ -166,7 +169,8 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     checkpoint["epoch"], checkpoint["global_step"] = progress["current_epoch"], progress["global_step"]
     weights = checkpoint["state_dict"]
     weights.update({name: buffer for name, buffer in state.pop("buffers", {}).items() if name in weights})
-    return {"loops": {"drivetrain": progress}, "rng": state.pop("rng"), "restart": state}
+    callbacks = state.pop("callbacks", {})
+    return {"loops": {"drivetrain": progress}, "rng": state.pop("rng"), "restart": state, "callbacks": callbacks}
 
 
 def check_storable(trainer: Trainer, weights_only: bool = False) -> None:

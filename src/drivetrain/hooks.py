@@ -16,6 +16,7 @@ from drivetrain.callback import Callback
 from drivetrain.introspect import overrides
 from drivetrain.logbook import Logbook, Scope
 from drivetrain.logged import LogRule
+from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.tree import move
 
@@ -206,6 +207,11 @@ class HookTable:
     monitor metrics come after the module, so that they see what it logs there. Those that save come after it also at
     ``on_train_batch_end`` and ``on_validation_end``: what the module still did there would be missing in the file.
 
+    Attributes:
+        completes: hooks in which an exception is raised only after all parties were called. In a fit with a callback
+            that saves on exceptions these are the hooks that end a batch, a validation or an epoch: the checkpoint is
+            then of a moment at which all parties have seen that end, and a resumed run need not repeat it.
+
     Args:
         trainer, module, callbacks, strategy: the parties; callbacks get ``(trainer, module)`` first.
         module_base: the class whose methods count as "not overridden".
@@ -227,6 +233,7 @@ class HookTable:
         self._strategy = strategy
         self._module_base = module_base
         self._book = book
+        self.completes: frozenset[str] = frozenset()
 
     def scope(self, hook: str, dataloader_idx: int | None = None) -> Scope:
         """The logging scope of ``hook``."""
@@ -294,6 +301,8 @@ class HookTable:
 
     def _scoped(self, hook: str, calls: Iterable[Call], dataloader_idx: int | None = None) -> Call:
         scope, book, bound = self.scope(hook, dataloader_idx), self._book, tuple(calls)
+        if hook in self.completes:
+            bound = (partial(_call_all, bound),)
 
         def call(*args: Any) -> None:
             outer, book.scope = book.scope, scope
@@ -304,6 +313,20 @@ class HookTable:
                 book.scope = outer
 
         return call
+
+
+def _call_all(calls: Sequence[Call], *args: Any) -> None:
+    """Call all of ``calls``, then raise the first exception that one of them raised."""
+    first: BaseException | None = None
+    for call in calls:
+        try:
+            call(*args)
+        except BaseException as error:
+            if first is not None:
+                rank_zero_warn(f"After {first!r}, another hook of the same moment failed: {error!r}.")
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _group(hook: str) -> str:

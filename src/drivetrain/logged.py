@@ -233,16 +233,24 @@ class Entry:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The running reduction as plain data, but for "metric": a metric object keeps its own."""
-        self._fold()
+        """The running reduction as plain data, but for "metric": a metric object keeps its own.
+
+        The pending values are kept as they are: adding them up now would change the order of the additions, and with
+        64-bit values the last bit of the sum.
+        """
         options = {**self.options._asdict(), "reduce_fx": self.reduction}
+        pending = torch.stack(self._pending) if self._pending else None
         return {"options": options, "total": self._total, "weight": self._weight, "last": self.last_scalar(),
-                "fresh": self.fresh, "metric": self._metric}  # fmt: skip
+                "last_weight": self._last_weight, "fresh": self.fresh, "metric": self._metric,
+                "pending": pending, "pending_weight": self._pending_weight}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` returned."""
         self._total, self._weight = state["total"], state["weight"]
         self.last, self.fresh, self._metric = state["last"], state["fresh"], state["metric"]
+        self._last_weight = state.get("last_weight", 1)
+        if (pending := state.get("pending")) is not None:
+            self._pending, self._pending_weight = list(pending.unbind()), state["pending_weight"]
 
     def reset(self) -> None:
         """Forget the epoch."""

@@ -488,7 +488,9 @@ class Trainer(TrainerView):
             self._run_parts.loaders.close()
             run = self._run_parts
             run.swap_optimizers()
-            run.restart = run.window_start = run.batches = None
+            run.window_start = run.batches = None
+            if run.restored:  # otherwise it is still what a later checkpoint has to pass on
+                run.restart = None
             run.module.untoggle_optimizer(None)  # an exception may have come in between
 
 

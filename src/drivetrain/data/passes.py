@@ -10,6 +10,10 @@ start, and the batches that are done are thrown away: that is exact if what it g
 Each batch brings along the state of its worker's random generators, if that has changed. Torch deals batches to
 workers in turn, so a pass of W workers is taken up at the start of a round of W batches: every worker begins with the
 state that it had there, and the few batches of the round that were done already are fetched again and thrown away.
+
+Workers that persist go on with their generators in the next pass. If a pass is left early, they have fetched ahead,
+and what they drew for it comes before the next pass: so these batches are received and thrown away, for the states
+that they bring along. A run that resumes between the two passes lets its workers fetch the same.
 """
 
 from __future__ import annotations
@@ -77,6 +81,7 @@ class Passes:
         self._before: dict[str, Any] = {}  # random state when the pass was started
         self._states: dict[int, tuple[Any, Any]] = {}  # by worker: after its batch before the last, and after the last
         self._prepared: Iterator[Any] | None = None
+        self._running: Iterator[Any] | None = None  # the loader's own iterator of this pass
         self._carries_over = False  # the next workers go on as those did that a checkpoint tells of
 
     def __len__(self) -> int:
@@ -95,12 +100,13 @@ class Passes:
     def close(self) -> None:
         """Let go of workers that persist."""
         if self._source is not self.loader:
-            self._source._iterator = None
+            self._source._iterator = self._running = None
 
     def __iter__(self) -> Iterator[Any]:
         if self._prepared is not None:
             source, self._prepared = self._prepared, None
         else:
+            self._finish()
             self._given, self._ended = 0, False
             self._begun += 1
             self._before = _random_state(self._generators)
@@ -111,7 +117,24 @@ class Passes:
             source = iter(self._source)
             if self._draws is not None and self._seeds is not None and self._carries_over:
                 self._carries_over, self._draws.started, self._seeds.states = False, None, {}
+            self._running = source
         return self._give(source)
+
+    def _finish(self) -> None:
+        """Receive what persistent workers have fetched ahead in a pass that was left early."""
+        running, self._running = self._running, None
+        if running is None or self._ended or not self._persists or self._draws is None or self._seeds is None:
+            return
+        self._draws.over = True
+        while True:
+            try:
+                self._keep(next(running)[1])
+            except StopIteration:
+                break
+            except Exception:
+                pass  # of a batch that nobody wants
+            self._given += 1
+        self._draws.over = False
 
     def _give(self, source: Iterator[Any]) -> Iterator[Any]:
         if self.limit != _INF:
@@ -158,7 +181,16 @@ class Passes:
         """Take from ``mark`` what outlives a pass: the user's own generators, and workers that persist."""
         for generator, state in zip(self._generators, mark["generators"], strict=False):
             generator.set_state(state)
-        if self._seeds is not None and self._draws is not None and (states := mark.get("workers_after")):
+        if self._seeds is None or self._draws is None or not self._persists:
+            return
+        if mark["given"] and not mark["ended"]:  # left early: its workers have fetched ahead, and so must these
+            self.resume(mark)
+            self._prepared = None
+            self._finish()
+            self._given = self._begun = 0
+            for generator, state in zip(self._generators, mark["generators"], strict=False):
+                generator.set_state(state)
+        elif states := mark.get("workers_after"):
             self._states = {worker: (state, state) for worker, state in states.items()}
             self._seeds.states, self._carries_over = states, True
 
@@ -202,7 +234,7 @@ class Passes:
             states = mark.get("workers", {})
             self._states = {worker: (state, state) for worker, state in states.items()}
             self._seeds.states = states
-        self._prepared = iter(self._source)
+        self._prepared = self._running = iter(self._source)
         if self._draws is not None:
             self._draws.skip(0, mark["drawing"])
             self._draws.started = None
@@ -310,12 +342,31 @@ def passes_over(loader: Any) -> Passes | CombinedPasses:
 @contextmanager
 def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
     """A block after which the users' own generators of ``loaders`` are as they were."""
-    kept = [(generator, generator.get_state()) for loader in loaders for generator in _generators(loader)]
+    parts = [part for loader in loaders for part in _parts(loader)]
+    kept = [(generator, generator.get_state()) for part in parts for generator in _generators(part)]
     try:
         yield
     finally:
         for generator, state in kept:
             generator.set_state(state)
+
+
+@contextmanager
+def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
+    """A block in which ``loaders`` start workers of their own; those that persist are as they were after it."""
+    parts = [part for loader in loaders for part in _parts(loader)]
+    kept = [(part, part._iterator) for part in parts if isinstance(part, DataLoader) and part.persistent_workers]
+    for part, _ in kept:
+        part._iterator = None
+    try:
+        yield
+    finally:
+        for part, iterator in kept:
+            part._iterator = iterator
+
+
+def _parts(loader: Any) -> list[Any]:
+    return loader.flattened if isinstance(loader, CombinedLoader) else [loader]
 
 
 def is_replayed(loader: Any) -> bool:
@@ -373,6 +424,7 @@ class _Draws(SamplerProxy):
             started: a DataLoader draws its workers' seed in between, but not where they persist.
         started: the state when the pass was started, where the workers' seed is drawn that was not drawn before: that
             draw is taken back.
+        over: no further draw is wanted of the iterations under way.
     """
 
     def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
@@ -381,6 +433,7 @@ class _Draws(SamplerProxy):
         self.drawing: dict[str, Any] = {}
         self._skip = 0
         self.started: dict[str, Any] | None = None
+        self.over = False
 
     def skip(self, count: int, drawing: dict[str, Any]) -> None:
         """Let iterations begin behind ``count`` draws, the first of them made in the state ``drawing``."""
@@ -401,13 +454,21 @@ class _Draws(SamplerProxy):
     def _rest(self, draws: Iterator[Any], behind: list[Any]) -> Iterator[Any]:
         for generator, state in zip(self._generators, behind, strict=True):
             generator.set_state(state)
-        yield from draws
+        yield from self._until_over(draws)
 
     def _first(self, draws: Iterator[Any]) -> Iterator[Any]:
         if self.started is not None:
             _set_random_state(self._generators, self.started)
         self.drawing = _random_state(self._generators)
-        yield from draws
+        yield from self._until_over(draws)
+
+    def _until_over(self, draws: Iterator[Any]) -> Iterator[Any]:
+        while not self.over:
+            try:
+                draw = next(draws)
+            except StopIteration:
+                return
+            yield draw
 
 
 class _Carried:

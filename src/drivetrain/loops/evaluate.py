@@ -14,12 +14,13 @@ import torch
 
 from drivetrain.data.feed import BatchIterator, feed, set_epoch
 from drivetrain.data.indices import RecordedIndices
-from drivetrain.data.passes import generators_kept
+from drivetrain.data.passes import generators_kept, workers_kept
 from drivetrain.errors import ConfigurationError
 from drivetrain.introspect import positional_arity, takes_iterator
 from drivetrain.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts
 from drivetrain.loops.progress import RunningStage
+from drivetrain.loops.restart import copied_metrics, set_metrics
 from drivetrain.loops.run import Run, val_check_every
 from drivetrain.seed import isolate_rng
 from drivetrain.tree import move_to_host
@@ -304,23 +305,32 @@ def _with_iterator(
 def sanity_check(run: Run) -> None:
     """Try a few validation batches before training, so that a mistake there shows at once.
 
-    It leaves nothing behind: no metric, no progress, no draw from a random generator (trap T18).
+    Every fit begins with it, also one that resumes at the start or the end of an epoch. It leaves nothing behind: no
+    metric, no progress, no draw from a random generator, no worker process (trap T18).
     """
     limits, progress, book = run.limits, run.progress, run.book
     if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):
         return
-    if run.restart is not None or progress.global_step > 0 or limits.max_epochs == 0 or limits.max_steps == 0:
-        return  # resuming, or nothing to train
+    epochs = progress.current_epoch + progress.epoch_ending
+    if epochs >= limits.max_epochs or progress.global_step >= limits.max_steps or limits.train_batches == 0:
+        return  # nothing to train
+    if run.restart is not None and progress.batches_done > 0 and not progress.epoch_ending:
+        return  # resumed inside an epoch or inside a validation
     progress.stage = RunningStage.SANITY_CHECKING
+    metrics = copied_metrics(run.module)
+    eval_steps = {stage: list(counts) for stage, counts in progress.eval_steps.items()}
     with isolate_rng():
         run.hooks.call_callbacks("on_sanity_check_start")
         loaders = [
             EvalLoader(source.loader, min(source.num_batches, limits.sanity_batches), source.ahead)
             for source in run.loaders.evaluation("validate")
         ]
-        with generators_kept([source.loader for source in loaders]):
+        each = [source.loader for source in loaders]
+        with generators_kept(each), workers_kept(each):
             evaluate(run, "validate", loaders, sanity=True)
         run.hooks.call_callbacks("on_sanity_check_end")
+    set_metrics(run.module, metrics)
+    progress.eval_steps = eval_steps
     book.callback_metrics.clear()
     book.bar_metrics = {}
 

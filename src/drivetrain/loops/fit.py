@@ -29,10 +29,13 @@ from drivetrain.loops.evaluate import agree_on_counts, evaluate, sanity_check, v
 from drivetrain.loops.loaders import check_counts
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.restart import (
+    states_now,
     take_up_between_passes,
     take_up_random_state,
+    take_up_results,
     take_up_state,
     take_up_window,
+    validation_start,
     watch_exceptions,
 )
 from drivetrain.loops.restart_checks import check_position
@@ -94,13 +97,19 @@ def _bind(run: Run) -> _Bound:
 def fit(run: Run) -> None:
     """Train until ``max_epochs``, ``max_steps`` or a request to stop."""
     hooks, book, progress, limits = run.hooks, run.book, run.progress, run.limits
+    if run.saves_on_exception:
+        hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
+    if run.restart is not None:
+        run.loaders.take_up(run.restart.get("loaders", {}))
     sanity_check(run)
+    take_up_results(run)
     progress.stage = RunningStage.TRAINING
     book.group, book.epoch_done = "train", False
     _prepare(run)
     resumes = run.restart is not None and (progress.epoch_ending or progress.batches_done > 0)
     if run.training_done() and not resumes:
         _say_why_nothing_is_trained(run)
+        take_up_random_state(run)
         return
     hooks.call("on_train_start")
     run.validated_at = time.monotonic()
@@ -174,20 +183,27 @@ def fit(run: Run) -> None:
 
 
 def _after_batch(run: Run, bound: _Bound) -> None:
-    """What follows a batch that is done: flush the log, validate, step the schedulers that watch a value."""
+    """What follows a batch that is done: flush the log, validate, step the schedulers that watch a value.
+
+    An exception may come anywhere in it: ``progress`` says at each moment which of it is done.
+    """
     progress = run.progress
     if progress.flush_due:
         run.publish(run.book.agree_on_steps(run.book.step_values("train")), progress.logger_step)
         run.agree_to_stop()
         progress.flush_due = False
-    if progress.validation == "done":
-        progress.validation = ""
-    elif bound.validates and (
-        progress.validation == "running" or validation_due(run, bound.validate_every, progress.is_last_batch)
-    ):
+    validated = (
+        bound.validates
+        and progress.validation != "done"
+        and (progress.validation == "running" or validation_due(run, bound.validate_every, progress.is_last_batch))
+    )
+    if validated:
         _validate(run)
     if progress.held == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau, progress)
+    progress.validation = ""
+    if validated and progress.held > 0 and bound.keep_start is not None:
+        bound.keep_start()  # inside a window: a run that goes on at its start would validate again
 
 
 def _iterator_for_step(run: Run, source: Iterator[tuple[Any, bool]]) -> BatchIterator | None:
@@ -233,8 +249,6 @@ def _prepare(run: Run) -> None:
     progress, limits = run.progress, run.limits
     if limits.max_epochs == 0 or limits.max_steps == 0:
         return  # nothing but set-up and teardown (trap T49)
-    if run.restart is not None:
-        run.loaders.take_up(run.restart.get("loaders", {}))
     progress.num_training_batches = run.loaders.count_training()
     if limits.val_batches != 0 and run.loaders.defined("validate"):
         agree_on_counts(run, "validate", run.loaders.evaluation("validate"))
@@ -260,13 +274,18 @@ def _begin_epoch(run: Run) -> tuple[Iterator[tuple[Any, bool]], _Bound]:
         return _take_up_epoch(run, loader)
     passes = loaders.passes()
     passes.start_epoch()
+    run.window_start = None
+    run.at_epoch_start = states_now(run)
     run.hooks.call("on_train_epoch_start")
     take_up_window(run)
     take_up_between_passes(run)
     take_up_random_state(run)
     run.restart = None
     source = _feed(run, loader)
-    return source, _bind_with(run, source)
+    bound = _bind_with(run, source)
+    if bound.keep_start is not None:
+        bound.keep_start()
+    return source, bound
 
 
 def _feed(run: Run, loader: Any, resumed: Resumed | None = None) -> Iterator[tuple[Any, bool]]:
@@ -304,10 +323,7 @@ def _feed(run: Run, loader: Any, resumed: Resumed | None = None) -> Iterator[tup
 
 def _bind_with(run: Run, source: Iterator[tuple[Any, bool]]) -> _Bound:
     run.batches = _iterator_for_step(run, source)
-    bound = _bind(run)
-    if bound.keep_start is not None:
-        bound.keep_start()
-    return bound
+    return _bind(run)
 
 
 def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _Bound]:
@@ -339,10 +355,10 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
         if progress.is_last_batch:
             take_up_between_passes(run)
         take_up_random_state(run)
-    if progress.flush_due:
-        run.book.step_values("train")  # the earlier run has logged them
-        progress.flush_due = False
-    _after_batch(run, bound)
+    if progress.validation == "running":
+        run.before_validation = validation_start(run)
+    if not state.get("settled"):
+        _after_batch(run, bound)  # the earlier run may have ended before it logged the batch's values
     if progress.is_last_batch:
         run.restart = None
         return iter(()), bound
@@ -351,6 +367,8 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
         take_up_between_passes(run)
         run.restart = None
         return iter(()), bound
+    if bound.keep_start is not None:
+        bound.keep_start()  # now: once the loader has fetched ahead, its position is another
     after.update(rng_state())
     with naming(run.resumed_from):
         if done >= run.loaders.count_own_training():  # other ranks have more batches, and this one repeats its last
@@ -396,7 +414,7 @@ def _take_up_epoch_end(run: Run) -> None:
     run.restart = None
     configs = run.engine.strategy.lr_scheduler_configs if run.module.automatic_optimization else []
     run.book.epoch_done = run.book.copies = True
-    _close_epoch(run, Schedules(configs, run.hooks, run.book), publishes=False)
+    _close_epoch(run, Schedules(configs, run.hooks, run.book))
 
 
 def _end_epoch(run: Run, schedules: Schedules) -> None:
@@ -420,23 +438,23 @@ def _end_epoch(run: Run, schedules: Schedules) -> None:
     _close_epoch(run, schedules)
 
 
-def _close_epoch(run: Run, schedules: Schedules, publishes: bool = True) -> None:
+def _close_epoch(run: Run, schedules: Schedules) -> None:
     """What comes after the hooks of an epoch's end, those that save included.
 
-    ``publishes`` is False for an epoch that an earlier run has closed too: its row is in the log already.
+    A run that resumes here logs the epoch's row, whether or not the earlier run still did: better twice than not at
+    all. The schedulers come last, so that nothing that fails after them could let them step twice.
     """
     progress, book = run.progress, run.book
     book.agree_on_epoch("train")
     run.agree_to_stop()
     book.refresh()
+    run.publish(book.epoch_values("train"), progress.logger_step)
+    rest = book.step_values("train")
+    book.read([row for row in rest if row.entry.to_bar])  # so that an epoch without a flush shows its numbers too
+    if progress.stepped_batches < run.limits.log_every_n_steps:
+        run.unlogged.update(row.name for row in rest if row.entry.to_logger and run.log is not None)
     if not progress.epoch_cut:  # its rest may still come, in a run that goes on from here
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
-    if publishes:
-        run.publish(book.epoch_values("train"), progress.logger_step)
-        rest = book.step_values("train")
-        book.read([row for row in rest if row.entry.to_bar])  # so that an epoch without a flush shows its numbers too
-        if progress.stepped_batches < run.limits.log_every_n_steps:
-            run.unlogged.update(row.name for row in rest if row.entry.to_logger and run.log is not None)
     book.reset("train")
     progress.current_epoch += 1
     progress.earlier_batches += progress.batches_done
@@ -447,10 +465,7 @@ def _close_epoch(run: Run, schedules: Schedules, publishes: bool = True) -> None
 
 def _validate(run: Run) -> None:
     progress = run.progress
-    run.before_validation = {
-        "rng": rng_state(),
-        "eval_steps": {stage: list(counts) for stage, counts in progress.eval_steps.items()},
-    }
+    run.before_validation = validation_start(run)
     progress.validation = "running"
     if not run.holds_gradients:
         run.hooks.call_method("on_validation_model_zero_grad")
@@ -460,6 +475,6 @@ def _validate(run: Run) -> None:
     run.loaders.count_evaluation("validate")
     evaluate(run, "validate", loaders)
     run.agree_to_stop()
-    progress.stage, progress.validation = RunningStage.TRAINING, ""
+    progress.stage = RunningStage.TRAINING
     run.book.group, run.book.epoch_done = "train", False
     run.validated_at = time.monotonic()

@@ -157,7 +157,7 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` returned."""
-        for name in (*_SAVED, "eval_steps"):
+        for name in (*_SAVED, "eval_steps", "should_stop"):
             if name in state:
                 setattr(self, name, state[name])
         if self.epoch_cut:  # by a limit that may be another now: its rest is still to come

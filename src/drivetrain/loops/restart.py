@@ -4,6 +4,12 @@ There are these restart points: the end of a batch, wherever it lies in its wind
 from its start unless only its last hooks were left; the end of an epoch; the start of an epoch; and after an exception
 the start of the window in which it came. A checkpoint from the middle of a batch goes on at that batch's start, and
 says that it is not exact.
+
+[Note: callbacks at a restart point]
+Where a run resumes at an earlier moment than the one at which it was saved (the start of a window, of a validation, of
+an epoch), the callbacks must have the states that they had then, or they would count batches twice. So a fit with a
+callback that saves on exceptions copies the callbacks' states at these moments. Callbacks that save are left out: they
+describe files, and files that were written do not go away.
 """
 
 from __future__ import annotations
@@ -16,8 +22,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from drivetrain.callback import Callback, Checkpoint
 from drivetrain.errors import CheckpointError
 from drivetrain.hooks import LOG_RULES
+from drivetrain.introspect import overrides
 from drivetrain.loops.progress import RunningStage, TrainerStatus
 from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import Run
@@ -34,12 +42,18 @@ def capture(run: Run) -> State:
     Returns:
         ``progress``, the counters; ``rng``, the random state; ``data``, the place in the training loader or ``None``;
         ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
-        ``exact``: whether going on from here is as if nothing had happened; ``buffers``, only after an exception.
+        ``exact``: whether going on from here is as if nothing had happened; ``callbacks``, their states where those of
+        now would be wrong; ``ahead``, callbacks whose states are of a later moment; ``settled``, whether also the log's
+        flush, the validation and the schedulers that follow the last batch are done; ``buffers``, like ``callbacks``.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
     """
     progress = run.progress
+    state: State
+    if run.restart is not None and not run.restored:  # nothing of the last checkpoint is in use so far: pass it on
+        state = {**run.restart, "progress": _saved_progress(run)}
+        return {**state, **_at_epoch_start(run)}
     if run.stepping:
         raise CheckpointError(
             "The run was interrupted while an optimizer was changing the parameters, so they are neither those before "
@@ -52,8 +66,8 @@ def capture(run: Run) -> State:
     )
     if (in_batch or progress.status is TrainerStatus.INTERRUPTED) and (start := _window_start(run)) is not None:
         return start
-    state: State = {
-        "progress": progress.state_dict(),
+    state = {
+        "progress": _saved_progress(run),
         "rng": rng_state(),
         "data": _place(run),
         "logged": _logged(run),
@@ -65,8 +79,11 @@ def capture(run: Run) -> State:
     if in_batch and state["data"] is not None and "given" in state["data"]:
         state["data"] = {**state["data"], "given": progress.batches_done}  # this batch is to come again
     if progress.validation == "running":
-        state["rng"] = run.before_validation["rng"]
-        state["progress"]["eval_steps"] = run.before_validation["eval_steps"]
+        state.update(run.before_validation)
+        state["progress"]["eval_steps"] = state.pop("eval_steps")
+        if "callbacks" not in state:
+            state["ahead"] = [type(callback).__name__ for callback in _stateful(run) if callback.state_dict()]
+    state.update(_at_epoch_start(run))
     if run.holds_gradients:
         state["window"] = run.window.state_dict()
         state["gradients"] = {
@@ -81,13 +98,67 @@ def _window_start(run: Run) -> State | None:
     if start is None or progress.epoch_ending or progress.validation:
         return None
     then = start["progress"]
-    unchanged = (then["current_epoch"], then["global_step"]) == (progress.current_epoch, progress.global_step)
-    return start if unchanged else None
+    # Windows are counted too: one whose step was skipped, because its gradients overflowed, has changed the scale.
+    names = ("current_epoch", "global_step", "stepped_batches")
+    return start if all(then[name] == getattr(progress, name) for name in names) else None
+
+
+def _saved_progress(run: Run) -> State:
+    """The counters. A request to stop is kept while ``min_epochs`` or ``min_steps`` delay it, and only then: a run that
+    has ended by one can be resumed.
+    """
+    progress = run.progress
+    return {**progress.state_dict(), "should_stop": progress.should_stop and run.stop_is_delayed()}
+
+
+def _at_epoch_start(run: Run) -> State:
+    """The states at the epoch's start, if its hooks have begun, and none of its batches."""
+    progress = run.progress
+    starts = progress.batch_idx == -1 and not (progress.epoch_ending or progress.between_epochs)
+    return run.at_epoch_start if starts else {}
 
 
 def _place(run: Run) -> State | None:
+    if run.restart is not None:  # the loader is not there yet
+        data: State | None = run.restart.get("data")
+        return data
     passes = run.loaders.made_passes
-    return None if passes is None else passes.flight or passes.mark()
+    if passes is None:
+        return None
+    if (run.progress.epoch_ending or run.progress.between_epochs) and not run.progress.epoch_cut:
+        return passes.mark()  # also what was fetched ahead is behind the loader, and the next epoch starts there
+    return passes.flight or passes.mark()
+
+
+def states_now(run: Run) -> State:
+    """``callbacks`` and ``buffers``: copies of their states, if a callback saves on exceptions.
+
+    See [Note: callbacks at a restart point]. Parameters are not copied: only the optimizers change them.
+    """
+    if not run.saves_on_exception:
+        return {}
+    return {
+        "callbacks": {callback.state_key: copy.deepcopy(callback.state_dict()) for callback in _stateful(run)},
+        "buffers": {name: buffer.clone() for name, buffer in run.module.named_buffers()},
+    }
+
+
+def _stateful(run: Run) -> list[Callback]:
+    return [
+        callback
+        for callback in run.hooks.callbacks
+        if overrides(callback, "state_dict", Callback) and not isinstance(callback, Checkpoint)
+    ]
+
+
+def validation_start(run: Run) -> State:
+    """What a checkpoint from inside the validation that begins now needs, because it runs that validation again."""
+    return {
+        "rng": rng_state(),
+        "eval_steps": {stage: list(counts) for stage, counts in run.progress.eval_steps.items()},
+        "metrics": copied_metrics(run.module),
+        **states_now(run),
+    }
 
 
 def metrics_of(module: nn.Module) -> dict[str, State]:
@@ -99,6 +170,18 @@ def metrics_of(module: nn.Module) -> dict[str, State]:
             states = {key: getattr(child, key) for key in defaults}
             found[name] = {"states": states, "updates": getattr(child, "_update_count", 0)}
     return found
+
+
+def copied_metrics(module: nn.Module) -> dict[str, State]:
+    """:func:`metrics_of` in tensors of their own: an update may write into the old ones."""
+
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+
+    return {
+        name: {**saved, "states": {key: copied(value) for key, value in saved["states"].items()}}
+        for name, saved in metrics_of(module).items()
+    }
 
 
 def _logged(run: Run) -> list[State]:
@@ -134,17 +217,15 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
     for optimizer in run.engine.strategy.optimizers:
         run.unbinders.append(optimizer.register_step_pre_hook(before).remove)
         run.unbinders.append(optimizer.register_step_post_hook(after).remove)
-    buffers = dict(run.module.named_buffers())
 
     def keep() -> None:
         run.window_start = None  # it would be taken for the state of this moment
         start = capture(run)
-        start["exact"] = True
+        start["exact"] = start["settled"] = True
         for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
             if part in start:
                 start[part] = copy.deepcopy(start[part])
-        start["buffers"] = {name: buffer.clone() for name, buffer in buffers.items()}
-        run.window_start = start
+        run.window_start = start if "callbacks" in start else {**start, **states_now(run)}
 
     return keep
 
@@ -171,6 +252,13 @@ def take_up_state(run: Run) -> None:
     """Bring back what the loop had in its hands; its random state comes last, right before the next batch."""
     state = run.restart
     assert state is not None  # the caller has looked
+    run.restored = True
+    if ahead := state.get("ahead"):
+        rank_zero_warn(
+            "The checkpoint was saved in the middle of a validation, which is run again, and the states of "
+            f"{', '.join(ahead)} are those of the moment of saving. Save in on_validation_end or later to resume "
+            "exactly."
+        )
     if not state.get("exact", True):
         again = "given" in (state.get("data") or {}) and "loader" not in state["data"]
         rank_zero_warn(
@@ -181,9 +269,15 @@ def take_up_state(run: Run) -> None:
     children: dict[str | None, Any] = dict(run.module.named_modules())
     logged = [{**entry, "metric": children.get(entry["metric"])} for entry in state.get("logged", [])]
     run.book.load_state_dict("train", logged, LOG_RULES)
-    run.book.callback_metrics.update(state.get("callback_metrics", {}))
-    set_metrics(run.module, state.get("metrics", {}))
+    take_up_results(run)
     take_up_window(run)
+
+
+def take_up_results(run: Run) -> None:
+    """The values that callbacks and schedulers watch, and what metric objects hold."""
+    if run.restart is not None:
+        run.book.callback_metrics.update(run.restart.get("callback_metrics", {}))
+        set_metrics(run.module, run.restart.get("metrics", {}))
 
 
 @_reading("the gradients of a window")

@@ -120,10 +120,14 @@ class Run:
         window: what the current window holds.
         restart: where the run goes on, if it resumes; the loop takes it up and forgets it.
         resumed_from: the checkpoint that this was read from, for messages.
+        restored: the loop has restored what ``restart`` holds, except for the position in the training data.
         saves_on_exception: a callback saves then.
         window_start: where it could go on after an exception: kept only if somebody saves then.
         stepping: an optimizer is changing parameters at this moment; watched only if somebody saves after exceptions.
-        before_validation: the random state and the counters of evaluation batches when the last validation began.
+        before_validation: what a checkpoint from inside the running validation holds: see
+            :func:`drivetrain.loops.restart.validation_start`.
+        at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if a callback saves on
+            exceptions.
         unbinders: undo what binding the step attached to the optimizers.
         stale: somebody changed a limit, a callback, a logger or an optimizer: the loop binds anew at the next batch.
         validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
@@ -151,10 +155,12 @@ class Run:
     window: Window = field(default_factory=lambda: Window(parity.current().undersized_windows))
     restart: dict[str, Any] | None = None
     resumed_from: str | None = None
+    restored: bool = False
     saves_on_exception: bool = False
     window_start: dict[str, Any] | None = None
     stepping: bool = False
     before_validation: dict[str, Any] = field(default_factory=dict)
+    at_epoch_start: dict[str, Any] = field(default_factory=dict)
     unbinders: list[Callable[[], None]] = field(default_factory=list)
     stale: bool = False
     validated_at: float = field(default_factory=time.monotonic)
@@ -194,7 +200,11 @@ class Run:
     @property
     def holds_gradients(self) -> bool:
         """Whether gradients wait for their optimizer step."""
-        return self.progress.held > 0 if self.module.automatic_optimization else self.window.graded > 0
+        if self.module.automatic_optimization:
+            return self.progress.held > 0
+        if len(self.handles) > 1:  # a step of one optimizer does not tell what the others still wait for
+            return any(parameter.grad is not None for parameter in self.module.parameters())
+        return self.window.graded > 0
 
     def unbind(self) -> None:
         """Undo what the last binding attached; after it, optimizers are as the user made them."""
@@ -213,6 +223,12 @@ class Run:
         if self.engine.strategy.is_distributed:
             stop = self.engine.strategy.reduce_boolean_decision(self.progress.should_stop, all=False)
             self.progress.should_stop = self.all_stop = stop
+
+    def stop_is_delayed(self) -> bool:
+        """Whether ``min_epochs`` or ``min_steps`` are not reached, so that a request to stop must wait."""
+        progress, limits = self.progress, self.limits
+        epochs = progress.current_epoch + progress.epoch_ending  # it rises after the hooks of its end
+        return epochs < limits.min_epochs or progress.global_step < limits.min_steps
 
     def may_stop(self) -> bool:
         """Whether a request to stop may be honoured: min_epochs and min_steps are reached (trap T29).

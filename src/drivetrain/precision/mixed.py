@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError, did_you_mean
@@ -64,6 +66,7 @@ class MixedPrecision(Precision):
         self._loaded: dict[str, Any] = {}  # what the scaler must start with, once it exists
         self._optimizers: tuple[Optimizer, ...] | None = None  # None: nobody has said which there are
         self._device: torch.device | None = None  # where the losses lie
+        self._rounds: list[dict[str, Any]] = []  # by optimizer, what a checkpoint tells of an unfinished round
         self._scaled = False  # a loss was scaled since the last update
         self._unscaled: set[Optimizer] = set()  # their gradients are true, and their step is still to come
         self._stepped: set[Optimizer] = set()  # stepped or skipped since the last update
@@ -88,6 +91,8 @@ class MixedPrecision(Precision):
         if not self.scales_loss:
             return loss
         scaler = self._scaler_for(loss.device.type)
+        if self._rounds:  # of a checkpoint whose gradients nobody has restored
+            self.take_up_gradients(loss.device)
         if self._stepped or self._unscaled:
             self._settle()
         self._scaled, self._device = True, loss.device
@@ -141,6 +146,9 @@ class MixedPrecision(Precision):
         if self.scales_loss:
             self._scaler_for(device.type).scale(torch.ones((), device=device))  # it sets itself up with its first loss
             self._scaled, self._device = True, device
+            for optimizer, its_round in zip(self._optimizers or (), self._rounds, strict=False):
+                self._restore_round(optimizer, its_round, device)
+            self._rounds = []
 
     @property
     def scaler(self) -> GradScaler | None:
@@ -148,12 +156,18 @@ class MixedPrecision(Precision):
         return self._scaler
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale and what it grows by; empty for "bf16-mixed"."""
+        """The scale and what it grows by; empty for "bf16-mixed". Reading it changes nothing.
+
+        If the scale waits for its update and no gradients wait for theirs, it is the scale after that update. If
+        gradients do, they belong to the scale as it is, and "optimizers" holds what each of them has done with it.
+        """
         if self._scaler is None:
             return dict(self._loaded)
-        if self._stepped:
-            self._settle()
-        return self._scaler.state_dict()
+        if not (self._stepped or self._unscaled) or not self._scaler.is_enabled():
+            return self._scaler.state_dict()
+        if self._optimizers is None or not self._held():
+            return self._updated(self._scaler).state_dict() if self._stepped else self._scaler.state_dict()
+        return {**self._scaler.state_dict(), "optimizers": [self._round_of(each) for each in self._optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a scaler's state back; an empty one, or any for "bf16-mixed", changes nothing."""
@@ -163,6 +177,7 @@ class MixedPrecision(Precision):
             number(entry(state, name, (int, float)), f"[{name!r}]")
         for name in ("growth_interval", "_growth_tracker"):
             count(entry(state, name, int), f"[{name!r}]")
+        self._rounds = list(state.get("optimizers", ()))
         if self._scaler is None:
             self._loaded = dict(state)
             return
@@ -190,6 +205,35 @@ class MixedPrecision(Precision):
         self._unscaled.clear()
         self._stepped.clear()
         self._scaled = False
+
+    @staticmethod
+    def _updated(scaler: GradScaler) -> GradScaler:
+        """A copy of ``scaler`` after its update."""
+        twin = object.__new__(type(scaler))  # copy.copy refuses a scaler that waits for its update
+        vars(twin).update({name: copy.deepcopy(value) for name, value in vars(scaler).items()})
+        twin.update()
+        return twin
+
+    def _round_of(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What ``optimizer`` has done since the last update of the scale."""
+        known = getattr(self._scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+        found = known.get("found_inf_per_device", {}).values()
+        return {
+            "stepped": optimizer in self._stepped,
+            "unscaled": optimizer in self._unscaled,
+            "found_inf": sum(each.item() for each in found) if found else None,
+        }
+
+    def _restore_round(self, optimizer: Optimizer, its_round: dict[str, Any], device: torch.device) -> None:
+        if its_round["stepped"]:
+            self._stepped.add(optimizer)
+        if its_round["unscaled"]:
+            self._unscaled.add(optimizer)
+        states = getattr(self._scaler, "_per_optimizer_states", None)
+        if states is not None and its_round["found_inf"] is not None:
+            found = torch.full((), float(its_round["found_inf"] > 0), dtype=torch.float32, device=device)
+            stage = OptState.STEPPED if its_round["stepped"] else OptState.UNSCALED
+            states[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
 
     def _settle(self) -> None:
         """Update the scale if a step asks for it, and bring every gradient that waits for its step to it."""
