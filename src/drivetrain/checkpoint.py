@@ -394,7 +394,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
             "say where training was. Resume from one that a Trainer wrote, or load only its weights."
         )
     check_progress(saved)
-    progress.load_state_dict(saved)
+    progress.load_state_dict(saved, goes_on=saved.get("global_step", 0) < trainer.limits.max_steps)
     epochs = progress.current_epoch + progress.epoch_ending
     if epochs > trainer.limits.max_epochs:
         raise CheckpointError(

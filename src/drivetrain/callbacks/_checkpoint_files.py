@@ -78,6 +78,9 @@ def check_state(state: Any) -> None:
     for name in ("best_model_score", "kth_value"):
         if entry(state, name, (Tensor, int, float, type(None))) is not None:
             number(state[name], f"[{name!r}]")
+    expect(state.get("newest_path", ""), str, "['newest_path']")  # files of earlier versions have none of these
+    for name in ("saved_at_step", "awaited_at_step"):
+        expect(state.get(name, -1), int, f"[{name!r}]")
     for path, score in entry(state, "best_k_models", Mapping).items():
         expect(path, str, "['best_k_models']")
         number(score, f"['best_k_models'][{path!r}]")

@@ -145,7 +145,12 @@ class ModelCheckpoint(Checkpoint):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {**{name: getattr(self, name) for name in _STATE}, "awaited_at_step": self._awaited_at_step}
+        own = {
+            "newest_path": self._newest_path,
+            "saved_at_step": self._saved_at_step,
+            "awaited_at_step": self._awaited_at_step,
+        }
+        return {**{name: getattr(self, name) for name in _STATE}, **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_state(state_dict)
@@ -165,6 +170,9 @@ class ModelCheckpoint(Checkpoint):
             self.best_model_score = state_dict["best_model_score"]
             self.current_score = state_dict.get("current_score")
             self.last_model_path = "" if last in foreign else last
+            newest = state_dict.get("newest_path", "")
+            self._newest_path = newest if self._is_own(newest) else ""  # what save_last="link" points to
+            self._saved_at_step = state_dict.get("saved_at_step", -1)
         else:
             rank_zero_warn(
                 f"The checkpoint ranked files in {state_dict['dirpath']}, and now {self.dirpath} is written to: "
@@ -285,6 +293,16 @@ class ModelCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         metrics = self._metrics(trainer)
+        saved_before = self._saved_at_step
+        self._saved_at_step = trainer.global_step  # also in the file: a resumed run must not save twice at this step
+        try:
+            self._save_files(trainer, metrics)
+        except BaseException:
+            self._saved_at_step = saved_before
+            raise
+        self._saved_at_time = time.monotonic()
+
+    def _save_files(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         with self._naming_last(trainer, metrics) as before:
             dropped: list[str] = []
             if self.save_top_k != 0 and (score := self._score(trainer, metrics)) is not None:
@@ -299,8 +317,6 @@ class ModelCheckpoint(Checkpoint):
             finally:  # only now: a crash in between leaves one file too many, and no link to a file that is gone
                 for name in dropped:
                     self._remove(trainer, name)
-        self._saved_at_step = trainer.global_step
-        self._saved_at_time = time.monotonic()
 
     @contextmanager
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
@@ -372,6 +388,7 @@ class ModelCheckpoint(Checkpoint):
             self.best_model_path, self.kth_best_model_path = order[0], order[-1]
             self.best_model_score = None if newest_wins else self.best_k_models[order[0]]
             self.kth_value = None if newest_wins else self.best_k_models[order[-1]]
+            self._newest_path = path
             try:
                 written = self._write(trainer, path, path in replaceable)
             except BaseException:

@@ -183,8 +183,10 @@ class Passes:
             generator.set_state(state)
         if self._seeds is None or self._draws is None or not self._persists:
             return
-        if mark["given"] and not mark["ended"]:  # left early: its workers have fetched ahead, and so must these
-            self.resume(mark)
+        if 0 < mark["given"] < _length(self._source) and not mark["ended"]:
+            # It was left early, and its workers had fetched ahead: these must fetch the same.
+            with isolate_rng():
+                self.resume(mark)
             self._prepared = None
             self._finish()
             self._given = self._begun = 0
@@ -374,6 +376,13 @@ def is_replayed(loader: Any) -> bool:
     if isinstance(loader, CombinedLoader):
         return any(map(is_replayed, loader.flattened))
     return not (_is_stateful(loader) or _draws_samples(loader))
+
+
+def _length(loader: Any) -> float:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return _INF
 
 
 def _num_workers(loader: Any) -> int:

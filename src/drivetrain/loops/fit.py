@@ -189,7 +189,13 @@ def _after_batch(run: Run, bound: _Bound) -> None:
     """
     progress = run.progress
     if progress.flush_due:
-        run.publish(run.book.agree_on_steps(run.book.step_values("train")), progress.logger_step)
+        rows = run.book.agree_on_steps(run.book.step_values("train"))
+        try:
+            run.publish(rows, progress.logger_step)
+        except BaseException:
+            for row in rows:
+                row.entry.fresh = True  # not logged: a checkpoint that is saved now must hold them
+            raise
         run.agree_to_stop()
         progress.flush_due = False
     validated = (

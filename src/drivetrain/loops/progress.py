@@ -155,12 +155,12 @@ class Progress:
         state = {name: getattr(self, name) for name in _SAVED}
         return {**state, "eval_steps": {stage: list(counts) for stage, counts in self.eval_steps.items()}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` returned."""
+    def load_state_dict(self, state: dict[str, Any], goes_on: bool = True) -> None:
+        """Take back what :meth:`state_dict` returned. ``goes_on``: an epoch that was cut short is to be completed."""
         for name in (*_SAVED, "eval_steps", "should_stop"):
             if name in state:
                 setattr(self, name, state[name])
-        if self.epoch_cut:  # by a limit that may be another now: its rest is still to come
+        if self.epoch_cut and goes_on:  # by a limit that is another now, or by a request to stop
             if not self.epoch_ending:
                 self.current_epoch -= 1
                 self.earlier_batches -= self.cut_batches

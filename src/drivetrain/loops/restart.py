@@ -42,7 +42,8 @@ def capture(run: Run) -> State:
     Returns:
         ``progress``, the counters; ``rng``, the random state; ``data``, the place in the training loader or ``None``;
         ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
-        ``exact``: whether going on from here is as if nothing had happened; ``callbacks``, their states where those of
+        ``exact``: whether going on from here is as if nothing had happened; ``cut_off``: not, because the end of a
+        batch is missing whose optimizer has stepped; ``callbacks``, their states where those of
         now would be wrong; ``ahead``, callbacks whose states are of a later moment; ``settled``, whether also the log's
         flush, the validation and the schedulers that follow the last batch are done; ``buffers``, like ``callbacks``.
 
@@ -76,6 +77,11 @@ def capture(run: Run) -> State:
         "loaders": run.loaders.made_in,
         "exact": not in_batch,
     }
+    if in_batch and _has_stepped(run):  # run again, this batch would be stepped twice
+        done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
+        state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
+        state["cut_off"] = True
+        return state
     if in_batch and state["data"] is not None and "given" in state["data"]:
         state["data"] = {**state["data"], "given": progress.batches_done}  # this batch is to come again
     if progress.validation == "running":
@@ -101,6 +107,13 @@ def _window_start(run: Run) -> State | None:
     # Windows are counted too: one whose step was skipped, because its gradients overflowed, has changed the scale.
     names = ("current_epoch", "global_step", "stepped_batches")
     return start if all(then[name] == getattr(progress, name) for name in names) else None
+
+
+def _has_stepped(run: Run) -> bool:
+    """Whether the optimizer has stepped in the batch under way; known only if a callback saves on exceptions."""
+    if run.window_start is None or not run.module.automatic_optimization:
+        return False
+    return bool(run.window_start["progress"]["global_step"] != run.progress.global_step)
 
 
 def _saved_progress(run: Run) -> State:
@@ -259,7 +272,12 @@ def take_up_state(run: Run) -> None:
             f"{', '.join(ahead)} are those of the moment of saving. Save in on_validation_end or later to resume "
             "exactly."
         )
-    if not state.get("exact", True):
+    if state.get("cut_off"):
+        rank_zero_warn(
+            "The checkpoint was saved between the optimizer's step and the end of its batch. Training goes on behind "
+            "that batch, but its end hooks and learning-rate schedulers may have been left out."
+        )
+    elif not state.get("exact", True):
         again = "given" in (state.get("data") or {}) and "loader" not in state["data"]
         rank_zero_warn(
             "The checkpoint was saved in the middle of a batch, which "
