@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from drivetrain.data import CombinedLoader
 from drivetrain.data.passes import Passes, generators_kept, is_replayed, passes_over
 from drivetrain.errors import CheckpointError
+from drivetrain.seed import rng_state, set_rng_state
 
 
 class Noisy(Dataset[Any]):
@@ -53,6 +54,47 @@ def test_t26_workers_are_taken_up_with_their_random_state(workers: int, own_gene
         rest = list(again)
         assert len(rest) == 7 - done
         assert all(torch.equal(a, b) for a, b in zip(rest, batches[done:], strict=True)), done
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("taken", [1, 3, 6])
+def test_t26_workers_that_persist_after_a_pass_that_was_left_early(workers: int, taken: int) -> None:
+    """They have fetched ahead by then; a plain loader's batches are the same."""
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Noisy(), 2, shuffle=True, num_workers=workers, persistent_workers=True)
+
+    def leave(passes: Any) -> None:
+        for number, _ in enumerate(passes, 1):
+            if number == taken:
+                break
+
+    torch.manual_seed(5)
+    plain = loader()
+    leave(plain)
+    expected = list(plain)
+
+    torch.manual_seed(5)
+    whole = Passes(loader())
+    leave(whole)
+    marks, states, batches = [whole.mark()], [rng_state()], []
+    whole.start_epoch()
+    for batch in whole:
+        batches.append(batch)
+        marks.append(whole.mark())
+        states.append(rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(batches, expected, strict=True))
+    for done in (0, 1, 2, 5):
+        torch.manual_seed(done)
+        random.seed(done)
+        again = Passes(loader())
+        if done:
+            again.resume(marks[done])
+        else:
+            again.carry_over(marks[0])
+        set_rng_state(states[done])
+        assert all(torch.equal(a, b) for a, b in zip(again, batches[done:], strict=True)), done
+        assert torch.equal(torch.get_rng_state(), states[-1]["torch"])
 
 
 def test_what_a_pass_draws_is_what_its_loader_draws() -> None:

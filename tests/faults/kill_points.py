@@ -81,7 +81,7 @@ class Points:
 
     def __call__(self, name: str) -> None:
         """Pass a point; the run may end here."""
-        if self.stops_at is None and self.trainer.should_stop:
+        if self.stops_at is None and self.trainer is not None and self.trainer.should_stop:
             self.stops_at = len(self.names)
         self.names.append(name)
         if len(self.names) - 1 != self.at:
@@ -373,7 +373,7 @@ class Rows(Logger):
     name = "rows"  # type: ignore[assignment]
     version = 0  # type: ignore[assignment]
 
-    def __init__(self, path: Path, point: Points) -> None:
+    def __init__(self, path: Path, point: Callable[[str], None]) -> None:
         self.path, self.point = path, point
 
     @rank_zero_only
@@ -420,7 +420,8 @@ def make(program: Program, folder: Path, point: Points) -> tuple[Trainer, Net]:
     ]  # fmt: skip
     if program.accumulation_schedule:
         callbacks.append(GradientAccumulationScheduler({0: 1, 1: 2}))
-    logger: Any = CSVLogger(folder, "csv", version=0) if program.csv else Rows(folder / "rows.jsonl", point)
+    passing = point if program.world_size == 1 else lambda name: None  # every rank passes the same points
+    logger: Any = CSVLogger(folder, "csv", version=0) if program.csv else Rows(folder / "rows.jsonl", passing)
     trainer = Trainer(
         accelerator="cpu", devices=program.world_size, callbacks=[*callbacks, *_savers(program, folder),
         PassingLast(point)], logger=logger, default_root_dir=folder, enable_progress_bar=False,
@@ -481,6 +482,7 @@ def run(program: Program, folder: Path, at: int = -1, mode: str = "exception", r
             if not point.fired:
                 raise
     warned = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+    point.trainer = None  # the points may travel between processes
     found_result = None if point.fired else result(trainer, module, folder)
     return Ended(found_result, point.fired, warned, point)
 

@@ -114,7 +114,8 @@ def interrupt(tried: Tried, draw: random.Random, arguments: dict[str, Any], mode
         here, at, mode = folder / str(number), choose(draw, whole.points), draw.choice(modes)
         story = f"Program({arguments}) {mode} at {at}, {whole.points.names[at]}"
         fired = stop(program, arguments, here, at, mode, server, resumes=False)
-        if draw.random() < 0.25 and (later := draw.randrange(len(whole.points.names))):
+        once_more = whole.points.stops_at is None and draw.random() < 0.25  # a run that was stopped can be resumed
+        if once_more and (later := draw.randrange(len(whole.points.names))):
             again = stop(program, arguments, here, later, mode, server, resumes=True)
             story += f", then at {later}, {again}"
             fired = again or fired

@@ -135,16 +135,47 @@ def test_the_scale_moves_at_once_when_nobody_else_holds_gradients() -> None:
     assert scale_of(two.plugin) == 2.0**11
 
 
-def test_a_round_that_is_open_is_closed_before_the_state_is_saved() -> None:
-    two = Two()
-    backward(two.plugin, two.p, 1.0)
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("bad", [1.0, INF])
+def test_t26_a_round_that_is_open_goes_on_from_its_state(bad: float, clip: bool) -> None:
+    """Saving leaves it open, and a plugin that takes state and gradients goes on as this one does."""
+
+    def go_on(two: Two) -> tuple[Any, ...]:
+        steps = two.plugin.step(two.b)
+        for optimizer in two:
+            optimizer.zero_grad()
+        backward(two.plugin, two.p, 1.0)
+        return steps, two.q.item(), gradient_of(two.p), two.plugin.step(two.a), two.plugin.state_dict()
+
+    def begin() -> Two:
+        two = Two()
+        backward(two.plugin, two.p, bad)
+        backward(two.plugin, two.q, 3.0)
+        if clip:
+            two.plugin.clip_gradients(two.b, 99.0)
+        two.plugin.step(two.a)
+        return two
+
+    whole, saved, resumed = begin(), begin(), Two()
+    states = [saved.plugin.state_dict() for _ in range(2)]
+    assert states[0] == states[1]
+    resumed.plugin.load_state_dict(states[0])
+    for name in ("p", "q"):
+        parameter, new = getattr(saved, name), getattr(resumed, name)
+        new.data.copy_(parameter.data)
+        new.grad = None if parameter.grad is None else parameter.grad.clone()
+    resumed.plugin.take_up_gradients(torch.device("cpu"))
+    assert go_on(saved) == go_on(resumed) == go_on(whole)
+
+
+def test_t26_a_round_that_was_open_is_closed_where_its_gradients_are_not_restored() -> None:
+    two, other = Two(), Two()
+    backward(two.plugin, two.p, INF)
     backward(two.plugin, two.q, 3.0)
     two.plugin.step(two.a)
-    assert scale_of(two.plugin) == 2.0**10  # the other one still holds gradients of this scale
-    assert two.plugin.state_dict()["scale"] == 2.0**11
-    assert gradient_of(two.q) == [3 * 2.0**11]
-    assert two.plugin.step(two.b)
-    assert two.q.item() == -3.0
+    other.plugin.load_state_dict(two.plugin.state_dict())
+    backward(other.plugin, other.p, 1.0)
+    assert scale_of(other.plugin) == 2.0**9
 
 
 def test_overflow_of_held_gradients_is_not_forgotten() -> None:
