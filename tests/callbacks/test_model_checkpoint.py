@@ -716,13 +716,14 @@ def test_t58_save_on_exception_before_training_has_begun_saves_nothing(tmp_path:
     assert files(tmp_path) == []
 
 
-def test_t28_in_a_resumed_run_the_monitor_may_still_come_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("validated", [False, True])
+def test_t28_in_a_resumed_run_the_monitor_may_still_come_too(tmp_path: Path, validated: bool) -> None:
+    """Unless the run before has logged it: then its value is the last one that was logged."""
     arguments: dict[str, Any] = {"monitor": "score", "every_n_train_steps": 3, "filename": "{step}"}
-    with pytest.warns(UserWarning, match="'score', which was not logged"):
-        first = fit(tmp_path, ModelCheckpoint(tmp_path / "a", **arguments), [0.5])
+    first = fit(tmp_path, ModelCheckpoint(tmp_path / "b"), [0.5], max_steps=4 if validated else 2)
     first.save_checkpoint(tmp_path / "a.ckpt")
-    callback = ModelCheckpoint(tmp_path / "a", **{**arguments, "every_n_train_steps": 3})
-    with pytest.warns(UserWarning, match="'score', which was not logged"):
+    callback = ModelCheckpoint(tmp_path / "a", **arguments)
+    with pytest.warns(UserWarning, match="holds the state of callbacks") as found:
         fit(tmp_path, callback, [0.5, 0.4, 0.3], ckpt_path=tmp_path / "a.ckpt")
     assert files(tmp_path / "a") == ["step=12.ckpt"]  # ranked by the validation that follows that step
 
@@ -801,6 +802,8 @@ def test_save_last_is_not_written_twice_at_the_end(tmp_path: Path, monkeypatch: 
 def test_a_link_stays_with_the_newest_ranked_checkpoint(tmp_path: Path) -> None:
     fit(tmp_path, ModelCheckpoint(tmp_path, "{step}", save_last="link", every_n_epochs=2), max_epochs=3)
     assert os.readlink(tmp_path / "last.ckpt") == "step=8.ckpt"
+    assert any("was not logged" in str(warning.message) for warning in found) is not validated
+    assert files(tmp_path / "a") == ["step=9.ckpt"]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

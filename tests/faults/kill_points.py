@@ -121,6 +121,7 @@ class Program:
         if self.val_every is None and not isinstance(self.val_interval, int):
             self.val_every = 1
         self.val_shuffled = draw.random() < 0.3
+        self.val_loader = pick(["plain", "generator"] + (["persistent"] if self.workers_allowed else []))
         self.clip = None if self.manual else pick([None, None, 0.5])
         self.max_steps = pick([None, None, 7])
         self.log_every = pick([1, 2, 3])
@@ -161,13 +162,20 @@ class Program:
             train = shuffled(generator=torch.Generator().manual_seed(self.seed))
         else:
             train = shuffled(num_workers=workers, persistent_workers=persistent)
-        return train, DataLoader(Noisy(6), 3, shuffle=self.val_shuffled)
+        arguments: dict[str, Any] = {}
+        if self.val_loader == "generator":
+            arguments = {"generator": torch.Generator().manual_seed(self.seed)}
+        elif self.val_loader == "persistent":
+            arguments = {"num_workers": 1, "persistent_workers": True}
+        noisy = Noisy(6, noise=0.0 if self.val_loader == "persistent" else 0.1)
+        return train, DataLoader(noisy, 3, shuffle=self.val_shuffled, **arguments)
 
 
 class Noisy(Dataset[Any]):
     """Samples that are disturbed by the global generators where they are fetched."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, noise: float = 0.1) -> None:
+        self.noise = noise
         self.x = torch.randn(count, 4, generator=torch.Generator().manual_seed(7))
 
     def __len__(self) -> int:
@@ -175,7 +183,7 @@ class Noisy(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         noise = torch.randn(4) + random.random()
-        return self.x[index] + 0.1 * noise, self.x[index].sum(0, keepdim=True)
+        return self.x[index] + self.noise * noise, self.x[index].sum(0, keepdim=True)
 
 
 class Stream(IterableDataset[Any]):

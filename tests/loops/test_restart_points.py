@@ -290,6 +290,40 @@ def test_t52_a_metric_object_does_not_count_a_validation_twice(fit: Any, rescue:
     assert resumed.metrics["sum"] == 3.0
 
 
+@pytest.mark.parametrize("kind", ["generator", "persistent workers"])
+@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_validation_batch_end", "on_train_epoch_end"])
+def test_t26_validation_loaders_that_keep_something_from_pass_to_pass(
+    make_trainer: Any, ready: Any, tmp_path: Path, kind: str, moment: str
+) -> None:
+    """A generator of their own goes on; workers that lived already draw no second seed from the global one."""
+
+    class Order(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[tuple[int, list[float]]] = []
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.seen.append((self.current_epoch, batch.tolist()))
+
+    def run(*callbacks: Callback, path: Any = None) -> tuple[Any, ...]:
+        own: dict[str, Any] = {"generator": torch.Generator().manual_seed(3)}
+        if kind != "generator":
+            own = {"num_workers": 1, "persistent_workers": True}
+        val = DataLoader([float(i) for i in range(8)], 4, shuffle=True, **own)  # type: ignore[arg-type]
+        module = Order()
+        torch.manual_seed(1 if path is None else 2)
+        trainer = make_trainer(max_epochs=3, callbacks=list(callbacks), num_sanity_val_steps=0)
+        trainer.fit(module, ready([torch.ones(2)] * 2), val, ckpt_path=path)
+        return torch.rand(()).item(), [order for epoch, order in module.seen if epoch == 2]
+
+    def save(trainer: Any) -> None:
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint(tmp_path / "a")
+
+    whole = run(at(moment, save, position="last"))
+    assert run(path=tmp_path / "a") == whole
+
+
 # ---- windows, batches, epochs ----------------------------------------------------------------------------------------
 
 

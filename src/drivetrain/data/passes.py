@@ -367,6 +367,32 @@ def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
             part._iterator = iterator
 
 
+def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
+    """Of each of ``loaders``, the users' own generators, and whether it has workers that persist."""
+    return [
+        {
+            "generators": [generator.get_state() for part in _parts(loader) for generator in _generators(part)],
+            "workers": [getattr(part, "_iterator", None) is not None for part in _parts(loader)],
+        }
+        for loader in loaders
+    ]
+
+
+def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]]) -> None:
+    """Bring fresh loaders to what :func:`loader_states` returned of them; no global generator is disturbed.
+
+    Workers that persist are started now: their seed was drawn when they were, and must not be drawn again.
+    """
+    for loader, state in zip(loaders, states, strict=False):
+        for part, alive in zip(_parts(loader), state["workers"], strict=False):
+            if alive and isinstance(part, DataLoader) and part.persistent_workers and part._iterator is None:
+                with isolate_rng():
+                    iter(part)
+        generators = [generator for part in _parts(loader) for generator in _generators(part)]
+        for generator, saved in zip(generators, state["generators"], strict=False):
+            generator.set_state(saved)
+
+
 def _parts(loader: Any) -> list[Any]:
     return loader.flattened if isinstance(loader, CombinedLoader) else [loader]
 

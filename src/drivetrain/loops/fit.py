@@ -101,6 +101,8 @@ def fit(run: Run) -> None:
         hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
     if run.restart is not None:
         run.loaders.take_up(run.restart.get("loaders", {}))
+        if (states := run.restart.get("val_loaders")) and run.validates():
+            run.loaders.restore_evaluation("validate", states)
     sanity_check(run)
     take_up_results(run)
     progress.stage = RunningStage.TRAINING

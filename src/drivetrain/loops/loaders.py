@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.feed import count_batches, count_of, fetches_ahead, seed_workers, sized_length
-from drivetrain.data.passes import CombinedPasses, Passes, passes_over
+from drivetrain.data.passes import CombinedPasses, Passes, loader_states, passes_over, set_loader_states
 from drivetrain.data.resample import without_shuffle
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.hooks import DataHooks
@@ -142,6 +142,14 @@ class Loaders:
         """Restore the age of the loaders from a checkpoint: of those that are made already, and of the next ones."""
         self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self._made_in}
         self._made_in.update({stage: made_in[stage] for stage in self._made_in if stage in made_in})
+
+    def evaluation_states(self, stage: str) -> list[dict[str, Any]]:
+        """What the loaders of an evaluation stage keep from pass to pass; of those that were made."""
+        return loader_states(source.loader for source in self._evaluation.get(stage, []))
+
+    def restore_evaluation(self, stage: str, states: list[dict[str, Any]]) -> None:
+        """Make the stage's loaders, and bring them to what :meth:`evaluation_states` returned."""
+        set_loader_states([source.loader for source in self.evaluation(stage)], states)
 
     def available(self, stage: str) -> bool:
         """Whether anybody offers a loader for ``stage``."""

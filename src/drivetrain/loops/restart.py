@@ -75,6 +75,7 @@ def capture(run: Run) -> State:
         "callback_metrics": dict(run.book.refresh()),
         "metrics": metrics_of(run.module),
         "loaders": run.loaders.made_in,
+        "val_loaders": run.loaders.evaluation_states("validate"),
         "exact": not in_batch,
     }
     if in_batch and _has_stepped(run):  # run again, this batch would be stepped twice
@@ -170,6 +171,7 @@ def validation_start(run: Run) -> State:
         "rng": rng_state(),
         "eval_steps": {stage: list(counts) for stage, counts in run.progress.eval_steps.items()},
         "metrics": copied_metrics(run.module),
+        "val_loaders": run.loaders.evaluation_states("validate"),
         **states_now(run),
     }
 
