@@ -488,9 +488,7 @@ class Trainer(TrainerView):
             self._run_parts.loaders.close()
             run = self._run_parts
             run.swap_optimizers()
-            run.window_start = run.batches = None
-            if run.restored:  # otherwise it is still what a later checkpoint has to pass on
-                run.restart = None
+            run.let_go()
             run.module.untoggle_optimizer(None)  # an exception may have come in between
 
 

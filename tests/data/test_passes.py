@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drivetrain.data import CombinedLoader
-from drivetrain.data.passes import Passes, generators_kept, is_replayed, passes_over
+from drivetrain.data.kept import generators_kept
+from drivetrain.data.passes import Passes, is_replayed, passes_over
 from drivetrain.errors import CheckpointError
 from drivetrain.seed import rng_state, set_rng_state
 

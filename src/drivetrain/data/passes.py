@@ -22,8 +22,7 @@ import copy
 import ctypes
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -31,6 +30,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain.data.combined import CombinedLoader
+from drivetrain.data.kept import generators_of
 from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import CheckpointError
 from drivetrain.restoring import restoring
@@ -62,7 +62,7 @@ class Passes:
         self._workers = _num_workers(loader)
         self.fetches_here = self._workers == 0
         self._stateful = _is_stateful(loader)
-        self._generators = _generators(loader)
+        self._generators = generators_of(loader)
         self._persists = bool(getattr(loader, "persistent_workers", False))
         self._draws: _Draws | None = None
         self._source = loader
@@ -341,62 +341,6 @@ def passes_over(loader: Any) -> Passes | CombinedPasses:
     return CombinedPasses(loader) if isinstance(loader, CombinedLoader) else Passes(loader)
 
 
-@contextmanager
-def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """A block after which the users' own generators of ``loaders`` are as they were."""
-    parts = [part for loader in loaders for part in _parts(loader)]
-    kept = [(generator, generator.get_state()) for part in parts for generator in _generators(part)]
-    try:
-        yield
-    finally:
-        for generator, state in kept:
-            generator.set_state(state)
-
-
-@contextmanager
-def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """A block in which ``loaders`` start workers of their own; those that persist are as they were after it."""
-    parts = [part for loader in loaders for part in _parts(loader)]
-    kept = [(part, part._iterator) for part in parts if isinstance(part, DataLoader) and part.persistent_workers]
-    for part, _ in kept:
-        part._iterator = None
-    try:
-        yield
-    finally:
-        for part, iterator in kept:
-            part._iterator = iterator
-
-
-def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
-    """Of each of ``loaders``, the users' own generators, and whether it has workers that persist."""
-    return [
-        {
-            "generators": [generator.get_state() for part in _parts(loader) for generator in _generators(part)],
-            "workers": [getattr(part, "_iterator", None) is not None for part in _parts(loader)],
-        }
-        for loader in loaders
-    ]
-
-
-def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]]) -> None:
-    """Bring fresh loaders to what :func:`loader_states` returned of them; no global generator is disturbed.
-
-    Workers that persist are started now: their seed was drawn when they were, and must not be drawn again.
-    """
-    for loader, state in zip(loaders, states, strict=False):
-        for part, alive in zip(_parts(loader), state["workers"], strict=False):
-            if alive and isinstance(part, DataLoader) and part.persistent_workers and part._iterator is None:
-                with isolate_rng():
-                    iter(part)
-        generators = [generator for part in _parts(loader) for generator in _generators(part)]
-        for generator, saved in zip(generators, state["generators"], strict=False):
-            generator.set_state(saved)
-
-
-def _parts(loader: Any) -> list[Any]:
-    return loader.flattened if isinstance(loader, CombinedLoader) else [loader]
-
-
 def is_replayed(loader: Any) -> bool:
     """Whether a pass over ``loader`` can only be taken up by iterating what is done again."""
     if isinstance(loader, CombinedLoader):
@@ -427,18 +371,6 @@ def _draws_samples(loader: Any) -> bool:
         and not isinstance(loader.dataset, IterableDataset)
         and type(loader).__iter__ is DataLoader.__iter__
     )
-
-
-def _generators(loader: Any) -> list[torch.Generator]:
-    """The generators of the user's own that a pass draws from."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found: list[torch.Generator] = []
-    for owner in owners:
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator) and not any(generator is other for other in found):
-            found.append(generator)
-    return found
 
 
 def _random_state(generators: list[torch.Generator]) -> dict[str, Any]:

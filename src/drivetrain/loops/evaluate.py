@@ -14,7 +14,7 @@ import torch
 
 from drivetrain.data.feed import BatchIterator, feed, set_epoch
 from drivetrain.data.indices import RecordedIndices
-from drivetrain.data.passes import generators_kept, workers_kept
+from drivetrain.data.kept import generators_kept, workers_kept
 from drivetrain.errors import ConfigurationError
 from drivetrain.introspect import positional_arity, takes_iterator
 from drivetrain.logbook import Row

@@ -97,16 +97,6 @@ def _bind(run: Run) -> _Bound:
 def fit(run: Run) -> None:
     """Train until ``max_epochs``, ``max_steps`` or a request to stop."""
     hooks, book, progress, limits = run.hooks, run.book, run.progress, run.limits
-    if run.saves_on_exception:
-        hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
-    if run.restart is not None:
-        run.loaders.take_up(run.restart.get("loaders", {}))
-        if (states := run.restart.get("val_loaders")) and run.validates():
-            run.loaders.restore_evaluation("validate", states)
-    sanity_check(run)
-    take_up_results(run)
-    progress.stage = RunningStage.TRAINING
-    book.group, book.epoch_done = "train", False
     _prepare(run)
     resumes = run.restart is not None and (progress.epoch_ending or progress.batches_done > 0)
     if run.training_done() and not resumes:
@@ -253,8 +243,18 @@ def _say_why_nothing_is_trained(run: Run) -> None:
 
 
 def _prepare(run: Run) -> None:
-    """Make the training loader and check the arguments that depend on its length."""
+    """The sanity check; make the training loader and check the arguments that depend on its length."""
     progress, limits = run.progress, run.limits
+    if run.saves_on_exception:
+        run.hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
+    if run.restart is not None:
+        run.loaders.take_up(run.restart.get("loaders", {}))
+        if (states := run.restart.get("val_loaders")) and run.validates():
+            run.loaders.restore_evaluation("validate", states)
+    sanity_check(run)
+    take_up_results(run)
+    progress.stage = RunningStage.TRAINING
+    run.book.group, run.book.epoch_done = "train", False
     if limits.max_epochs == 0 or limits.max_steps == 0:
         return  # nothing but set-up and teardown (trap T49)
     progress.num_training_batches = run.loaders.count_training()

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.feed import count_batches, count_of, fetches_ahead, seed_workers, sized_length
-from drivetrain.data.passes import CombinedPasses, Passes, loader_states, passes_over, set_loader_states
+from drivetrain.data.kept import loader_states, set_loader_states
+from drivetrain.data.passes import CombinedPasses, Passes, passes_over
 from drivetrain.data.resample import without_shuffle
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.hooks import DataHooks

@@ -157,9 +157,10 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any], goes_on: bool = True) -> None:
         """Take back what :meth:`state_dict` returned. ``goes_on``: an epoch that was cut short is to be completed."""
-        for name in (*_SAVED, "eval_steps", "should_stop"):
+        for name in (*_SAVED, "eval_steps"):
             if name in state:
                 setattr(self, name, state[name])
+        self.should_stop = self.should_stop or state.get("should_stop", False)
         if self.epoch_cut and goes_on:  # by a limit that is another now, or by a request to stop
             if not self.epoch_ending:
                 self.current_epoch -= 1

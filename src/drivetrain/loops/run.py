@@ -212,6 +212,12 @@ class Run:
             self.unbinders.pop()()
         self.manual_backward = None
 
+    def let_go(self) -> None:
+        """Drop what only a running loop needs. What was not restored stays: a later checkpoint passes it on."""
+        self.window_start = self.batches = None
+        if self.restored:
+            self.restart = None
+
     def validates(self) -> bool:
         """Whether the fit validates: there are a step and at least one batch for it."""
         if self.limits.val_batches == 0 or not self.loaders.defined("validate"):
