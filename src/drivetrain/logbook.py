@@ -258,6 +258,11 @@ class Logbook:
             entry.load_state_dict(state)
             scope.entries[state["name"]] = entry
 
+    def metrics(self) -> list[Any]:
+        """The metric objects that are logged in any group."""
+        entries = [entry for group in self._groups for entry in self._entries(group)]
+        return [entry.metric for entry in entries if entry.metric is not None]
+
     def _entries(self, group: str) -> Iterator[Entry]:
         for scope in self._groups.get(group, {}).values():
             yield from scope.entries.values()

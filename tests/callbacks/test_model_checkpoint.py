@@ -804,8 +804,6 @@ def test_save_last_is_not_written_twice_at_the_end(tmp_path: Path, monkeypatch: 
 def test_a_link_stays_with_the_newest_ranked_checkpoint(tmp_path: Path) -> None:
     fit(tmp_path, ModelCheckpoint(tmp_path, "{step}", save_last="link", every_n_epochs=2), max_epochs=3)
     assert os.readlink(tmp_path / "last.ckpt") == "step=8.ckpt"
-    assert any("was not logged" in str(warning.message) for warning in found) is not validated
-    assert files(tmp_path / "a") == ["step=9.ckpt"]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, MinMaxMetric, SumMetric
 from torchmetrics.classification import BinaryAccuracy, BinaryF1Score, BinaryPrecision
 
-from drivetrain import LightningModule, Trainer
+from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError
 
 
@@ -140,6 +140,69 @@ def looked_at() -> float:
 def test_t52_a_repeated_batch_leaves_other_metrics_alone(pool: Any) -> None:
     """Had it made one rank forget a computed value, that rank would wait for the others to compute it with it."""
     assert pool.run(looked_at, group=False, timeout=30.0) == [0.5, 0.5]
+
+
+# ---- metrics that are no submodules ----------------------------------------------------------------------------------
+
+nobodys = SumMetric()
+"""No attribute of anything: it is found because it is logged."""
+
+
+class Holding(Callback):
+    def __init__(self) -> None:
+        self.total = SumMetric()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.total.update(torch.ones(()))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.log("of a callback", self.total.compute())
+        self.total.reset()
+
+
+class Elsewhere(LightningModule):
+    """Keeps its metrics where torch does not see them; each is the number of batches of the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.layer.kept = [SumMetric()]  # type: ignore[assignment]
+        self.by_name = {"a": {"b": SumMetric()}, "collection": MetricCollection([SumMetric()])}
+        self.pair = (SumMetric(), self)
+        self.__dict__["hidden"] = SumMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        metrics = [self.layer.kept[0], self.by_name["a"]["b"], self.pair[0], self.hidden, nobodys]  # type: ignore[index]
+        for number, metric in enumerate(metrics):
+            metric.update(torch.ones(()))
+            self.log(f"metric {number}", metric, on_step=False, on_epoch=True)
+        self.by_name["collection"].update(torch.ones(()))
+        return self.layer(batch[0]).sum()
+
+    def on_train_epoch_end(self) -> None:
+        self.log_dict(self.by_name["collection"].compute())
+        self.by_name["collection"].reset()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def held_elsewhere(count: int) -> dict[str, float]:
+    ours = Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, limit_val_batches=0, callbacks=Holding(),
+    )  # fmt: skip
+    ours.fit(Elsewhere(), DataLoader(data(count), batch_size=1))
+    return {name: float(value) for name, value in ours.callback_metrics.items()}
+
+
+@pytest.mark.parametrize("count", [5, 6])
+def test_a_repeated_batch_reaches_no_metric_wherever_it_is_kept(pool: Any, count: int) -> None:
+    """Five batches on two ranks: one of them repeats its second."""
+    [alone] = pool.run(held_elsewhere, count, world_size=1, group=False)
+    assert set(alone.values()) == {count}
+    for rank in pool.run(held_elsewhere, count, group=False):
+        assert rank == alone
 
 
 # ---- ranks that differ -----------------------------------------------------------------------------------------------

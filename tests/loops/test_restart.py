@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from torchmetrics import SumMetric
 
 from drivetrain import Callback, LightningModule, WeightedLoss
 from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.loops.metrics import metrics_in
 from drivetrain.precision import MixedPrecision
 
 
@@ -361,3 +363,45 @@ def test_a_wrapped_optimizer_can_be_copied(make_trainer: Any, five: Any) -> None
     trainer.fit(module, five)
     copied = copy.deepcopy(module.optimizers())
     assert copied.param_groups[0]["lr"] == 0.1
+
+
+# ---- metric objects --------------------------------------------------------------------------------------------------
+
+
+class Counting(Slope):
+    """Counts its batches with metrics that are in a list, in a dictionary, and nowhere that can be found."""
+
+    def __init__(self, nowhere: Any = None) -> None:
+        super().__init__()
+        self.kept, self.by_name = [SumMetric()], {"of one": (SumMetric(),)}
+        reachable = [self.kept[0], self.by_name["of one"][0]]
+        self.metrics = lambda: reachable if nowhere is None else [nowhere]  # nobody looks into a function
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        for number, metric in enumerate(self.metrics()):
+            metric.update(torch.ones(()))
+            self.log(f"metric {number}", metric, on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_metric_in_a_list_goes_on_with_what_it_has_counted(make_trainer: Any, five: Any, tmp_path: Path) -> None:
+    saving = save_at("on_train_batch_end", tmp_path / "a", lambda t: t.progress.batch_idx == 2)
+    make_trainer(callbacks=saving).fit(Counting(), five)
+    resumed = make_trainer()
+    resumed.fit(Counting(), five, ckpt_path=tmp_path / "a")
+    assert {name: float(value) for name, value in resumed.callback_metrics.items()} == {"metric 0": 5, "metric 1": 5}
+
+
+def test_a_metric_that_no_checkpoint_can_hold_is_a_warning(make_trainer: Any, five: Any, tmp_path: Path) -> None:
+    saving = save_at("on_train_batch_end", tmp_path / "a", lambda t: t.progress.batch_idx == 2)
+    with pytest.warns(UserWarning, match="metric 0: the metric object that is logged so cannot be reached"):
+        make_trainer(callbacks=saving).fit(Counting(SumMetric()), five)
+
+
+def test_metrics_are_found_by_places_that_are_no_two_alike() -> None:
+    module: Any = Counting()
+    both = SumMetric()
+    module.both, module.more = both, {"both": both, "a": {"b": SumMetric()}, "a.b": [SumMetric(), module]}
+    places = metrics_in(module)
+    assert places["both"] is both
+    assert set(places) == {"both", "kept[0]", "by_name['of one'][0]", "more['a']['b']", "more['a.b'][0]"}

@@ -19,8 +19,8 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.introspect import positional_arity, takes_iterator
 from drivetrain.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts
+from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.progress import RunningStage
-from drivetrain.loops.restart import copied_metrics, set_metrics
 from drivetrain.loops.run import Run, val_check_every
 from drivetrain.seed import isolate_rng
 from drivetrain.tree import move_to_host
@@ -317,7 +317,7 @@ def sanity_check(run: Run) -> None:
     if run.restart is not None and progress.batches_done > 0 and not progress.epoch_ending:
         return  # resumed inside an epoch or inside a validation
     progress.stage = RunningStage.SANITY_CHECKING
-    metrics = copied_metrics(run.module)
+    metrics = copied_states(run.module)
     eval_steps = {stage: list(counts) for stage, counts in progress.eval_steps.items()}
     with isolate_rng():
         run.hooks.call_callbacks("on_sanity_check_start")
@@ -329,7 +329,7 @@ def sanity_check(run: Run) -> None:
         with generators_kept(each), workers_kept(each):
             evaluate(run, "validate", loaders, sanity=True)
         run.hooks.call_callbacks("on_sanity_check_end")
-    set_metrics(run.module, metrics)
+    set_states(run.module, metrics)
     progress.eval_steps = eval_steps
     book.callback_metrics.clear()
     book.bar_metrics = {}

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.errors import CheckpointError
 from drivetrain.hooks import LOG_RULES
 from drivetrain.introspect import overrides
+from drivetrain.loops.metrics import copied_states, metrics_in, set_states, state_of
 from drivetrain.loops.progress import RunningStage, TrainerStatus
 from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import Run
@@ -36,8 +36,12 @@ from drivetrain.seed import rng_state, set_rng_state
 State = dict[str, Any]
 
 
-def capture(run: Run) -> State:
+def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
     """What a checkpoint must hold of the loop to go on from here.
+
+    Args:
+        run: the fit.
+        metrics: its metric objects, as :func:`metrics_in` finds them; ``None``: they are searched for now.
 
     Returns:
         ``progress``, the counters; ``rng``, the random state; ``data``, the place in the training loader or ``None``;
@@ -67,13 +71,14 @@ def capture(run: Run) -> State:
     )
     if (in_batch or progress.status is TrainerStatus.INTERRUPTED) and (start := _window_start(run)) is not None:
         return start
+    metrics = metrics_in(run.module) if metrics is None else metrics
     state = {
         "progress": _saved_progress(run),
         "rng": rng_state(),
         "data": _place(run),
-        "logged": _logged(run),
+        "logged": _logged(run, metrics),
         "callback_metrics": dict(run.book.refresh()),
-        "metrics": metrics_of(run.module),
+        "metrics": {place: state_of(metric) for place, metric in metrics.items()},
         "loaders": run.loaders.made_in,
         "val_loaders": run.loaders.evaluation_states("validate"),
         "exact": not in_batch,
@@ -170,51 +175,25 @@ def validation_start(run: Run) -> State:
     return {
         "rng": rng_state(),
         "eval_steps": {stage: list(counts) for stage, counts in run.progress.eval_steps.items()},
-        "metrics": copied_metrics(run.module),
+        "metrics": copied_states(run.module),
         "val_loaders": run.loaders.evaluation_states("validate"),
         **states_now(run),
     }
 
 
-def metrics_of(module: nn.Module) -> dict[str, State]:
-    """The running state of torchmetrics objects: a module's ``state_dict`` leaves it out."""
-    found: dict[str, State] = {}
-    for name, child in module.named_modules():
-        defaults = getattr(child, "_defaults", None)
-        if isinstance(defaults, dict) and hasattr(child, "compute") and hasattr(child, "reset"):
-            states = {key: getattr(child, key) for key in defaults}
-            found[name] = {"states": states, "updates": getattr(child, "_update_count", 0)}
-    return found
-
-
-def copied_metrics(module: nn.Module) -> dict[str, State]:
-    """:func:`metrics_of` in tensors of their own: an update may write into the old ones."""
-
-    def copied(value: Any) -> Any:
-        return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
-
-    return {
-        name: {**saved, "states": {key: copied(value) for key, value in saved["states"].items()}}
-        for name, saved in metrics_of(module).items()
-    }
-
-
-def _logged(run: Run) -> list[State]:
+def _logged(run: Run, metrics: Mapping[str, nn.Module]) -> list[State]:
     """The epoch's running reductions; a metric object by its place in the module."""
-    places = {id(child): name for name, child in run.module.named_modules()}
-    return [{**entry, "metric": places.get(id(entry["metric"]))} for entry in run.book.state_dict("train")]
-
-
-def set_metrics(module: nn.Module, metrics: dict[str, State], forget: bool = True) -> None:
-    """Give them back what :func:`metrics_of` returned; ``forget`` values that were computed of other states."""
-    children = dict(module.named_modules())
-    for name, saved in metrics.items():
-        if (child := children.get(name)) is not None:
-            for key, value in saved["states"].items():
-                setattr(child, key, value.to(child.device) if isinstance(value, torch.Tensor) else value)
-            child._update_count = saved["updates"]
-            if forget:
-                child._computed = None
+    places = {id(metric): place for place, metric in metrics.items()}
+    places |= {id(child): name for name, child in run.module.named_modules()}
+    states = run.book.state_dict("train")
+    lost = [entry["name"] for entry in states if entry["metric"] is not None and id(entry["metric"]) not in places]
+    if lost and not run.progress.epoch_ending:
+        rank_zero_warn(
+            f"{', '.join(lost)}: the metric object that is logged so cannot be reached from an attribute of "
+            f"{type(run.module).__name__}, so the checkpoint lacks its state. Keep it in an attribute, or in a list or "
+            "dictionary that is one."
+        )
+    return [{**entry, "metric": places.get(id(entry["metric"]))} for entry in states]
 
 
 # ---- exceptions ------------------------------------------------------------------------------------------------------
@@ -232,10 +211,11 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
     for optimizer in run.engine.strategy.optimizers:
         run.unbinders.append(optimizer.register_step_pre_hook(before).remove)
         run.unbinders.append(optimizer.register_step_post_hook(after).remove)
+    metrics = metrics_in(run.module)
 
     def keep() -> None:
         run.window_start = None  # it would be taken for the state of this moment
-        start = capture(run)
+        start = capture(run, metrics)
         start["exact"] = start["settled"] = True
         for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
             if part in start:
@@ -286,7 +266,9 @@ def take_up_state(run: Run) -> None:
             + ("is run again with other random numbers" if again else "this kind of loader cannot give again")
             + ". Save in on_train_batch_end or later to resume exactly."
         )
+    metrics = metrics_in(run.module)
     children: dict[str | None, Any] = dict(run.module.named_modules())
+    children.update(metrics)
     logged = [{**entry, "metric": children.get(entry["metric"])} for entry in state.get("logged", [])]
     run.book.load_state_dict("train", logged, LOG_RULES)
     take_up_results(run)
@@ -297,7 +279,7 @@ def take_up_results(run: Run) -> None:
     """The values that callbacks and schedulers watch, and what metric objects hold."""
     if run.restart is not None:
         run.book.callback_metrics.update(run.restart.get("callback_metrics", {}))
-        set_metrics(run.module, run.restart.get("metrics", {}))
+        set_states(run.module, run.restart.get("metrics", {}))
 
 
 @_reading("the gradients of a window")

@@ -7,7 +7,7 @@ from typing import Any
 
 from drivetrain.data.samplers import RankBatches
 from drivetrain.data.uneven import KeptTogether, PaddedBatches
-from drivetrain.loops.restart import metrics_of, set_metrics
+from drivetrain.loops.metrics import metrics_in, set_state, state_of
 from drivetrain.loops.run import Run
 from drivetrain.tree import map_leaves
 
@@ -29,7 +29,8 @@ class Together:
         self._run = run
         self._shares = shares_of(loader)
         self._kept: KeptTogether | PaddedBatches | None = None
-        self._metrics: dict[str, Any] | None = None
+        self._reachable: list[Any] | None = None  # metric objects of the module and of callbacks
+        self._metrics: list[tuple[Any, dict[str, Any]]] | None = None  # while a batch is repeated, what they were
         self.factor = 1.0
 
     def over(self, batches: Batches, counts: Sequence[float], done: int = 0) -> Batches:
@@ -61,18 +62,32 @@ class Together:
         if self.factor == 0:
             self._run.book.muted = True
             self._run.engine.strategy.repeat_batch(True)
-            self._metrics = map_leaves(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else leaf,
-                                       metrics_of(self._run.module))  # fmt: skip
+            self._metrics = [(metric, map_leaves(_copied, state_of(metric))) for metric in self._all_metrics()]
 
     def end(self) -> None:
         """The batch is done."""
         if self._metrics is not None:
             # A metric that this batch did not update keeps the value that it has computed, as on the other ranks: one
             # that computes anew waits for all of them.
-            set_metrics(self._run.module, self._metrics, forget=False)
+            for metric, state in self._metrics:
+                set_state(metric, state, forget=False)
             self._metrics = None
             self._run.book.muted = False
             self._run.engine.strategy.repeat_batch(False)
+
+    def _all_metrics(self) -> list[Any]:
+        """The metric objects that the module and callbacks hold, and those that were logged."""
+        if self._reachable is None:
+            owners = (self._run.module, *self._run.hooks.callbacks)
+            self._reachable = [metric for owner in owners for metric in metrics_in(owner).values()]
+        found = {id(metric): metric for metric in self._reachable}
+        for logged in self._run.book.metrics():
+            found |= {id(metric): metric for metric in metrics_in(logged).values()} if id(logged) not in found else {}
+        return list(found.values())
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if hasattr(leaf, "clone") else leaf
 
 
 def shares_of(loader: Any) -> Callable[[int], float] | None:

@@ -1,0 +1,90 @@
+"""The metric objects (torchmetrics) of a run: where they are, and their running states."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+State = dict[str, Any]
+
+_HOLDERS = (nn.Module, list, tuple, dict)
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""What every module has: its children, parameters and hooks."""
+
+
+def metrics_in(owner: Any) -> dict[str, nn.Module]:
+    """The torchmetrics objects that can be reached from ``owner``, by their place.
+
+    They are submodules, attributes, and items of lists, tuples and dictionaries, at any depth. A submodule's place is
+    its name, an item's is ``name[index]``.
+    """
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    waiting: list[tuple[str, Any]] = [("", owner)]
+    while waiting:
+        path, value = waiting.pop(0)
+        if isinstance(value, nn.Module):
+            new = [(name, child) for name, child in value.named_modules() if id(child) not in seen]
+            seen.update(id(child) for _, child in new)
+            for name, child in new:
+                place = f"{path}.{name}".strip(".")
+                states: dict[str, Any] = {}
+                if _is_metric(child):
+                    found[place], states = child, vars(child)["_defaults"]  # its states may be long lists
+                waiting += [
+                    (f"{place}.{key}".strip("."), held) for key, held in vars(child).items()
+                    if isinstance(held, _HOLDERS) and key not in _OF_TORCH and key not in states
+                ]  # fmt: skip
+        elif id(value) not in seen:
+            seen.add(id(value))
+            items = enumerate(value) if isinstance(value, (list, tuple)) else _items(value)
+            waiting += [(f"{path}[{key!r}]", held) for key, held in items if isinstance(held, _HOLDERS)]
+    return found
+
+
+def _items(holder: Any) -> Iterable[tuple[Any, Any]]:
+    return holder.items() if isinstance(holder, dict) else getattr(holder, "__dict__", {}).items()
+
+
+def _is_metric(module: nn.Module) -> bool:
+    return isinstance(vars(module).get("_defaults"), dict) and hasattr(module, "compute") and hasattr(module, "reset")
+
+
+def state_of(metric: nn.Module) -> State:
+    """The running state of a torchmetrics object: its ``state_dict`` leaves it out."""
+    states = {key: getattr(metric, key) for key in vars(metric)["_defaults"]}
+    return {"states": states, "updates": getattr(metric, "_update_count", 0)}
+
+
+def set_state(metric: Any, saved: State, forget: bool = True) -> None:
+    """Give it back what :func:`state_of` returned; ``forget`` a value that was computed of another state."""
+    for key, value in saved["states"].items():
+        setattr(metric, key, value.to(metric.device) if isinstance(value, torch.Tensor) else value)
+    metric._update_count = saved["updates"]
+    if forget:
+        metric._computed = None
+
+
+def copied_states(module: nn.Module) -> dict[str, State]:
+    """The states of the metric objects of ``module``, copied: an update may write into the tensors."""
+
+    def copied(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+
+    found = {place: state_of(metric) for place, metric in metrics_in(module).items()}
+    return {
+        place: {**saved, "states": {key: copied(value) for key, value in saved["states"].items()}}
+        for place, saved in found.items()
+    }
+
+
+def set_states(owner: Any, states: Mapping[str, State], forget: bool = True) -> None:
+    """Give each metric object of ``owner`` the state that was saved for its place."""
+    metrics = metrics_in(owner)
+    for place, saved in states.items():
+        if (metric := metrics.get(place)) is not None:
+            set_state(metric, saved, forget)
