@@ -155,21 +155,21 @@ class Window:
             ConfigurationError: an earlier batch of this window returned a plain loss.
         """
         reference = self.reference
-        if isinstance(weight, Tensor):  # 8-bit counts and 16-bit floats could not be added up
-            weight = _wide(weight, loss)
         if reference is None:
             if self.graded:
                 raise _mixed()
             self.reference, self.total = weight, weight
             return loss * (weight > 0) if isinstance(weight, Tensor) else loss
+        if isinstance(weight, Tensor) or isinstance(reference, Tensor):
+            # 8-bit counts and 16-bit floats could not be added up as they are.
+            here, before, total = (_wide(number, loss) for number in (weight, reference, self.total))
+            self.total = total if again else total + here
+            self.reference = torch.maximum(before, here)
+            unit = _at_least_tiny(self.reference)
+            rescale(optimizer, before / unit)
+            return loss * (here / unit)
         if not again:
             self.total = self.total + weight
-        if isinstance(weight, Tensor) or isinstance(reference, Tensor):
-            weight, reference = _wide(weight, loss), _wide(reference, loss)
-            self.reference = torch.maximum(reference, weight)
-            unit = _at_least_tiny(self.reference)
-            rescale(optimizer, reference / unit)
-            return loss * (weight / unit)
         if not (weight or reference):
             return loss * 0
         if weight > reference:
