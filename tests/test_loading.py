@@ -6,6 +6,7 @@ import argparse
 import datetime
 import enum
 import importlib.util
+import io
 import pathlib
 import sys
 import types
@@ -617,3 +618,48 @@ def test_a_module_is_left_out_without_a_second_warning() -> None:
     with pytest.warns(UserWarning, match="is an nn.Module"):
         model.save_hyperparameters({"net": nn.Linear(1, 1), "lr": 0.1})
     assert dump_hparams(model)["hyper_parameters"] == {"lr": 0.1}
+
+
+# ---- open files, and files that are wrong ----------------------------------------------------------------------------
+
+
+def test_a_module_is_read_from_an_open_file(path: Path) -> None:
+    model = Model(3)
+    saved(path, model)
+    assert same_weights(Model.load_from_checkpoint(io.BytesIO(path.read_bytes())), model)
+    with open(path, "rb") as stream:
+        assert same_weights(Model.load_from_checkpoint(stream), model)
+    content = bytearray(path.read_bytes())
+    content[content.index(model.layer.weight.detach().numpy().tobytes())] ^= 1
+    with pytest.raises(CheckpointError, match="the open file .BytesIO. is damaged"):
+        Model.load_from_checkpoint(io.BytesIO(bytes(content)))
+
+
+def test_a_constructor_that_refuses_a_hyperparameter_of_the_file_is_named_with_it(path: Path) -> None:
+    saved(path, Model(3), hyper_parameters={"hidden": "three"})
+    with pytest.raises(CheckpointError, match=r"model.ckpt: Model.__init__ raised .* hidden='three'") as caught:
+        Model.load_from_checkpoint(path)
+    assert isinstance(caught.value.__cause__, (TypeError, RuntimeError))
+    with pytest.raises((TypeError, RuntimeError)):
+        Model.load_from_checkpoint(path, hidden="four")  # what the caller passes is the caller's
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("hyper_parameters", [1]), ("hyper_parameters", {3: 4}), ("hparams_name", ["x"]), ("state_dict", [1]),
+     ("state_dict", None)],
+)  # fmt: skip
+def test_an_entry_of_the_wrong_kind_is_named(path: Path, part: str, value: Any) -> None:
+    saved(path, Model(3), drivetrain_version="0.1", **{part: value})
+    with pytest.raises(CheckpointError, match=f"model.ckpt: .*({part}|weights of Model)"):
+        Model.load_from_checkpoint(path)
+
+
+def test_an_error_of_ones_own_hook_stays_ones_own(path: Path) -> None:
+    class Own(Model):
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            raise KeyError("mine")
+
+    saved(path, Model(3))
+    with pytest.raises(KeyError, match="mine"):
+        Own.load_from_checkpoint(path)

@@ -406,8 +406,9 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     own = _of_this_rank(trainer, checkpoint, 0 if progress.epoch_ending else progress.batches_done)
     if own.get("rng") is None and "drivetrain_version" in checkpoint:
         raise CheckpointError("The checkpoint has no random state, 'rng'. Use another one.")
-    restart = {"rng": own.get("rng"), **own.get("restart", {})}
-    check_restart(restart, trainer.lightning_module)
+    loop = own.get("restart", {})
+    restart = {"rng": own.get("rng"), **loop}
+    check_restart(restart, trainer.lightning_module, complete=bool(loop) and "drivetrain_version" in checkpoint)
     run.restart, run.resumed_from = restart, trainer.ckpt_path
 
 

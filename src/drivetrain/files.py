@@ -152,3 +152,8 @@ def _sync_directory(directory: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_DIRECTORY_SYNC:  # some file systems do not know the call
             raise
+
+
+def encodable(text: str) -> str:
+    """``text`` with its lone surrogates, which come from names that are no UTF-8, written out as text."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()

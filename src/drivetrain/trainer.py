@@ -20,6 +20,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.datamodule import LightningDataModule
 from drivetrain.engine import Engine
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
+from drivetrain.files import encodable
 from drivetrain.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.introspect import overrides
 from drivetrain.job import Job, run_elsewhere
@@ -283,7 +284,7 @@ class Trainer(TrainerView):
         model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
         results = self.run_job(self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only))
         if verbose:
-            self.print(results_table(fn.value, results))
+            self.print(encodable(results_table(fn.value, results)))
         return results
 
     def _model_or_last(
@@ -382,7 +383,7 @@ class Trainer(TrainerView):
             attach.check_loaders(model, loaders, fn, validates=self.limits.val_batches != 0)
         if fn is TrainerFn.FITTING and not self._plan_shown and self.progress_bar_callback is not None:
             self._plan_shown = True
-            self.print(self.plan)
+            self.print(encodable(str(self.plan)))
         return loaders
 
     def _set_up(self, job: Job, loaders: Loaders) -> Run:

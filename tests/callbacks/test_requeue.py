@@ -153,6 +153,37 @@ def test_t33_the_file_of_another_job_is_left_alone(tmp_path: Path) -> None:
     assert model.done == 24
 
 
+def test_t33_a_newer_file_of_another_job_does_not_hide_its_own(tmp_path: Path) -> None:
+    other = Cluster()
+    other.name = "other"
+    for cluster in (Cluster(), other):
+        with pytest.raises(SystemExit):
+            fit(tmp_path, Model(signalled=1), cluster)
+    assert {path.name for path in tmp_path.glob("*.ckpt")} == {"hpc_ckpt_1.ckpt", "hpc_ckpt_2.ckpt"}
+    model = Model()
+    fit(tmp_path, model, Cluster(restarts=1))
+    assert model.done == 22  # two of 24 batches were done before
+
+
+def test_t33_jobs_that_save_together_get_numbers_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import drivetrain.callbacks.requeue as module
+
+    real, asked = module.numbered, []
+
+    def numbered(folder: Any) -> dict[int, str]:
+        found = real(folder)
+        asked.append(found)
+        if len(asked) == 1:  # the other job saves now
+            Path(folder, "hpc_ckpt_1.ckpt").write_bytes(b"theirs")
+        return found
+
+    monkeypatch.setattr(module, "numbered", numbered)
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Model(signalled=1), Cluster())
+    assert (tmp_path / "hpc_ckpt_1.ckpt").read_bytes() == b"theirs"
+    assert (tmp_path / "hpc_ckpt_2.ckpt").exists()
+
+
 def test_t33_last_is_the_requeued_jobs_file_where_that_is_newer(tmp_path: Path) -> None:
     def saver() -> dict[str, Any]:
         return {

@@ -318,3 +318,15 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
     copied.mkdir()
     (copied / event_files(logger)[0].name).write_bytes(event_files(logger)[0].read_bytes())
     assert "loss\\udce9" in read(copied).Tags()["scalars"]
+
+
+def test_a_fit_and_a_test_have_one_event_file(tmp_path: Path, make_trainer: Any, validated: Any, loader: Any) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    module = validated()
+    module.save_hyperparameters({"lr": 0.1})
+    trainer = make_trainer(logger=logger, log_every_n_steps=1)
+    trainer.fit(module, loader, loader)
+    trainer.test(module, loader, verbose=False)
+    assert len(event_files(logger)) == 1
+    assert scalars(logger, "val_loss")
+    assert scalars(logger, "test_loss")

@@ -93,10 +93,13 @@ def make_link(target: str, link: str, replaces: bool) -> bool:
 
     Returns:
         False if ``replaces`` is False and there is a file of this name, which stays.
+
+    Raises:
+        CheckpointError: the link cannot be made; what was there before is unchanged.
     """
-    files.check_replaceable(Path(link))
     temporary = files.temporary_beside(link)
     try:
+        files.check_replaceable(Path(link))
         try:
             os.symlink(os.path.relpath(target, os.path.dirname(link)), temporary if replaces else link)
         except FileExistsError:
@@ -107,6 +110,11 @@ def make_link(target: str, link: str, replaces: bool) -> bool:
         else:
             if replaces:
                 os.replace(temporary, link)
+    except OSError as error:
+        raise CheckpointError(
+            f"{link} could not become a link to {target}: {files.reason(error, Path(link))}. What was there before is "
+            "untouched. Move it away, or write save_last=True."
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()

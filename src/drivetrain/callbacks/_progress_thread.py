@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from drivetrain.files import encodable
 from drivetrain.loops.progress import RunningStage
 
 if TYPE_CHECKING:
@@ -75,10 +76,11 @@ class Snapshot:
     @property
     def metrics_text(self) -> str:
         """The metrics in one line, floats with four digits."""
-        return ", ".join(
+        text = ", ".join(
             f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in self.metrics.items()
         )
+        return encodable(text)
 
 
 class ProgressThread(threading.Thread):

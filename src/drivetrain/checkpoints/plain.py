@@ -34,8 +34,8 @@ MARKER = "__drivetrain__"
 
 _LONGEST_TEXT = 200  # characters of a description
 _MOST_BITS = 2000  # the restricted reader knows integers of up to 255 bytes
-_AS_IS = frozenset({type(None), bool, float, complex, bytearray, torch.device, torch.Size})
-_KEYS = frozenset({type(None), bool, float})
+_AS_IS = frozenset({type(None), bool, float, str, complex, bytearray, torch.device, torch.Size})
+_KEYS = frozenset({type(None), bool, float, str})
 _NAMED_BY_TORCH = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
 _IN_PROGRESS = object()
 
@@ -199,24 +199,11 @@ def _marked(kind: str, value: Any) -> dict[str, Any]:
 
 def _plain_key(key: Any) -> bool:
     kind = type(key)
-    if kind is str:
-        return _is_utf8(key)
     if kind in _KEYS:
         return True
     if kind is int:
         return bool(key.bit_length() < _MOST_BITS)
     return kind is tuple and all(map(_plain_key, key))
-
-
-def _is_utf8(text: str) -> bool:
-    """Whether the restricted reader takes it: names of files may hold bytes that are no UTF-8, as lone surrogates."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _text_of(value: Any) -> str:
@@ -257,14 +244,12 @@ class _Encoder(_Walk):
             return not value.__dict__
         if kind is int:
             return bool(value.bit_length() < _MOST_BITS)
-        if kind is str:
-            return _is_utf8(value)
         return kind in _AS_IS or (kind is bytes and len(value) > 0)  # the restricted reader knows no empty bytes
 
     def visit(self, value: Any) -> Any:
         kind = type(value)
         if (found := values.ENCODERS.get(kind)) is not None:
-            return _marked(found[0], self.walk(found[1](value)) if found[0] == "path" else found[1](value))
+            return _marked(found[0], found[1](value))
         if isinstance(value, Enum):
             return self._enum(value)
         if isinstance(value, (type, FunctionType, BuiltinFunctionType)):

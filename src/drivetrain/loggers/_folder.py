@@ -103,7 +103,7 @@ class FolderLogger(Logger):
         return os.path.join(self.root_dir, version if isinstance(version, str) else f"version_{version}")
 
     def _named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        return {encodable(f"{self._prefix}{name}"): value for name, value in metrics.items()}
+        return {files.encodable(f"{self._prefix}{name}"): value for name, value in metrics.items()}
 
     def _keep_hparams(self, params: Any) -> None:
         self.hparams.update(params if isinstance(params, Mapping) else vars(params))  # vars: an argparse.Namespace
@@ -116,11 +116,6 @@ class FolderLogger(Logger):
         os.makedirs(self.log_dir, exist_ok=True)
         files.write(os.path.join(self.log_dir, "hparams.yaml"), yaml_text.dump(self.hparams).encode())
         self._hparams_written = True
-
-
-def encodable(text: str) -> str:
-    """``text`` with its lone surrogates, which come from names that are no UTF-8, written out as text."""
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _make_version(root_dir: str) -> int:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from drivetrain import files
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, did_you_mean, shown
 from drivetrain.export import detached, example_pass
-from drivetrain.loggers._folder import FolderLogger, encodable
+from drivetrain.loggers._folder import FolderLogger
 from drivetrain.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
 
 if TYPE_CHECKING:
@@ -219,8 +220,8 @@ class _Ignore:
 
 def _flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
     for key, value in params.items():
-        name = encodable(f"{prefix}{key}")
+        name = files.encodable(f"{prefix}{key}")
         if isinstance(value, Mapping):
             yield from _flat(value, f"{name}/")
         else:
-            yield name, value if isinstance(value, (bool, int, float)) else encodable(str(value))
+            yield name, value if isinstance(value, (bool, int, float)) else files.encodable(str(value))

@@ -54,14 +54,22 @@ def check_progress(saved: Any) -> None:
                 count(each, f"['eval_steps'][{stage!r}]")
 
 
-def check_restart(restart: Any, module: nn.Module) -> None:
+def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> None:
     """Whether the loop can go on from ``restart``; the place in the training data is looked at when it is known.
+
+    Args:
+        restart: the entry of a checkpoint, with the random state.
+        module: what is trained.
+        complete: this package wrote it, so nothing may be missing; files of other makes know less.
 
     Raises:
         CheckpointError: something is of another kind; the message names it.
     """
     with restoring("the restart point"):
         expect(restart, Mapping)
+        for name in ("data", "logged", "callback_metrics", "metrics") if complete else ():
+            if name not in restart:
+                raise WrongForm(f"[{name!r}]", "is missing")
         expect(restart.get("data"), (Mapping, type(None)), "['data']")
         expect(restart.get("exact", True), bool, "['exact']")
         for stage, epoch in expect(restart.get("loaders", {}), Mapping, "['loaders']").items():
