@@ -427,6 +427,9 @@ def test_a_folder_whose_name_is_no_utf_8(tmp_path: Path) -> None:
     target = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")) / "run.ckpt"
     STORE.save_checkpoint(OLD, target)
     assert same(STORE.load_checkpoint(target), OLD)
+    torch.save({**OLD, "foreign": Path("x"), "pytorch-lightning_version": "2.0"}, target)
+    with pytest.warns(UserWarning, match="no plain data"):
+        assert STORE.load_checkpoint(target)["epoch"] == 3
     target.write_bytes(target.read_bytes()[:-50])
     with pytest.raises(CheckpointError, match="cut short"):
         STORE.load_checkpoint(target)

@@ -90,8 +90,7 @@ class TorchCheckpointIO(CheckpointIO):
             CheckpointError: there is none, it is damaged, or it holds what may not be read.
             ConfigurationError: ``path`` is an open file that cannot be read as bytes.
         """
-        with contextlib.ExitStack() as stack:
-            return self._load(opened(path, stack), name_of(path), map_location, weights_only)
+        return self._load(opened(path), name_of(path), map_location, weights_only)
 
     def _load(
         self, source: Path | IO[bytes], name: str, map_location: Any, weights_only: bool | None
@@ -150,19 +149,14 @@ def name_of(path: str | Path | IO[bytes]) -> str:
     return name if isinstance(name, str) and name else f"the open file ({type(path).__name__})"
 
 
-def opened(path: str | Path | IO[bytes], stack: contextlib.ExitStack) -> Path | IO[bytes]:
+def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
     """``path`` as torch and zipfile read it: a path, or an open file that begins where the checkpoint begins.
 
     Raises:
         ConfigurationError: it is neither.
     """
     if isinstance(path, (str, os.PathLike)):
-        source = Path(path)
-        try:
-            os.fspath(source).encode()
-        except UnicodeEncodeError:  # torch's reader takes UTF-8 names only
-            return stack.enter_context(open(source, "rb")) if source.is_file() else source
-        return source
+        return Path(path)
     if not (callable(getattr(path, "read", None)) and callable(getattr(path, "seek", None))):
         raise ConfigurationError(
             f"A checkpoint is read from a path or an open binary file, not from {described(path)}. Pass its path."

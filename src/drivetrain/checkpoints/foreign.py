@@ -23,6 +23,7 @@ import sys
 import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -132,11 +133,12 @@ def _container(source: Path | IO[bytes]) -> Any:
         return io.BytesIO(content)  # from memory, or torch would try to unpack it as a tar file first
     if not _starts_with(source, _ZIP_START):
         raise ValueError("it is in no format of torch")
-    container = torch._C.PyTorchFileReader(str(source) if isinstance(source, Path) else source)
-    if "constants.pkl" in container.get_all_records():
+    # As an open file: by its name, torch takes only one that is UTF-8.
+    with open(source, "rb") if isinstance(source, Path) else nullcontext(source) as stream:
+        records = torch._C.PyTorchFileReader(stream).get_all_records()
+        stream.seek(0)
+    if "constants.pkl" in records:
         raise ValueError("it is a TorchScript archive, which torch.load would run")
-    if not isinstance(source, Path):
-        source.seek(0)
     return source
 
 
