@@ -345,8 +345,7 @@ class Trainer(TrainerView):
         except BaseException as error:
             self._abort(error)
             raise
-        self.progress.status = TrainerStatus.FINISHED
-        self.progress.stage = None
+        self.progress.status, self.progress.stage = TrainerStatus.FINISHED, None
         return results
 
     def __getstate__(self) -> dict[str, Any]:

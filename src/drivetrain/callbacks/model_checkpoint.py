@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor
 
 from drivetrain import files, yaml_text
-from drivetrain.callback import Checkpoint
 from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types
 from drivetrain.callbacks._checkpoint_files import check_state, is_below, make_link, newest_complete, save_new
+from drivetrain.callbacks._checkpoint_names import GROUP, NamedCheckpoint
 from drivetrain.errors import ConfigurationError, arguments_checked
 from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -30,10 +29,9 @@ _STATE = (
     "monitor", "dirpath", "best_model_path", "best_model_score", "current_score", "best_k_models",
     "kth_best_model_path", "kth_value", "last_model_path",
 )  # fmt: skip
-_GROUP = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # a metric in a file name: {val_loss:.2f}
 
 
-class ModelCheckpoint(Checkpoint):
+class ModelCheckpoint(NamedCheckpoint):
     """Saves at chosen moments and keeps the best ``save_top_k``.
 
     Args:
@@ -73,12 +71,6 @@ class ModelCheckpoint(Checkpoint):
         ConfigurationError: an argument is wrong or contradicts another; when a checkpoint is due, ``monitor`` was not
             logged, or a format in ``filename`` does not suit its value.
     """
-
-    CHECKPOINT_JOIN_CHAR = "-"
-    CHECKPOINT_EQUALS_CHAR = "="
-    CHECKPOINT_NAME_LAST = "last"
-    FILE_EXTENSION = ".ckpt"
-    STARTING_VERSION = 1
 
     @arguments_checked
     def __init__(
@@ -191,7 +183,7 @@ class ModelCheckpoint(Checkpoint):
         if self.dirpath is None and getattr(trainer.logger, "is_undecided", False):
             return []  # a folder that does not exist yet
         folder = Path(self.dirpath or self._default_dirpath(trainer))
-        name = _GROUP.sub("*", self.CHECKPOINT_NAME_LAST)
+        name = GROUP.sub("*", self.CHECKPOINT_NAME_LAST)
         named = {str(path) for path in folder.glob(f"{name}*{self.FILE_EXTENSION}")}
         named |= {self.last_model_path} if self.last_model_path else set()
         found = sorted(path for path in named if os.path.exists(path))
@@ -452,77 +444,6 @@ class ModelCheckpoint(Checkpoint):
         made = not trainer.is_global_zero or make_link(newest, self.last_model_path, replaces)
         agreed: bool = trainer.strategy.broadcast(made)
         return agreed
-
-    # ---- names ---------------------------------------------------------------------------------------------------
-
-    def _default_dirpath(self, trainer: Trainer) -> str:
-        logger = trainer.logger
-        if logger is None:
-            return os.path.join(trainer.default_root_dir, "checkpoints")
-        if logger.log_dir is not None:
-            return os.path.join(logger.log_dir, "checkpoints")
-        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-        root = logger.save_dir or trainer.default_root_dir
-        return os.path.join(root, str(logger.name), version, "checkpoints")
-
-    def _path_for(
-        self,
-        trainer: Trainer,
-        metrics: dict[str, Any],
-        replaceable: Sequence[str],
-        filename: str | None,
-        taken: Sequence[str] = (),
-    ) -> str:
-        """A path that is free, or that of a file which may be replaced."""
-        path, version = self.format_checkpoint_name(metrics, filename), self.STARTING_VERSION
-        while self.enable_version_counter and (
-            path in taken or (path not in replaceable and self.file_exists(path, trainer))
-        ):
-            path = self.format_checkpoint_name(metrics, filename, ver=version)
-            version += 1
-        return path
-
-    def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
-        """Whether there is such a file; all ranks get the answer of global rank 0."""
-        exists: bool = trainer.strategy.broadcast(os.path.lexists(filepath))
-        return exists
-
-    def format_checkpoint_name(
-        self, metrics: dict[str, Any], filename: str | None = None, ver: int | None = None
-    ) -> str:
-        """The path that a checkpoint gets: ``dirpath``, where it is known, the name and the extension.
-
-        A metric that is not there counts as 0. A ``/`` in a metric's name becomes part of the file name, not a folder,
-        when ``auto_insert_metric_name`` writes it.
-
-        Args:
-            metrics: values by name; "epoch" and "step" among them.
-            filename: the name with metrics in braces; ``None``: the constructor's.
-            ver: a version to append.
-
-        Raises:
-            ConfigurationError: a format after a ``:`` does not suit its value.
-        """
-        template = filename or self.filename or "{epoch}" + self.CHECKPOINT_JOIN_CHAR + "{step}"
-
-        def fill(match: re.Match[str]) -> str:
-            name, spec = match.group(1), match.group(2) or ""
-            value = metrics.get(name, 0)
-            value = value.item() if isinstance(value, Tensor) else value
-            try:
-                text = format(value, spec)
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"ModelCheckpoint(filename={template!r}) cannot write {name}={value!r} as {spec!r}: {error}. "
-                    f"Write {{{name}:.2f}}."
-                ) from error
-            label = name.replace("/", "_") + self.CHECKPOINT_EQUALS_CHAR if self.auto_insert_metric_name else ""
-            return label + text
-
-        name = _GROUP.sub(fill, template)
-        if ver is not None:
-            name = f"{name}{self.CHECKPOINT_JOIN_CHAR}v{ver}"
-        return os.path.join(self.dirpath or "", name + self.FILE_EXTENSION)
 
     def to_yaml(self, filepath: str | Path | None = None) -> None:
         """Write ``best_k_models``, path and score, as YAML.

@@ -1,0 +1,109 @@
+"""Where a ModelCheckpoint writes, and under which names."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from drivetrain.callback import Checkpoint
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+GROUP = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # a metric in a file name: {val_loss:.2f}
+
+
+class NamedCheckpoint(Checkpoint):
+    """A callback that saves into one folder, under names that hold metrics.
+
+    Attributes:
+        dirpath: the folder; ``None`` until a run has decided it.
+        filename: a name with metrics in braces; ``None``: the epoch and the step.
+        auto_insert_metric_name: write ``name=value`` instead of the bare value.
+        enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
+    """
+
+    CHECKPOINT_JOIN_CHAR = "-"
+    CHECKPOINT_EQUALS_CHAR = "="
+    CHECKPOINT_NAME_LAST = "last"
+    FILE_EXTENSION = ".ckpt"
+    STARTING_VERSION = 1
+    dirpath: str | None
+    filename: str | None
+    auto_insert_metric_name: bool
+    enable_version_counter: bool
+
+    def _default_dirpath(self, trainer: Trainer) -> str:
+        logger = trainer.logger
+        if logger is None:
+            return os.path.join(trainer.default_root_dir, "checkpoints")
+        if logger.log_dir is not None:
+            return os.path.join(logger.log_dir, "checkpoints")
+        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+        root = logger.save_dir or trainer.default_root_dir
+        return os.path.join(root, str(logger.name), version, "checkpoints")
+
+    def _path_for(
+        self,
+        trainer: Trainer,
+        metrics: dict[str, Any],
+        replaceable: Sequence[str],
+        filename: str | None,
+        taken: Sequence[str] = (),
+    ) -> str:
+        """A path that is free, or that of a file which may be replaced."""
+        path, version = self.format_checkpoint_name(metrics, filename), self.STARTING_VERSION
+        while self.enable_version_counter and (
+            path in taken or (path not in replaceable and self.file_exists(path, trainer))
+        ):
+            path = self.format_checkpoint_name(metrics, filename, ver=version)
+            version += 1
+        return path
+
+    def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
+        """Whether there is such a file; all ranks get the answer of global rank 0."""
+        exists: bool = trainer.strategy.broadcast(os.path.lexists(filepath))
+        return exists
+
+    def format_checkpoint_name(
+        self, metrics: dict[str, Any], filename: str | None = None, ver: int | None = None
+    ) -> str:
+        """The path that a checkpoint gets: ``dirpath``, where it is known, the name and the extension.
+
+        A metric that is not there counts as 0. A ``/`` in a metric's name becomes part of the file name, not a folder,
+        when ``auto_insert_metric_name`` writes it.
+
+        Args:
+            metrics: values by name; "epoch" and "step" among them.
+            filename: the name with metrics in braces; ``None``: the constructor's.
+            ver: a version to append.
+
+        Raises:
+            ConfigurationError: a format after a ``:`` does not suit its value.
+        """
+        template = filename or self.filename or "{epoch}" + self.CHECKPOINT_JOIN_CHAR + "{step}"
+
+        def fill(match: re.Match[str]) -> str:
+            name, spec = match.group(1), match.group(2) or ""
+            value = metrics.get(name, 0)
+            value = value.item() if isinstance(value, Tensor) else value
+            try:
+                text = format(value, spec)
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"ModelCheckpoint(filename={template!r}) cannot write {name}={value!r} as {spec!r}: {error}. "
+                    f"Write {{{name}:.2f}}."
+                ) from error
+            label = name.replace("/", "_") + self.CHECKPOINT_EQUALS_CHAR if self.auto_insert_metric_name else ""
+            return label + text
+
+        name = GROUP.sub(fill, template)
+        if ver is not None:
+            name = f"{name}{self.CHECKPOINT_JOIN_CHAR}v{ver}"
+        return os.path.join(self.dirpath or "", name + self.FILE_EXTENSION)
