@@ -53,7 +53,7 @@ class Entry:
     __slots__ = (
         "name", "options", "on_step", "on_epoch", "to_logger", "to_bar", "reduction", "keep_graph",
         "dataloader_idx", "last", "fresh", "shared", "agreed", "_book", "_borrows", "_pending", "_pending_weight",
-        "_total", "_weight", "_last_weight", "_metric",
+        "_restored", "_total", "_weight", "_last_weight", "_metric",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,7 @@ class Entry:
         self._book = book
         self._pending: list[Tensor] = []
         self._pending_weight: float = 1
+        self._restored = False  # some pending values were read from a checkpoint, to the host
         self._total: Value | None = None
         self._weight: float = 0
         self._last_weight: float = 1
@@ -164,6 +165,9 @@ class Entry:
         """Reduce the pending tensors, which share one weight, into the total."""
         if not self._pending:
             return
+        if self._restored:
+            device, self._restored = self._pending[-1].device, False
+            self._pending = [value.to(device) for value in self._pending]
         stacked = torch.stack(self._pending)
         self._pending.clear()
         if self.reduction in ("mean", "sum"):
@@ -239,7 +243,9 @@ class Entry:
         64-bit values the last bit of the sum.
         """
         options = {**self.options._asdict(), "reduce_fx": self.reduction}
-        pending = torch.stack(self._pending) if self._pending else None
+        pending = (
+            torch.stack([value.to(self._pending[-1].device) for value in self._pending]) if self._pending else None
+        )
         return {"options": options, "total": self._total, "weight": self._weight, "last": self.last_scalar(),
                 "last_weight": self._last_weight, "fresh": self.fresh, "metric": self._metric,
                 "pending": pending, "pending_weight": self._pending_weight}  # fmt: skip
@@ -251,6 +257,7 @@ class Entry:
         self._last_weight = state.get("last_weight", 1)
         if (pending := state.get("pending")) is not None:
             self._pending, self._pending_weight = list(pending.unbind()), state["pending_weight"]
+            self._restored = True
 
     def reset(self) -> None:
         """Forget the epoch."""

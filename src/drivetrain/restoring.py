@@ -214,7 +214,9 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
                 continue
             if key in group:
                 check_form(group[key], value, f"{place}[{key!r}]")
-            elif key not in _LATER_OPTIONS:
+            elif (
+                key in optimizer.defaults and key not in _LATER_OPTIONS
+            ):  # others are what schedulers and wrappers keep
                 raise WrongForm(f"{place}[{key!r}]", "is missing")
         for identity, parameter in zip(numbers, own["params"], strict=True):
             if expect(identity, int, f"{place}['params']") in parameters:

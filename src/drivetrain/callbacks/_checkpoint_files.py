@@ -79,7 +79,7 @@ def check_state(state: Any) -> None:
         if entry(state, name, (Tensor, int, float, type(None))) is not None:
             number(state[name], f"[{name!r}]")
     expect(state.get("newest_path", ""), str, "['newest_path']")  # files of earlier versions have none of these
-    for name in ("saved_at_step", "awaited_at_step"):
+    for name in ("saved_at_step", "awaited_at_step", "last_at_batch"):
         expect(state.get(name, -1), int, f"[{name!r}]")
     for path, score in entry(state, "best_k_models", Mapping).items():
         expect(path, str, "['best_k_models']")

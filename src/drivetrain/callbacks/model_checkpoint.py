@@ -141,6 +141,7 @@ class ModelCheckpoint(NamedCheckpoint):
             "newest_path": self._newest_path,
             "saved_at_step": self._saved_at_step,
             "awaited_at_step": self._awaited_at_step,
+            "last_at_batch": self._last_at_batch,
         }
         return {**{name: getattr(self, name) for name in _STATE}, **own}
 
@@ -165,6 +166,7 @@ class ModelCheckpoint(NamedCheckpoint):
             newest = state_dict.get("newest_path", "")
             self._newest_path = newest if self._is_own(newest) else ""  # what save_last="link" points to
             self._saved_at_step = state_dict.get("saved_at_step", -1)
+            self._last_at_batch = state_dict.get("last_at_batch", -1)
         else:
             rank_zero_warn(
                 f"The checkpoint ranked files in {state_dict['dirpath']}, and now {self.dirpath} is written to: "
@@ -316,12 +318,14 @@ class ModelCheckpoint(NamedCheckpoint):
 
         The new path is settled before, so that each file that is saved in the block names it.
         """
-        before = self.last_model_path
+        before, batch_before = self.last_model_path, self._last_at_batch
         if self.save_last:
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST)
+            self._last_at_batch = trainer.progress.total_batches
         try:
             yield before
         except BaseException:
+            self._last_at_batch = batch_before
             if not os.path.exists(self.last_model_path):
                 self.last_model_path = before
             raise
@@ -428,7 +432,6 @@ class ModelCheckpoint(NamedCheckpoint):
         return True
 
     def _save_last(self, trainer: Trainer, metrics: dict[str, Any], before: str) -> None:
-        self._last_at_batch = trainer.progress.total_batches
         newest, taken = self._newest_path, list[str]()
         while not self._write_last(trainer, newest, self.last_model_path == before):
             taken.append(self.last_model_path)

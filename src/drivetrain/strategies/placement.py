@@ -13,7 +13,8 @@ def place(module: nn.Module, device: torch.device) -> nn.Module:
     own: two layers that shared a weight would each train theirs, in silence.
     """
     named = [(owner, name, parameter) for owner in module.modules() for name, parameter in owner._parameters.items()]
-    module = module.to(device) or module  # an override of ``to`` may return nothing
+    to_device = module.to(device)
+    module = module if to_device is None else to_device  # an override of ``to`` may return nothing
     moved: dict[int, nn.Parameter | None] = {}
     for owner, name, before in named:
         if before is not None and owner._parameters[name] is not before:
