@@ -7,6 +7,7 @@ has come to is a plain dictionary, so that it may have been made in another proc
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -147,7 +148,8 @@ class Program:
         persistent = self.loader == "persistent"
 
         def shuffled(count: int = 20, **arguments: Any) -> DataLoader[Any]:
-            return DataLoader(Noisy(count), 4, shuffle=True, **arguments)
+            patience = 60 if arguments.get("num_workers") else 0  # seconds: a worker that hangs is an error
+            return DataLoader(Noisy(count), 4, shuffle=True, timeout=patience, **arguments)
 
         if self.loader == "iterable":
             train: Any = DataLoader(Stream(), 4)
@@ -492,6 +494,9 @@ def run(program: Program, folder: Path, at: int = -1, mode: str = "exception", r
     warned = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
     point.trainer = None  # the points may travel between processes
     found_result = None if point.fired else result(trainer, module, folder)
+    val._iterator = None  # its workers may persist, and belong to whoever made the loader
+    del trainer, module, train, val
+    gc.collect()  # iterators that are garbage would otherwise be collected in workers that are forked later
     return Ended(found_result, point.fired, warned, point)
 
 
