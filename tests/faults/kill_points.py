@@ -220,7 +220,10 @@ class Net(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.point("module.training_step")
         loss = self.loss(batch)
-        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=4 + batch_idx % 2)
+        shared = (
+            self.program.world_size > 1
+        )  # a checkpoint holds one state of each callback, so ranks must see the same
+        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=4 + batch_idx % 2, sync_dist=shared)
         self.log("noise", torch.rand(()), on_step=True, on_epoch=True, batch_size=4)
         if not self.program.manual:
             return loss
