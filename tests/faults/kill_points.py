@@ -499,7 +499,8 @@ def run(program: Program, folder: Path, at: int = -1, mode: str = "exception", r
     found_result = None if point.fired else result(trainer, module, folder)
     val._iterator = None  # its workers may persist, and belong to whoever made the loader
     del trainer, module, train, val
-    gc.collect()  # iterators that are garbage would otherwise be collected in workers that are forked later
+    if program.workers_allowed:
+        gc.collect()  # iterators that are garbage would otherwise be collected in workers that are forked later
     return Ended(found_result, point.fired, warned, point)
 
 

@@ -144,9 +144,9 @@ def stop(program: Any, arguments: dict[str, Any], folder: Path, at: int, mode: s
 @pytest.mark.timeout(3600)
 def test_exceptions_and_ctrl_c_at_random_points(tmp_path: Path, long_form: bool, seed: int) -> None:
     tried, draw = Tried(), random.Random(seed)
-    for number in range(60 if long_form else 6):
+    for number in range(60 if long_form else 5):
         arguments = {"seed": draw.randrange(2**31), "workers_allowed": long_form}
-        interrupt(tried, draw, arguments, ["exception", "interrupt"], tmp_path / str(number), 4 if long_form else 3)
+        interrupt(tried, draw, arguments, ["exception", "interrupt"], tmp_path / str(number), 4 if long_form else 2)
     tried.check()
 
 
@@ -154,7 +154,7 @@ def test_exceptions_and_ctrl_c_at_random_points(tmp_path: Path, long_form: bool,
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL, which are POSIX")
 def test_sigkill_at_random_points(tmp_path: Path, long_form: bool, seed: int, server: Server) -> None:
     tried, draw = Tried(), random.Random(seed + 1)
-    for number in range(40 if long_form else 3):
+    for number in range(40 if long_form else 2):
         arguments = {"seed": draw.randrange(2**31), "workers_allowed": long_form}
         interrupt(tried, draw, arguments, ["kill"], tmp_path / str(number), 4 if long_form else 2, server)
     tried.check()
