@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from drivetrain.testing import check_against_plain_loop
+
+pytestmark = pytest.mark.timeout(3600)  # the long form takes minutes
 
 
 def test_random_programs_equal_the_plain_loop(long_form: bool, seed: int) -> None:

@@ -302,7 +302,7 @@ def random_program(seed: int, exactly_shared: bool = False) -> Program:
     Args:
         seed: the same one gives the same program.
         exactly_shared: only programs whose numbers do not depend on how many processes share a global batch: in 64
-            bits, without dropout, batch norm or noise, and without weights and hooks that count samples or batches.
+            bits, without dropout, batch norm, noise or L-BFGS, and without hooks that count batches.
     """
     rng = random.Random(seed)
 
@@ -314,7 +314,8 @@ def random_program(seed: int, exactly_shared: bool = False) -> Program:
     if exactly_shared:
         source, precision = "dataset", "64-true"
     manual = chance(0.15)
-    lbfgs = not manual and precision != "16-mixed" and chance(0.08)
+    # L-BFGS divides by differences of gradients, so another order of roundings may lead it elsewhere.
+    lbfgs = not manual and not exactly_shared and precision != "16-mixed" and chance(0.08)
     loss: Loss = rng.choice(["tensor", "tensor", "mapping", "sometimes_none", "weighted", "weighted_tensor"])
     if manual or lbfgs or (exactly_shared and loss == "sometimes_none"):
         loss = "tensor"
