@@ -79,6 +79,33 @@ class Stateful:
         self.position, self.loaded = state["position"], True
 
 
+class Shuffling:
+    """A loader that knows where it is, draws its order from a generator of its own, and has no state before it runs."""
+
+    def __init__(self, batches: int = 5) -> None:
+        self.data, self.batches, self.loaded = Augmented(), batches, None
+        self.generator_of_order = torch.Generator().manual_seed(4)
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[Any]:
+        self.start, self.position = self.loaded or (self.generator_of_order.get_state(), 0)
+        self.loaded = None
+        self.generator_of_order.set_state(self.start)
+        order = torch.randperm(self.batches, generator=self.generator_of_order).tolist()
+        while self.position < self.batches:
+            batch = [self.data[4 * order[self.position] + index] for index in range(4)]
+            self.position += 1
+            yield [torch.stack(part) for part in zip(*batch, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": self.start, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = (state["start"], state["position"])
+
+
 def shuffled(workers: int = 0, **arguments: Any) -> DataLoader[Any]:
     return DataLoader(Augmented(), 4, shuffle=True, num_workers=workers, **arguments)
 
@@ -96,6 +123,11 @@ LOADERS: dict[str, Any] = {
     "own generator, workers": lambda: shuffled(2, generator=torch.Generator().manual_seed(3)),
     "weighted sampler": lambda: DataLoader(Augmented(), 4, sampler=WeightedRandomSampler([1.0, 3.0] * 10, 20)),
     "stateful": Stateful,
+    "stateful, shuffling": Shuffling,
+    "combined, shuffling": lambda: CombinedLoader([Shuffling(), Shuffling(3)], "max_size_cycle"),
+    "combined, the shortest": lambda: CombinedLoader(
+        [shuffled(generator=torch.Generator().manual_seed(3)), shuffled(drop_last=True), Shuffling(4)], "min_size"
+    ),
     "iterable": lambda: DataLoader(Stream(), batch_size=4),
     "iterable, workers": lambda: DataLoader(Stream(), batch_size=4, num_workers=2),
     "combined": lambda: CombinedLoader(
@@ -268,6 +300,9 @@ CASES: dict[str, tuple[type[Net], str, dict[str, Any]]] = {
     "validated inside, workers": (Net, "two workers", {"val_check_interval": 2}),
     "limited": (Net, "shuffled", {"limit_train_batches": 3}),
     "limited, workers": (Net, "two workers", {"limit_train_batches": 3}),
+    "limited, shuffling": (Net, "stateful, shuffling", {"limit_train_batches": 3}),
+    "limited, own generator": (Net, "own generator", {"limit_train_batches": 3}),
+    "limited combined": (Net, "combined", {"limit_train_batches": 3}),
 }
 
 
@@ -339,8 +374,23 @@ class SaveElsewhere(SaveAtEveryBatch):
             self.save(trainer, f"start {trainer.current_epoch}")
 
 
-@pytest.mark.parametrize("arguments", [{}, {"val_check_interval": 2, "accumulate_grad_batches": 2}])
-@pytest.mark.parametrize("loader", ["shuffled", "two workers"])
+@pytest.mark.parametrize(
+    ("loader", "arguments"),
+    [
+        ("shuffled", {}),
+        ("shuffled", {"val_check_interval": 2, "accumulate_grad_batches": 2}),
+        ("two workers", {}),
+        ("two workers", {"val_check_interval": 2, "accumulate_grad_batches": 2}),
+        ("own generator", {"limit_train_batches": 3}),
+        ("stateful", {}),
+        ("stateful", {"limit_train_batches": 3}),
+        ("stateful, shuffling", {}),
+        ("stateful, shuffling", {"limit_train_batches": 3}),
+        ("combined", {"limit_train_batches": 3}),
+        ("combined, shuffling", {}),
+        ("combined, the shortest", {}),
+    ],
+)
 def test_t26_resumed_inside_a_validation_and_at_the_ends_of_validations_and_epochs(
     run: Any, tmp_path: Path, loader: str, arguments: dict[str, Any]
 ) -> None:
@@ -350,7 +400,7 @@ def test_t26_resumed_inside_a_validation_and_at_the_ends_of_validations_and_epoc
     names = sorted(saver.rows)
     assert {name.split()[0] for name in names} == {"validation", "validated", "epoch", "start"}
 
-    for name in names if loader == "shuffled" else names[::4]:
+    for name in names[::4] if loader == "two workers" else names:
         disturb()
         resumed = Net()
         validations: list[int] = []
@@ -363,7 +413,7 @@ def test_t26_resumed_inside_a_validation_and_at_the_ends_of_validations_and_epoc
             assert same(found[part], expected[part]), f"{part} differ after resuming at {name}"
         assert len(validations) == len(set(validations))  # none was run twice
         if name.startswith("validated"):
-            assert int(name.split()[1]) * 5 + int(name.split()[2]) not in [
+            assert int(name.split()[1]) * int(trainer.num_training_batches) + int(name.split()[2]) not in [
                 v * again.accumulate_grad_batches for v in validations
             ]
 

@@ -151,6 +151,16 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
         break
 
 
+def gives_up(loader: Any, num_batches: float) -> bool:
+    """Whether a pass of ``num_batches`` leaves ``loader`` before its end, so that the next pass begins anew.
+
+    An object that is its own iterator is never given up: its next pass goes on where it stands.
+    """
+    length = sized_length(loader)
+    left = num_batches < (float("inf") if length is None else length)
+    return left and not any(map(_is_its_own_iterator, _parts(loader)))
+
+
 def _parts(loader: Any) -> list[Any]:
     return loader.flattened if isinstance(loader, CombinedLoader) else [loader]
 

@@ -30,8 +30,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.data.kept import generators_of
+from drivetrain.data.kept import generators_kept, generators_of
 from drivetrain.data.resample import SamplerProxy, replaced
+from drivetrain.data.stateful import between_passes, is_stateful, leave, rest_of_pass
 from drivetrain.errors import CheckpointError
 from drivetrain.restoring import restoring
 from drivetrain.seed import isolate_rng, rng_state, set_rng_state
@@ -61,7 +62,7 @@ class Passes:
         self.limit: float = _INF
         self._workers = _num_workers(loader)
         self.fetches_here = self._workers == 0
-        self._stateful = _is_stateful(loader)
+        self._stateful = is_stateful(loader)
         self._generators = generators_of(loader)
         self._persists = bool(getattr(loader, "persistent_workers", False))
         self._draws: _Draws | None = None
@@ -83,15 +84,10 @@ class Passes:
         self._prepared: Iterator[Any] | None = None
         self._running: Iterator[Any] | None = None  # the loader's own iterator of this pass
         self._carries_over = False  # the next workers go on as those did that a checkpoint tells of
+        self._left: Iterator[Any] | None = None  # what a stateful loader has left of a pass that was taken up
 
     def __len__(self) -> int:
         return len(self.loader)
-
-    def _length(self) -> float:
-        try:
-            return len(self.loader)
-        except (TypeError, NotImplementedError):
-            return _INF
 
     def start_epoch(self) -> None:
         """The next pass is the first of an epoch."""
@@ -107,6 +103,10 @@ class Passes:
             source, self._prepared = self._prepared, None
         else:
             self._finish()
+            if self._left is not None:
+                with isolate_rng(), generators_kept([self.loader]):
+                    leave(self._left)
+            self._left = None
             self._given, self._ended = 0, False
             self._begun += 1
             self._before = _random_state(self._generators)
@@ -155,8 +155,8 @@ class Passes:
         _, last = self._states.get(worker, (None, None))
         self._states[worker] = (last, last if carried.state is None else carried.state)
 
-    def mark(self) -> Mark:
-        """Where the pass is now."""
+    def mark(self, states: bool = True) -> Mark:
+        """Where the pass is now; without ``states``, a loader is not asked for its own."""
         mark: Mark = {
             "given": self._given,
             "begun": self._begun,
@@ -165,7 +165,7 @@ class Passes:
             "generators": [generator.get_state() for generator in self._generators],
         }
         if self._stateful:
-            mark["loader"] = self.loader.state_dict()
+            mark["loader"] = self.loader.state_dict() if states else None
         if self._draws is not None:
             mark["drawing"] = self._draws.drawing
         if self._seeds is not None:
@@ -181,6 +181,8 @@ class Passes:
         """Take from ``mark`` what outlives a pass: the user's own generators, and workers that persist."""
         for generator, state in zip(self._generators, mark["generators"], strict=False):
             generator.set_state(state)
+        if self._stateful and "loader" in mark:
+            self._carry_state_over(mark)
         if self._seeds is None or self._draws is None or not self._persists:
             return
         if 0 < mark["given"] < _length(self._source) and not mark["ended"]:
@@ -195,6 +197,12 @@ class Passes:
         elif states := mark.get("workers_after"):
             self._states = {worker: (state, state) for worker, state in states.items()}
             self._seeds.states, self._carries_over = states, True
+
+    def _carry_state_over(self, mark: Mark) -> None:
+        given, ended, name = mark["given"], mark["ended"], type(self.loader).__name__
+        whole = given >= _length(self.loader) or (ended and given < self.limit)
+        with isolate_rng(), generators_kept([self.loader]), restoring(f"the training loader ({name})"):
+            self._left = between_passes(self.loader, mark["loader"], given > 0 or ended, whole)
 
     def resume(self, mark: Mark) -> None:
         """Bring the next iteration to where ``mark`` was taken. Random generators are left anyhow: set them after.
@@ -215,13 +223,9 @@ class Passes:
             return
         _set_random_state(self._generators, self._before)
         if self._stateful:
+            whole = self._given >= _length(self.loader)
             with restoring(f"the training loader ({type(self.loader).__name__})"):
-                self.loader.load_state_dict(mark["loader"])
-                self._prepared = iter(self.loader)
-                if self._given >= self._length() and next(self._prepared, None) is not None:
-                    # Its state behind the last batch is that of its next pass, which must not lose a batch.
-                    self.loader.load_state_dict(mark["loader"])
-                    self._prepared = iter(())
+                self._prepared = self._left = rest_of_pass(self.loader, mark["loader"], whole)
             return
         done = skipped = self._given
         if self._draws is None:
@@ -280,15 +284,14 @@ class CombinedPasses:
         self._combined = copy.copy(loader)
         self._combined.flattened = self._parts
         self._combined.limits = None
+        self._over = False  # the next pass is the end of one that was taken up
         self.fetches_here = True  # to start a shorter loader again draws numbers, whoever fetches its batches
         self._limit_parts()
 
-    can_repeat = False
-    """Its loaders may have begun again since the batch that was given last."""
+    can_repeat = False  # its loaders may have begun again since the batch that was given last
 
     def last_batch(self, mark: Mark) -> Any:
-        """Never called: see :attr:`can_repeat`."""
-        raise NotImplementedError
+        raise NotImplementedError  # see can_repeat
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -312,11 +315,12 @@ class CombinedPasses:
             part.close()
 
     def __iter__(self) -> Iterator[Any]:
-        return (batch for batch, _, _ in self._combined)
+        over, self._over = self._over, False
+        return iter(()) if over else (batch for batch, _, _ in self._combined)
 
-    def mark(self) -> Mark:
+    def mark(self, states: bool = True) -> Mark:
         """Where every loader is now."""
-        return {"parts": [part.mark() for part in self._parts]}
+        return {"parts": [part.mark(states) for part in self._parts]}
 
     def carry_over(self, mark: Mark) -> None:
         """Take from ``mark`` what outlives a pass."""
@@ -331,6 +335,10 @@ class CombinedPasses:
                 f"The checkpoint was saved with {len(parts)} training loaders, and there are {len(self._parts)}. "
                 "Resume with the loaders it was saved with."
             )
+        if self.loader.mode == "min_size" and any(its_mark["ended"] for its_mark in parts):
+            self.carry_over(mark)  # to ask for the end again would take a further batch of a longer loader
+            self._over = True
+            return
         for part, its_mark in zip(self._parts, parts, strict=True):
             part.resume(its_mark)
         self._combined.take_up([its_mark["begun"] > 1 for its_mark in parts])
@@ -345,7 +353,7 @@ def is_replayed(loader: Any) -> bool:
     """Whether a pass over ``loader`` can only be taken up by iterating what is done again."""
     if isinstance(loader, CombinedLoader):
         return any(map(is_replayed, loader.flattened))
-    return not (_is_stateful(loader) or _draws_samples(loader))
+    return not (is_stateful(loader) or _draws_samples(loader))
 
 
 def _length(loader: Any) -> float:
@@ -358,10 +366,6 @@ def _length(loader: Any) -> float:
 def _num_workers(loader: Any) -> int:
     workers = getattr(loader, "num_workers", 0)
     return workers if isinstance(workers, int) else 0
-
-
-def _is_stateful(loader: Any) -> bool:
-    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
 def _draws_samples(loader: Any) -> bool:

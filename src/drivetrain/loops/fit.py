@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead, set_epoch
+from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead, gives_up, set_epoch
 from drivetrain.data.passes import is_replayed
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.hooks import Call
@@ -354,7 +354,8 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
     bound = _bind_with(run, source)
     if run.book.scope is None:
         run.book.scope = run.hooks.scope("training_step")
-    if progress.is_last_batch and data is not None and done <= run.loaders.count_own_training():
+    own = run.loaders.count_own_training()
+    if progress.is_last_batch and data is not None and done <= own and not gives_up(loader, own):
         with naming(run.resumed_from):
             passes.resume(data)
         take_up_random_state(run)
