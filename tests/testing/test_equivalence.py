@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from drivetrain import Callback
+from drivetrain.errors import ConfigurationError
+from drivetrain.precision import MixedPrecision
 from drivetrain.testing import check_against_plain_loop, random_program
 from drivetrain.testing.equivalence import differences, run_trainer
 from drivetrain.testing.plain_loop import run_plain_loop
@@ -64,3 +67,22 @@ def test_programs_use_every_feature() -> None:
 
 def test_a_callback_of_ones_own_can_be_checked() -> None:
     check_against_plain_loop(5, callbacks=Callback())
+
+
+class Inexact(MixedPrecision):
+    """Its gradients are off by a little."""
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        super().backward(loss * 1.001, *args, **kwargs)
+
+
+def test_a_precision_of_ones_own_is_compared_with_the_one_that_it_names() -> None:
+    check_against_plain_loop(3, plugins=MixedPrecision("bf16-mixed"))
+    with pytest.raises(AssertionError, match="precision='bf16-mixed'"):
+        check_against_plain_loop(3, plugins=[Inexact("bf16-mixed")])
+
+
+def test_a_precision_that_is_passed_chooses_the_programs() -> None:
+    check_against_plain_loop(3, precision="64-true")
+    with pytest.raises(ConfigurationError, match=r"no program in precision='16-true'. Write one of '32-true', "):
+        check_against_plain_loop(3, precision="16-true")

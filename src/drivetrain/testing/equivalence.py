@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import warnings
@@ -11,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.errors import ConfigurationError
 from drivetrain.loggers.dummy import DummyLogger
 from drivetrain.losses import WeightedLoss
 from drivetrain.module import LightningModule
+from drivetrain.precision.precision import Precision
 from drivetrain.testing.plain_loop import Outcome, run_plain_loop, scale_gradients
-from drivetrain.testing.programs import Program, loss_of, random_program
+from drivetrain.testing.programs import PRECISIONS, Program, loss_of, random_program
 from drivetrain.trainer import Trainer
 
 
@@ -33,21 +36,25 @@ def check_against_plain_loop(
 
         check_against_plain_loop(100, accelerator="mine", device="mine:0")
 
+    A precision of your own, in ``plugins``, is compared with the precision that its ``name`` says, and so is a
+    ``precision`` that is passed: only programs of that precision are used.
+
     With several processes, call it on every rank, with ``use_distributed_sampler=True`` (the default).
 
     Args:
         programs: how many.
         seed: of the first program; the next has the next number.
         device: where the plain loop computes.
-        trainer_arguments: the Trainer's. They win over those of the programs.
+        trainer_arguments: the Trainer's. They win over those of the programs; the plain loop does not see them, so one
+            that changes numbers, such as ``max_epochs``, is a difference.
 
     Raises:
+        ConfigurationError: no program has the precision that is asked for.
         AssertionError: a program computed something else. The message shows the program and the differences;
             ``random_program(seed)`` gives the program again.
     """
     shared = _processes(trainer_arguments) > 1
-    for number in range(seed, seed + programs):
-        program = random_program(number, exactly_shared=shared)
+    for program in _programs(programs, seed, shared, _precision(trainer_arguments)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of schedulers whose optimizer has not stepped yet, and the like
             expected = run_plain_loop(program, torch.device(device))
@@ -55,6 +62,26 @@ def check_against_plain_loop(
         if differing := differences(found, expected, 1e-9 if shared else program.tolerance, whole=not shared):
             shown = "\n  ".join(differing[:10])
             raise AssertionError(f"The Trainer and a plain loop computed different numbers with\n{program}:\n  {shown}")
+
+
+def _programs(count: int, seed: int, shared: bool, precision: str | None) -> Iterator[Program]:
+    """Yield ``count`` programs from ``seed`` on, of ``precision`` unless that is ``None``."""
+    drawn = (random_program(number, exactly_shared=shared) for number in itertools.count(seed))
+    return itertools.islice((one for one in drawn if precision in (None, one.precision)), count)
+
+
+def _precision(trainer_arguments: Mapping[str, Any]) -> str | None:
+    """Return which programs are asked for; of a plugin what its ``name`` says."""
+    plugins = trainer_arguments.get("plugins") or []
+    names = [one.name for one in (plugins if isinstance(plugins, list) else [plugins]) if isinstance(one, Precision)]
+    asked = names[0] if names else trainer_arguments.get("precision")
+    drawn = ("64-true",) if _processes(trainer_arguments) > 1 else PRECISIONS
+    if asked is not None and asked not in drawn:
+        raise ConfigurationError(
+            f"check_against_plain_loop has no program in precision={asked!r}. Write one of "
+            f"{', '.join(map(repr, drawn))}; a Precision of your own has it as its name."
+        )
+    return asked
 
 
 def _processes(trainer_arguments: Mapping[str, Any]) -> int:
@@ -235,7 +262,10 @@ def run_trainer(program: Program, **trainer_arguments: Any) -> Outcome:
     rows = _Rows()
     program.seed_everything()
     module: Any = program_module(program)
-    trainer = Trainer(**{"logger": rows, **arguments_of(program), **trainer_arguments})
+    arguments = {"logger": rows, **arguments_of(program), **trainer_arguments}
+    if "precision" not in trainer_arguments and _precision(trainer_arguments) is not None:
+        del arguments["precision"]  # a plugin sets it
+    trainer = Trainer(**arguments)
     loaders: dict[str, Any] = {}
     if program.passed:
         loaders["train_dataloaders"] = module.make_loader()

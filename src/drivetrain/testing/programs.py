@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 FEATURES = 4
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
 Source = Literal["dataset", "augmented", "iterable", "sized", "epilogue"]
 Loss = Literal["tensor", "mapping", "sometimes_none", "weighted", "weighted_tensor"]
 
@@ -310,7 +311,7 @@ def random_program(seed: int, exactly_shared: bool = False) -> Program:
         return rng.random() < probability
 
     source: Source = rng.choice(["dataset", "dataset", "dataset", "augmented", "iterable", "sized", "epilogue"])
-    precision = rng.choice(["32-true", "32-true", "64-true", "bf16-mixed", "16-mixed"])
+    precision = rng.choice(["32-true", *PRECISIONS])
     if exactly_shared:
         source, precision = "dataset", "64-true"
     manual = chance(0.15)
