@@ -601,3 +601,65 @@ def test_t26_no_second_file_for_a_step_that_was_saved_before_resuming(fit: Any, 
     whole = run("whole")
     run("parts", more=[breaks("on_train_batch_start", after(2))])
     assert run("parts", ckpt_path=tmp_path / "parts" / "last.ckpt") == whole
+
+
+# ---- saved by hand in the middle of a batch, or in the sanity check --------------------------------------------------
+
+
+def by_hand(make_trainer: Any, ready: Any, callback: Callback | None, path: Path | None = None) -> Ended:
+    """Two epochs of five batches, with a validation after each second batch; no callback saves on exceptions."""
+    module, counter, logger = Net(), Counter(), Rows()
+    trainer = make_trainer(
+        max_epochs=2,
+        val_check_interval=2,
+        logger=logger,
+        log_every_n_steps=1,
+        callbacks=[counter] if callback is None else [callback, counter],
+    )
+    torch.manual_seed(3 if path is None else 99)
+    data, judged = (ready([torch.full((2,), float(i)) for i in range(count)]) for count in (5, 2))
+    with suppress(Broken):
+        trainer.fit(module, data, judged, ckpt_path=path)
+    return Ended(trainer, module, counter, logger.rows, {}, torch.get_rng_state())
+
+
+def saves(moment: str, path: Path, when: Any = lambda trainer: True) -> Callback:
+    """A callback that saves in one hook and ends the run there."""
+
+    def save(trainer: Any) -> None:
+        if when(trainer):
+            trainer.save_checkpoint(path)
+            raise Broken
+
+    return at(moment, save)
+
+
+@pytest.mark.parametrize("moment", ["on_train_batch_start", "on_before_backward", "on_before_optimizer_step"])
+@pytest.mark.parametrize("batch", range(10))
+def test_t26_a_batch_in_whose_middle_was_saved_comes_again(
+    make_trainer: Any, ready: Any, tmp_path: Path, moment: str, batch: int
+) -> None:
+    whole = by_hand(make_trainer, ready, None)
+    path = tmp_path / "saved.ckpt"
+    callback = saves(moment, path, lambda trainer: trainer.progress.total_batches == batch)
+    first = by_hand(make_trainer, ready, callback)
+    assert path.exists()
+    with pytest.warns(UserWarning, match=r"saved in the middle of a batch|saved in the first batch of an epoch"):
+        second = by_hand(make_trainer, ready, None, path)
+    assert second.module.batches == whole.module.batches[batch:]
+    validated = [[step for step, row in run.rows if "val_loss" in row] for run in (whole, first, second)]
+    assert validated[1] + validated[2] == validated[0]  # none is missing, and none comes twice
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["on_sanity_check_start", "on_validation_batch_start", "on_validation_epoch_end", "on_sanity_check_end"],
+)
+def test_t18_a_run_that_resumes_from_the_sanity_check_is_the_same(
+    make_trainer: Any, ready: Any, tmp_path: Path, moment: str
+) -> None:
+    whole = by_hand(make_trainer, ready, None)
+    by_hand(make_trainer, ready, saves(moment, tmp_path / "saved.ckpt"))
+    again = by_hand(make_trainer, ready, None, tmp_path / "saved.ckpt")
+    assert again.rows == whole.rows
+    assert same(again, whole)

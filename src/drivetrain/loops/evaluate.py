@@ -22,7 +22,7 @@ from drivetrain.loops.loaders import EvalLoader, check_counts
 from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.run import Run, val_check_every
-from drivetrain.seed import isolate_rng
+from drivetrain.seed import isolate_rng, rng_state
 from drivetrain.tree import move_to_host
 
 Stage = Literal["validate", "test", "predict"]
@@ -319,6 +319,13 @@ def sanity_check(run: Run) -> None:
     progress.stage = RunningStage.SANITY_CHECKING
     metrics = copied_states(run.module)
     eval_steps = {stage: list(counts) for stage, counts in progress.eval_steps.items()}
+    run.before_validation = {  # a checkpoint that is saved in here must not hold what this check has changed
+        "rng": rng_state(),
+        "eval_steps": eval_steps,
+        "metrics": metrics,
+        "val_loaders": run.loaders.evaluation_states("validate"),
+        "callback_metrics": {},
+    }
     with isolate_rng():
         run.hooks.call_callbacks("on_sanity_check_start")
         loaders = [

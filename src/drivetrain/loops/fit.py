@@ -36,6 +36,7 @@ from drivetrain.loops.restart import (
     take_up_state,
     take_up_window,
     validation_start,
+    warn_if_inexact,
     watch_exceptions,
 )
 from drivetrain.loops.restart_checks import check_position
@@ -285,6 +286,7 @@ def _begin_epoch(run: Run) -> tuple[Iterator[tuple[Any, bool]], _Bound]:
     run.window_start = None
     run.at_epoch_start = states_now(run)
     run.hooks.call("on_train_epoch_start")
+    warn_if_inexact(run)
     take_up_window(run)
     take_up_between_passes(run)
     take_up_random_state(run)

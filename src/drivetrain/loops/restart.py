@@ -88,12 +88,17 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
         state["cut_off"] = True
         return state
-    if in_batch and state["data"] is not None and "given" in state["data"]:
-        state["data"] = {**state["data"], "given": progress.batches_done}  # this batch is to come again
-    if progress.validation == "running":
+    if in_batch:
+        state["settled"] = True  # what follows the last batch was done before this one began
+        if state["data"] is not None and "given" in state["data"]:
+            state["data"] = {**state["data"], "given": progress.batches_done}  # this batch is to come again
+            if "loader" not in state["data"]:
+                state["progress"]["is_last_batch"] = False  # it is not done yet
+    sanity = progress.stage is RunningStage.SANITY_CHECKING
+    if sanity or progress.validation == "running":
         state.update(run.before_validation)
         state["progress"]["eval_steps"] = state.pop("eval_steps")
-        if "callbacks" not in state:
+        if not sanity and "callbacks" not in state:
             state["ahead"] = [type(callback).__name__ for callback in _stateful(run) if callback.state_dict()]
     state.update(_at_epoch_start(run))
     if run.holds_gradients:
@@ -242,12 +247,9 @@ def _reading(part: str) -> Callable[[Callable[[Run], None]], Callable[[Run], Non
     return decorate
 
 
-@_reading("the restart point")
-def take_up_state(run: Run) -> None:
-    """Bring back what the loop had in its hands; its random state comes last, right before the next batch."""
-    state = run.restart
-    assert state is not None  # the caller has looked
-    run.restored = True
+def warn_if_inexact(run: Run) -> None:
+    """Say so, if going on from the checkpoint is not as if nothing had happened."""
+    state = run.restart or {}
     if ahead := state.get("ahead"):
         rank_zero_warn(
             "The checkpoint was saved in the middle of a validation, which is run again, and the states of "
@@ -260,12 +262,27 @@ def take_up_state(run: Run) -> None:
             "that batch, but its end hooks and learning-rate schedulers may have been left out."
         )
     elif not state.get("exact", True):
+        if not run.progress.batches_done:
+            rank_zero_warn(
+                "The checkpoint was saved in the first batch of an epoch. The epoch begins again with other random "
+                "numbers. Save in on_train_epoch_start or on_train_batch_end to resume exactly."
+            )
+            return
         again = "given" in (state.get("data") or {}) and "loader" not in state["data"]
         rank_zero_warn(
             "The checkpoint was saved in the middle of a batch, which "
             + ("is run again with other random numbers" if again else "this kind of loader cannot give again")
             + ". Save in on_train_batch_end or later to resume exactly."
         )
+
+
+@_reading("the restart point")
+def take_up_state(run: Run) -> None:
+    """Bring back what the loop had in its hands; its random state comes last, right before the next batch."""
+    state = run.restart
+    assert state is not None  # the caller has looked
+    run.restored = True
+    warn_if_inexact(run)
     metrics = metrics_in(run.module)
     children: dict[str | None, Any] = dict(run.module.named_modules())
     children.update(metrics)
