@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +407,14 @@ def test_a_checkpoint_of_something_else(trainer_for: Any, tmp_path: Path) -> Non
 def test_a_checkpoint_that_is_not_there(trainer_for: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"There is no checkpoint at .*missing\.ckpt"):
         resume(trainer_for, tmp_path / "missing.ckpt")
+
+
+def test_a_tilde_in_ckpt_path_is_the_home_folder(
+    trainer_for: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(CheckpointError, match=rf"There is no checkpoint at {re.escape(str(tmp_path))}/gone\.ckpt"):
+        resume(trainer_for, Path("~/gone.ckpt"))
 
 
 # ---- hooks -----------------------------------------------------------------------------------------------------------

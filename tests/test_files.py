@@ -45,6 +45,22 @@ def test_temporary_names_are_short_and_differ(tmp_path: Path) -> None:
     assert max(map(len, names)) < 64
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="pipe, a device or a socket") as caught:
+        files.write(pipe, b"new")
+    assert caught.value.errno == errno.EINVAL
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+    link.symlink_to(pipe)  # a link is replaced, not followed
+    for target in (link, file):
+        files.write(target, b"new")
+        assert target.read_bytes() == b"new"
+    assert pipe.is_fifo()
+
+
 def test_new_refuses_a_file_that_appeared_meanwhile(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
 

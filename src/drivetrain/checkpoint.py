@@ -78,7 +78,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         raise ConfigurationError(
             f'ckpt_path is a path, "best" or "last", not {described(ckpt_path)}. Write ckpt_path="last".'
         )
-    path = os.fspath(ckpt_path)
+    path = os.path.expanduser(os.fspath(ckpt_path))
     if os.path.islink(path) and not os.path.exists(path):
         raise CheckpointError(
             f"{path} is a link to {os.readlink(path)}, which does not exist. Pass the path of another checkpoint."
@@ -86,7 +86,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     if not os.path.exists(path):
         likely = closest(path, ["best", "last"])
         hint = "Check the path." if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
-        raise CheckpointError(f"There is no checkpoint at {path}. {hint}")
+        raise CheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint}")
     if os.path.isdir(path) and isinstance(trainer.strategy.checkpoint_io, TorchCheckpointIO):
         raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
     return path

@@ -79,7 +79,7 @@ def check_replaceable(target: Path) -> None:
 
     Raises:
         IsADirectoryError: ``target`` is a folder.
-        OSError: its name is too long, or its folder cannot be searched.
+        OSError: it is a device, a pipe or a socket, its name is too long, or its folder cannot be searched.
     """
     try:
         found = os.lstat(target)
@@ -87,6 +87,8 @@ def check_replaceable(target: Path) -> None:
         return
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, "a folder has this name", os.fspath(target))
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):  # a rename would remove /dev/null itself
+        raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, and no file", os.fspath(target))
 
 
 def reason(error: OSError, target: Path) -> str:

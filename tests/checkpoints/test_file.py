@@ -488,3 +488,37 @@ def test_what_is_no_binary_file(path: Path) -> None:
         STORE.load_checkpoint(text)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="a path or an open binary file, not from an int: 3"):
         STORE.load_checkpoint(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_or_device_is_not_replaced_by_a_checkpoint(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(CheckpointError, match=r"pipe could not be written: .*[Ss]ave under another name"):
+        TorchCheckpointIO().save_checkpoint({}, pipe)
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", 5, None, b"bytes"])
+def test_what_cannot_be_the_name_of_a_checkpoint(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="A checkpoint is saved under a path, not") as caught:
+        TorchCheckpointIO().save_checkpoint({}, name)
+    assert str(caught.value).isascii()
+    assert os.listdir(tmp_path) == []
+    if isinstance(name, str):
+        with pytest.raises(CheckpointError, match=r"no checkpoint|is a folder"):
+            TorchCheckpointIO().load_checkpoint(name)
+
+
+def test_a_name_that_is_too_long_to_be_there() -> None:
+    with pytest.raises(CheckpointError, match="There is no checkpoint at xxx"):
+        TorchCheckpointIO().load_checkpoint("x" * 300)
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    TorchCheckpointIO().save_checkpoint({"a": 1}, "~/saved.ckpt")
+    assert os.listdir(tmp_path) == ["home"]
+    assert TorchCheckpointIO().load_checkpoint("~/saved.ckpt") == {"a": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import pickle
@@ -55,7 +56,7 @@ class TorchCheckpointIO(CheckpointIO):
                 f"TorchCheckpointIO writes local files and takes no storage_options, got {storage_options!r}. "
                 "Leave them out, or pass a CheckpointIO of your own in Trainer(plugins=[...])."
             )
-        target = Path(path)
+        target = _target(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -77,6 +78,8 @@ class TorchCheckpointIO(CheckpointIO):
             raise _unwritten(target, "a folder has this name", cure) from error
         except OSError as error:
             cure = "Free some space or choose another default_root_dir."
+            if error.errno == errno.EINVAL:
+                cure = "Save under another name."
             raise _unwritten(target, error.strerror or str(error), cure) from error
         except RuntimeError as error:
             raise _unwritten(target, str(error), "Free some space or choose another default_root_dir.") from error
@@ -95,9 +98,11 @@ class TorchCheckpointIO(CheckpointIO):
     def _load(
         self, source: Path | IO[bytes], name: str, map_location: Any, weights_only: bool | None
     ) -> dict[str, Any]:
-        if isinstance(source, Path) and not source.is_file():
-            if source.is_dir():
-                raise CheckpointError(f"{name} is a folder, and a checkpoint is a file. Pass the path of a file.")
+        if isinstance(source, Path) and not os.path.isfile(source):  # unlike Path.is_file, it takes any name
+            if os.path.isdir(source):
+                raise CheckpointError(
+                    f"{name or '.'} is a folder, and a checkpoint is a file. Pass the path of a file."
+                )
             raise CheckpointError(f"There is no checkpoint at {name}. Check the path.")
         from drivetrain.checkpoints.foreign import is_legacy, read_foreign  # only where something is read
 
@@ -135,6 +140,22 @@ def _reason(error: BaseException) -> str:
     return named.removeprefix("WeightsUnpickler error:").strip().split(". ")[0].removesuffix(".")
 
 
+def _target(path: str | Path) -> Path:
+    """The file that ``path`` names; ``~`` is the home folder.
+
+    Raises:
+        ConfigurationError: it cannot be the name of a file.
+    """
+    if isinstance(path, (str, os.PathLike)) and isinstance(name := os.fspath(path), str):
+        with contextlib.suppress(UnicodeEncodeError):
+            if "\0" not in name and os.fsencode(name) and Path(name).name:
+                return Path(os.path.expanduser(name))
+    raise ConfigurationError(
+        f"A checkpoint is saved under a path, not under {path!a}. Pass the name of a file, such as "
+        '"checkpoints/model.ckpt".'
+    )
+
+
 def _unwritten(target: Path, why: str, cure: str) -> CheckpointError:
     return CheckpointError(
         f"The checkpoint {target} could not be written: {why}. What was there before is untouched. {cure}"
@@ -156,7 +177,7 @@ def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
         ConfigurationError: it is neither.
     """
     if isinstance(path, (str, os.PathLike)):
-        return Path(path)
+        return Path(os.path.expanduser(path))
     if not (callable(getattr(path, "read", None)) and callable(getattr(path, "seek", None))):
         raise ConfigurationError(
             f"A checkpoint is read from a path or an open binary file, not from {described(path)}. Pass its path."
