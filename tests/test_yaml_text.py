@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from drivetrain.yaml_text import dump, is_plain
@@ -83,3 +84,8 @@ def test_what_is_plain() -> None:
     assert not is_plain({"a": [Path("x")]})
     assert yaml.safe_load(dump({1: {None: 2, 1.5: 3, True: 4}})) == {1: {None: 2, 1.5: 3, True: 4}}
     assert not is_plain({(1, 2): 2})
+
+
+def test_numbers_and_booleans_of_numpy_come_back_as_what_they_are() -> None:
+    values = {"yes": np.bool_(True), "no": np.bool_(False), "whole": np.int64(3), "real": np.float32(0.5)}
+    assert yaml.safe_load(dump(values)) == {"yes": True, "no": False, "whole": 3, "real": 0.5}

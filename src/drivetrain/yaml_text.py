@@ -41,6 +41,8 @@ def scalar(value: Any) -> str:
     """One number, text, boolean or ``None``; anything else as its ``str``."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):  # no number, says numpy
+        return json.dumps(bool(value))
     if isinstance(value, numbers.Integral):
         return _whole(int(value))
     if isinstance(value, numbers.Real):

@@ -143,6 +143,25 @@ def test_the_version_is_settled_when_it_is_first_needed(tmp_path: Path) -> None:
     assert early.version == 0
 
 
+def test_a_run_that_changes_its_folder_writes_on_where_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    logger = CSVLogger("runs", name="a", flush_logs_every_n_steps=1)
+    logger.log_metrics({"loss": 1.0}, step=0)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    logger.log_metrics({"loss": 2.0}, step=1)
+    logger.log_hyperparams({"lr": 0.1})
+    logger.save()
+    folder = tmp_path / "runs" / "a" / "version_0"
+    assert (folder / "metrics.csv").read_text() == "step,loss\n0,1.0\n1,2.0\n"
+    assert sorted(os.listdir(folder)) == ["hparams.yaml", "metrics.csv"]
+    assert logger.save_dir == "runs"
+    assert os.listdir() == []
+    assert not recwarn.list
+
+
 def test_where_the_run_lives(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, "exp", version="first")
     assert (logger.name, logger.version, logger.save_dir) == ("exp", "first", str(tmp_path))

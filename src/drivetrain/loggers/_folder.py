@@ -48,6 +48,7 @@ class FolderLogger(Logger):
                 "free number."
             )
         self._save_dir = os.path.expanduser(os.path.expandvars(folder))
+        self._root = os.path.abspath(self._save_dir)  # the run stays there when the program changes its folder
         self._name = name or ""
         self._version = version
         self._made = False  # the version's folder, by this logger
@@ -68,7 +69,7 @@ class FolderLogger(Logger):
     @property
     def root_dir(self) -> str:
         """The folder that holds all runs of the experiment."""
-        return os.path.join(self._save_dir, self._name) if self._name else self._save_dir
+        return os.path.join(self._root, self._name) if self._name else self._root
 
     @property
     def version(self) -> int | str:
