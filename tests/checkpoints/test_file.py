@@ -522,3 +522,14 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     TorchCheckpointIO().save_checkpoint({"a": 1}, "~/saved.ckpt")
     assert os.listdir(tmp_path) == ["home"]
     assert TorchCheckpointIO().load_checkpoint("~/saved.ckpt") == {"a": 1}
+
+
+def test_an_open_file_that_cannot_be_read(path: Path, tmp_path: Path) -> None:
+    TorchCheckpointIO().save_checkpoint({}, path)
+    closed = path.open("rb")
+    closed.close()
+    ends = os.pipe()
+    with os.fdopen(ends[0], "rb") as pipe, os.fdopen(ends[1], "wb"), (tmp_path / "new").open("wb") as written:
+        for file in (closed, written, pipe):
+            with pytest.raises(ConfigurationError, match=r"cannot be read from any place in it .*Pass its path"):
+                TorchCheckpointIO().load_checkpoint(file)

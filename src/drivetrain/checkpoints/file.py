@@ -182,8 +182,14 @@ def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
         raise ConfigurationError(
             f"A checkpoint is read from a path or an open binary file, not from {described(path)}. Pass its path."
         )
-    start = path.tell()
-    if not isinstance(path.read(0), bytes):
+    try:
+        start, nothing = path.tell(), path.read(0)
+    except (OSError, ValueError) as error:  # a pipe; a file that is closed, or open for writing only
+        raise ConfigurationError(
+            f"The open file {name_of(path)} cannot be read from any place in it ({error}). Pass its path, or open it "
+            'with open(path, "rb").'
+        ) from error
+    if not isinstance(nothing, bytes):
         raise ConfigurationError(f'{name_of(path)} is open as text. Open it with open(path, "rb").')
     return io.BytesIO(path.read()) if start else path
 
