@@ -118,6 +118,31 @@ def test_a_given_version_is_continued_in_order(tmp_path: Path) -> None:
     ]
 
 
+def test_a_resumed_run_does_not_double_the_last_row(tmp_path: Path) -> None:
+    first = CSVLogger(tmp_path, "a", version=0)
+    first.log_metrics({"loss": 0.1, "epoch": 0}, step=0)
+    first.log_metrics({"loss": 0.3, "mean": 1e-7, "epoch": 1}, step=1)
+    first.save()
+    resumed = CSVLogger(tmp_path, "a", version=0)
+    resumed.log_metrics({"mean": 1e-7, "epoch": 1}, step=1)  # the moment of saving, again
+    resumed.log_metrics({"mean": 0.5, "epoch": 1}, step=1)  # another value is a row of its own
+    resumed.log_metrics({"loss": 0.2, "new": 1.0, "epoch": 2}, step=2)
+    resumed.save()
+    table = (tmp_path / "a" / "version_0" / "metrics.csv").read_text()
+    assert table == "step,loss,epoch,mean,new\n0,0.1,0,,\n1,0.3,1,1e-07,\n1,,1,0.5,\n2,0.2,2,,1.0\n"
+
+
+@pytest.mark.parametrize("last", ["1,much,1", "one,0.3,1", "1,0.3", "1,0.3,2"])
+def test_a_last_row_that_holds_something_else_stays_as_it_is(tmp_path: Path, last: str) -> None:
+    path = tmp_path / "a" / "version_0" / "metrics.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"step,loss,epoch\n{last}\n")
+    logger = CSVLogger(tmp_path, "a", version=0)
+    logger.log_metrics({"loss": 0.3, "epoch": 1}, step=1)
+    logger.save()
+    assert path.read_text() == f"step,loss,epoch\n{last}\n1,0.3,1\n"
+
+
 def test_a_row_cut_off_by_a_crash_is_dropped(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -68,6 +68,7 @@ class CSVLogger(FolderLogger):
         self._left: tuple[int, ...] | None = None  # what the file was like after this logger's last write
         self._row_in_file: Row = {}  # the last row as it was written then
         self._shared = False
+        self._found: Row = {}  # the last row of the table that was there already
 
     @property
     def metrics_file_path(self) -> str:
@@ -81,11 +82,14 @@ class CSVLogger(FolderLogger):
         if step is None:
             step = int(self._rows[-1]["step"]) + 1 if self._rows else 0
         values = {name: _plain(value) for name, value in self._named(metrics).items() if name != "step"}
+        row = {"step": step, **values}
+        if not self._rows and row.items() <= self._found.items():
+            return  # a resumed run logs the values of the moment of saving again
         last = self._rows[-1] if self._rows else {}
         if last.get("step") == step and all(last.get(name, value) == value for name, value in values.items()):
             last.update(values)
         else:
-            self._rows.append({"step": step, **values})
+            self._rows.append(row)
         self._columns += [name for name in values if name not in self._columns]
         self._dirty = True
         if self._flushed_at is None:
@@ -137,6 +141,15 @@ class CSVLogger(FolderLogger):
         self._opened = True
         self._left = _identity(self.metrics_file_path)
         self._read_table()
+        self._found = self._last_row()
+
+    def _last_row(self) -> Row:
+        """The numbers in the last row of the table; empty if there is none, or if it holds anything else."""
+        if not self._offset:
+            return {}
+        with open(self.metrics_file_path, "rb") as file:
+            line = file.read(self._offset).splitlines()[-1]
+        return _row(self._columns_in_file, line)
 
     def _read_table(self) -> None:
         """Take over the columns of the table, and its end."""
@@ -229,6 +242,20 @@ def _identity(path: str) -> tuple[int, ...] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _row(columns: list[str], line: bytes) -> Row:
+    """The numbers in a line of the table; empty if it holds anything else."""
+    try:
+        texts = next(csv.reader([line.decode()]), [])
+        row: Row = {
+            name: int(text) if text.removeprefix("-").isdecimal() else float(text)
+            for name, text in zip(columns, texts, strict=True)
+            if text
+        }
+    except ValueError:
+        return {}
+    return row
 
 
 def _encode(lines: Iterable[Iterable[Any]]) -> bytes:
