@@ -614,3 +614,21 @@ def test_t26_weights_in_64_bits_come_back_in_64_bits(make_trainer: Any, loader: 
     whole = fit(2, fresh())
     fit(1, fresh())
     assert torch.equal(fit(2, fresh(), ckpt_path=tmp_path / "1.ckpt"), whole)
+
+
+@pytest.mark.parametrize("loader", ["combined, the shortest", "combined", "own generator", "shuffled"])
+def test_t26_resumed_from_the_validation_that_a_resumed_run_began_with(run: Any, tmp_path: Path, loader: str) -> None:
+    """The loader is asked for its end between the two files, and no run asks again."""
+    saver, whole = SaveAtEveryBatch(tmp_path), Net()
+    expected = result(run(whole, LOADERS[loader](), callbacks=saver), whole)
+    first = max(name for name in saver.rows if name.startswith("batch 0"))
+    again = SaveElsewhere(tmp_path)
+    run(Net(), LOADERS[loader](), ckpt_path=tmp_path / first, callbacks=again)
+    second = min(name for name in again.rows if name.startswith("validated 0"))
+
+    disturb()
+    resumed = Net()
+    found = result(run(resumed, LOADERS[loader](), ckpt_path=tmp_path / second), resumed)
+    expect_rest(whole, resumed)
+    for part in expected:
+        assert same(found[part], expected[part]), part

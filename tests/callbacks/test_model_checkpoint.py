@@ -19,6 +19,7 @@ from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import Callback, ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.loggers import DummyLogger
 from drivetrain.strategies import SingleDeviceStrategy
 
 NAN, INF = float("nan"), float("inf")
@@ -799,6 +800,31 @@ def test_save_last_is_not_written_twice_at_the_end(tmp_path: Path, monkeypatch: 
     )
     fit(tmp_path, ModelCheckpoint(tmp_path, save_last=True, save_top_k=0), max_epochs=2)
     assert written == ["last.ckpt"] * 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_loggers_save_before_the_checkpoint_is_there(tmp_path: Path, fails: bool) -> None:
+    """A kill behind the checkpoint would lose rows that a run which resumes from it does not log again."""
+    events: list[str] = []
+
+    class Saving(DummyLogger):
+        def save(self) -> None:
+            events.append("logger")
+            if fails:
+                raise OSError("no space for rows")
+
+    class Saves(Scripted):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            events.append("checkpoint")
+
+    trainer = Trainer(
+        max_epochs=1, logger=Saving(), enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+        callbacks=ModelCheckpoint(tmp_path),
+    )  # fmt: skip
+    with pytest.raises(OSError, match="no space for rows") if fails else nullcontext():
+        trainer.fit(Saves(), loader(), loader())
+    assert events[:2] == ["logger", "checkpoint"]
+    assert len(files(tmp_path)) == 1  # a logger that fails costs no checkpoint
 
 
 def test_a_link_stays_with_the_newest_ranked_checkpoint(tmp_path: Path) -> None:

@@ -589,7 +589,12 @@ def unexplained(program: Program, interrupted: str, mode: str, resumed: Ended, e
     why = explained(program, interrupted, mode, resumed)
     if why == "everything":
         return []
-    return [line for line in differences(resumed.result, expected) if not (why and line.startswith(f".{why}"))]
+    may_differ = [f".{why}"] if why else []
+    if not any(name.endswith("on_train_start") for name in resumed.points.names):
+        # Nothing was left to train, so on_train_end, which writes last.ckpt, was not called again, and the gradients
+        # of a window that is still open were not needed.
+        may_differ += [".savers[", ".precision.optimizers"]
+    return [line for line in differences(resumed.result, expected) if not line.startswith(tuple(may_differ))]
 
 
 def differences(found: Any, expected: Any, place: str = "") -> list[str]:

@@ -119,7 +119,12 @@ def interrupt(tried: Tried, draw: random.Random, arguments: dict[str, Any], mode
         if once_more and (later := draw.randrange(len(whole.points.names))):
             again, warned = stop(program, arguments, here, later, mode, server, resumes=True)
             story += f", then at {later}, {again}"
-            fired = again or fired
+            saving = kill_points.explained(
+                program, fired, mode, kill_points.Ended(None, fired, [], kill_points.Points())
+            )
+            fired = (
+                fired if saving else again or fired
+            )  # a save that the first interruption has cost is not made up for
         resumed = kill_points.run(program, here, resumes=True)
         resumed.warned += warned
         found = kill_points.unexplained(program, fired, mode, resumed, whole.result)

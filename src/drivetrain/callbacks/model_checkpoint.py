@@ -418,14 +418,21 @@ class ModelCheckpoint(NamedCheckpoint):
 
     def _write(self, trainer: Trainer, path: str, replaces: bool) -> bool:
         """Save to ``path``; False if another run has put a file there meanwhile, which stays."""
+        failure: Exception | None = None  # a logger that fails costs no checkpoint
+        for logger in trainer.loggers:
+            try:
+                logger.save()  # before the file is there: a run that resumes from it does not log these rows again
+            except Exception as error:
+                failure = failure or error
         if replaces or not self.enable_version_counter:
             trainer.save_checkpoint(path, self.save_weights_only)
         elif not save_new(trainer, path, self.save_weights_only):
             return False
+        if failure is not None:
+            raise failure
         self._newest_path = path
         self._written_at_step = trainer.global_step
         for logger in trainer.loggers:
-            logger.save()  # so that after a crash the curves reach as far as the checkpoint
             logger.after_save_checkpoint(self)
         if self.verbose:
             rank_zero_info(f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}.")

@@ -161,6 +161,12 @@ def gives_up(loader: Any, num_batches: float) -> bool:
     return left and not any(map(_is_its_own_iterator, _parts(loader)))
 
 
+def was_asked_for_end(loader: Any, mark: dict[str, Any]) -> bool:
+    """Whether a pass over ``loader`` had been asked for its end when ``mark`` was taken."""
+    ended = (part.get("ended", False) for part in mark.get("parts", [mark]))
+    return any(ended) if getattr(loader, "mode", None) == "min_size" else all(ended)
+
+
 def _parts(loader: Any) -> list[Any]:
     return loader.flattened if isinstance(loader, CombinedLoader) else [loader]
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead, gives_up, set_epoch
+from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead, gives_up, set_epoch, was_asked_for_end
 from drivetrain.data.passes import is_replayed
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.hooks import Call
@@ -361,7 +361,9 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
         with naming(run.resumed_from):
             passes.resume(data)
         take_up_random_state(run)
-        next(source, None)  # the loader was asked for its end before the checkpoint was saved, or is now
+        next(source, None)  # asks the loader for its end, unless the checkpoint was saved after that
+        if not was_asked_for_end(loader, data):
+            state["data"] = passes.mark()  # for what is saved in the validation that follows
     else:
         if progress.is_last_batch:
             take_up_between_passes(run)
