@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Callback, LightningDataModule, LightningModule, Trainer
-from drivetrain.hooks import DataHooks, ModelHooks
+from drivetrain.module.hooks import DataHooks, ModelHooks
 from drivetrain.strategies import SingleDeviceStrategy
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain import Callback
-from drivetrain.hooks import LOG_RULES, DataHooks, ModelHooks
+from drivetrain.module.hooks import LOG_RULES, DataHooks, ModelHooks
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]

@@ -18,14 +18,14 @@ from drivetrain.accelerators import (
     CUDAAccelerator,
     TorchDeviceAccelerator,
 )
+from drivetrain.base.registry import Entry, Registry
 from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
 from drivetrain.clusters.local import LocalEnvironment
-from drivetrain.engine import Engine
+from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.loggers import CSVLogger
 from drivetrain.plan import Machine, Plan, resolve
 from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
-from drivetrain.registry import Entry, Registry
 from drivetrain.settings import Settings
 from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 

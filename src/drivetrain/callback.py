@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 
 class Callback:

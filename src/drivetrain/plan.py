@@ -37,6 +37,7 @@ import torch
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.accelerators.choice import available, choose
 from drivetrain.accelerators.torch_device import as_numbers
+from drivetrain.base.registry import Entry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.environment import detect as detect_cluster
@@ -53,7 +54,6 @@ from drivetrain.precision.double import DoublePrecision
 from drivetrain.precision.half import HalfPrecision
 from drivetrain.precision.mixed import MixedPrecision
 from drivetrain.precision.precision import Precision
-from drivetrain.registry import Entry
 from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 

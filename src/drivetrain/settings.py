@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import (
     ConfigurationError,
     NotSupportedError,
@@ -26,7 +27,6 @@ from drivetrain.errors import (
     shown,
     wrong_value,
 )
-from drivetrain.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
     from drivetrain.accelerators.accelerator import Accelerator

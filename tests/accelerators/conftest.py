@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drivetrain.accelerators import Accelerator, AcceleratorRegistry
-from drivetrain.registry import Registry
+from drivetrain.base.registry import Registry
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback
+from drivetrain.base.introspect import overrides
 from drivetrain.callbacks import LambdaCallback
 from drivetrain.errors import ConfigurationError, UnknownArgumentError
-from drivetrain.introspect import overrides
 
 
 def test_functions_are_called_as_hooks(validated: Any, loader: DataLoader[Any], make_trainer: Any) -> None:

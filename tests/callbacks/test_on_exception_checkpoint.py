@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from drivetrain.checkpoint import resolve_path
 from drivetrain.errors import ConfigurationError
+from drivetrain.trainer.checkpoint import resolve_path
 
 
 @pytest.fixture

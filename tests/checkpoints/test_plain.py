@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from drivetrain.checkpoints.plain import MARKER, Described, decode, descriptions, encode
 from drivetrain.errors import CheckpointError
-from drivetrain.hparams import AttributeDict
+from drivetrain.module.hparams import AttributeDict
 
 
 class Colour(Enum):
@@ -478,7 +478,7 @@ def test_t27_nothing_is_imported_because_a_file_names_it(kind: str, tmp_path: Pa
         "builtins:open", "builtins:__import__", "importlib:import_module", "runpy:run_path", "pickle:loads",
         "_pickle:loads", "ctypes:CDLL", "shutil:rmtree", "code:InteractiveInterpreter", "operator:methodcaller",
         "functools:partial", "torch.serialization:load", "torch.hub:load", "torch.storage:_load_from_bytes",
-        "torch:PyTorchFileReader", "numpy:load", "numpy:memmap", "drivetrain.registry:load", "pathlib:os.system",
+        "torch:PyTorchFileReader", "numpy:load", "numpy:memmap", "drivetrain.base.registry:load", "pathlib:os.system",
         "drivetrain.checkpoints.file:TorchCheckpointIO", "drivetrain.checkpoints.file:os.replace",
         "collections:_sys.exit", "pathlib:Path.unlink", "datetime:sys.exit", "torch.nn.functional:torch.load",
     ],

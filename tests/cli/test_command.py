@@ -9,9 +9,9 @@ import sys
 import pytest
 
 import drivetrain
+from drivetrain.base.registry import load
 from drivetrain.cli import command
 from drivetrain.cli.command import COMMANDS, Command, main
-from drivetrain.registry import load
 
 
 def test_help_lists_the_commands_and_imports_no_torch() -> None:

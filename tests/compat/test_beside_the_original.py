@@ -44,7 +44,7 @@ def test_the_original_is_there_and_loses(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert answers(tmp_path, "program.py") == [["lightning.pytorch.trainer.trainer", False]]
-    assert answers(tmp_path, "program.py", served=True) == [["drivetrain.trainer", True]]
+    assert answers(tmp_path, "program.py", served=True) == [["drivetrain.trainer.trainer", True]]
 
 
 @pytest.mark.parametrize("root", ["lightning.pytorch", "pytorch_lightning"])

@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 import torch
 
-from drivetrain.hparams import AttributeDict
 from drivetrain.loops.progress import TrainerFn
+from drivetrain.module.hparams import AttributeDict
 
 # Written by Lightning 2.6.6: pickle.dumps(AttributeDict(x=1), 0) and pickle.dumps(TrainerFn.FITTING, 0)
 ATTRIBUTE_DICT = (

@@ -88,6 +88,6 @@ def test_a_rank_before_a_message() -> None:
 
 
 def test_the_warning_is_drivetrains_own() -> None:
-    from drivetrain.rank_zero import rank_zero_warn
+    from drivetrain.base.rank_zero import rank_zero_warn
 
     assert rank_zero.rank_zero_warn is rank_zero_warn

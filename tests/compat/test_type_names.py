@@ -6,7 +6,7 @@ import typing
 import torch
 
 from drivetrain.compat import type_names
-from drivetrain.optimizers import LRSchedulerConfig
+from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 def test_they_may_be_written_where_types_are() -> None:

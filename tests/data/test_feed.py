@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
+from drivetrain.base.seed import worker_seed_init
+from drivetrain.base.tree import move
 from drivetrain.data.feed import count_batches, feed, fetches_ahead, seed_workers, set_epoch, sized_length
 from drivetrain.errors import ConfigurationError
-from drivetrain.seed import worker_seed_init
-from drivetrain.tree import move
 
 INF = float("inf")
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data import CombinedLoader
 from drivetrain.data.kept import generators_kept
 from drivetrain.data.passes import Passes, is_replayed, passes_over
 from drivetrain.errors import CheckpointError
-from drivetrain.seed import rng_state, set_rng_state
 
 
 class Noisy(Dataset[Any]):

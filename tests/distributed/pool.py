@@ -26,7 +26,12 @@ from typing import Any
 import torch
 
 SIZE = 3  # processes
-PRELOADED = ["torch", "torch._dynamo", "drivetrain.trainer", "pytest"]  # optimizers import dynamo when they are made
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "drivetrain.trainer.trainer",
+    "pytest",
+]  # optimizers import dynamo when they are made
 GRACE = 10.0  # seconds that the other ranks get after one has failed
 LAST_WORDS = 5.0  # seconds for a process to write its stacks and die
 PORTS = range(20_000, 32_000)  # below what systems hand out for outgoing connections

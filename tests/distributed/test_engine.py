@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningModule, Trainer
+from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError
-from drivetrain.tree import map_leaves
 
 
 def data(count: int) -> TensorDataset:

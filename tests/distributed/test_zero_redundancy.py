@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import Engine, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
-from drivetrain.optimizers import parameters_of
+from drivetrain.module.optimizers import parameters_of
 from drivetrain.testing import FakeAccelerator
 
 

@@ -26,6 +26,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drivetrain import Callback, LightningModule, Trainer
+from drivetrain.base.rank_zero import rank_zero_only
+from drivetrain.base.seed import rng_state
 from drivetrain.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
@@ -34,11 +36,9 @@ from drivetrain.callbacks import (
     OnExceptionCheckpoint,
 )
 from drivetrain.data import CombinedLoader
-from drivetrain.hooks import ModelHooks
 from drivetrain.loggers import CSVLogger
 from drivetrain.loggers.logger import Logger
-from drivetrain.rank_zero import rank_zero_only
-from drivetrain.seed import rng_state
+from drivetrain.module.hooks import ModelHooks
 
 MODES = ("exception", "interrupt", "kill")
 PER_FIT = (

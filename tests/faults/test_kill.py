@@ -26,7 +26,7 @@ PROGRAM = """
 import json, os, sys
 import torch
 import torch._dynamo  # optimizers import it when they are made
-import drivetrain.loops.fit, drivetrain.checkpoints.plain, drivetrain.migration
+import drivetrain.loops.fit, drivetrain.checkpoints.plain, drivetrain.module.migration
 from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import LightningModule, Trainer, seed_everything
 from drivetrain.callbacks import ModelCheckpoint

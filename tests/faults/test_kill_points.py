@@ -204,7 +204,7 @@ def test_two_processes(tmp_path: Path, long_form: bool, seed: int, pool: Any) ->
 @pytest.mark.parametrize("lost", ["rng", "callbacks", "data"])
 def test_a_broken_restore_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     """The negative control: leave out one part when a run resumes, and the results differ."""
-    from drivetrain import checkpoint
+    from drivetrain.trainer import checkpoint
 
     program = kill_points.Program(seed=6, workers_allowed=False)
     whole = kill_points.run(program, tmp_path / "whole")

@@ -73,8 +73,8 @@ def test_every_reader_reads_what_is_valid(tmp_path: Path, valid: dict[str, bytes
 def test_the_sweep_finds_a_check_that_is_missing(
     tmp_path: Path, valid: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, check: str, part: str
 ) -> None:  # the control of the sweep
-    import drivetrain.checkpoint
+    import drivetrain.trainer.checkpoint
 
-    monkeypatch.setattr(drivetrain.checkpoint, check, lambda *args: None)
+    monkeypatch.setattr(drivetrain.trainer.checkpoint, check, lambda *args: None)
     cases = (case for case in malformed.cases(20, 2000, valid) if f" at ('{part}'" in case.damage)
     assert any(sweep(tmp_path, iter([case]), every=False)[0] for case in itertools.islice(cases, 60))

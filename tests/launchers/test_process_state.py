@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from drivetrain.base.seed import isolate_rng
 from drivetrain.launchers._process_state import ProcessState
-from drivetrain.seed import isolate_rng
 
 
 @pytest.fixture

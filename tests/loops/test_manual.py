@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningModule
 from drivetrain.errors import ConfigurationError
-from drivetrain.optimizers import LightningOptimizer
+from drivetrain.module.optimizers import LightningOptimizer
 from drivetrain.precision import MixedPrecision
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.hooks import overrides
+from drivetrain.module.hooks import overrides
 from drivetrain.plugins.precision import HalfPrecision as FamiliarPath
 from drivetrain.precision import HalfPrecision, Precision
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain.hooks import overrides
+from drivetrain.module.hooks import overrides
 from drivetrain.precision import Precision
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from drivetrain.accelerators import Accelerator, CPUAccelerator
 from drivetrain.checkpoints import TorchCheckpointIO
-from drivetrain.engine import Engine
+from drivetrain.engine.engine import Engine
 from drivetrain.precision import Precision
 from drivetrain.strategies import SingleDeviceStrategy
 

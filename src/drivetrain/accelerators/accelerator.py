@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from drivetrain.base.registry import Entry, Registry
 from drivetrain.errors import ConfigurationError
-from drivetrain.registry import Entry, Registry
 
 HOST = torch.device("cpu")
 """Where Python runs; everything that must outlive a device goes there."""

@@ -10,8 +10,8 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
+from drivetrain.base.registry import Entry
 from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean, shown
-from drivetrain.registry import Entry
 
 
 def choose(given: Any) -> tuple[Accelerator, str]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
-from drivetrain.registry import Registry
 
 
 class CPUAccelerator(Accelerator):

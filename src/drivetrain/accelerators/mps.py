@@ -6,7 +6,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
-from drivetrain.registry import Registry
+from drivetrain.base.registry import Registry
 
 
 class MPSAccelerator(TorchDeviceAccelerator):

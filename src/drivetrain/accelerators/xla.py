@@ -10,8 +10,8 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import as_numbers
+from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
-from drivetrain.registry import Registry
 
 _KIB = 1024
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain.lazy import lazy
+from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback, Checkpoint

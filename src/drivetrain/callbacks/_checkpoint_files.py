@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from drivetrain import files
+from drivetrain.base import files
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.restoring import WrongForm, entry, expect, number
 from drivetrain.checkpoints.file import TorchCheckpointIO, is_complete
 from drivetrain.errors import CheckpointError
-from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.restoring import WrongForm, entry, expect, number
 
 if TYPE_CHECKING:
-    from drivetrain.trainer import Trainer
+    from drivetrain.trainer.trainer import Trainer
 
 
 def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:

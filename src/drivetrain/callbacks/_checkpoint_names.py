@@ -14,7 +14,7 @@ from drivetrain.callback import Checkpoint
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from drivetrain.trainer import Trainer
+    from drivetrain.trainer.trainer import Trainer
 
 GROUP = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # a metric in a file name: {val_loss:.2f}
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from drivetrain.files import encodable
+from drivetrain.base.files import encodable
 from drivetrain.loops.progress import RunningStage
 
 if TYPE_CHECKING:
-    from drivetrain.trainer import Trainer
+    from drivetrain.trainer.trainer import Trainer
 
 # [Note: fork while a bar is drawn]
 # DataLoader workers are forked from the main thread. Were the bar's thread inside print() at that moment, the child

@@ -11,8 +11,8 @@ from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, wrong_value
 
 if TYPE_CHECKING:
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 
 class DeviceStatsMonitor(Callback):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.restoring import count, entry, number
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, arguments_checked, is_count, is_number, wrong_value
-from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.restoring import count, entry, number
 
 if TYPE_CHECKING:
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 _COUNTS = ("wait_count", "stopped_epoch", "patience")
 

@@ -9,8 +9,8 @@ from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 
 class GradientAccumulationScheduler(Callback):

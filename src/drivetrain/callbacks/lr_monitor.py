@@ -13,8 +13,8 @@ from drivetrain.errors import ConfigurationError
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 Interval = Literal["step", "epoch"]
 

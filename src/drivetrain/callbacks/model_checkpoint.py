@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from drivetrain import files, yaml_text
+from drivetrain.base import files, yaml_text
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types
 from drivetrain.callbacks._checkpoint_files import check_state, is_below, make_link, newest_complete, save_new
 from drivetrain.callbacks._checkpoint_names import GROUP, NamedCheckpoint
 from drivetrain.errors import ConfigurationError, arguments_checked
-from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
 
 if TYPE_CHECKING:
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 _STATE = (
     "monitor", "dirpath", "best_model_path", "best_model_score", "current_score", "best_k_models",

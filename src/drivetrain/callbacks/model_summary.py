@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from drivetrain import parity
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
-from drivetrain.export import example_pass
-from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.module.export import example_pass
 
 if TYPE_CHECKING:
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 UNKNOWN = "?"
 Sizes = list[Any] | str
@@ -148,7 +148,7 @@ def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
 
     Args:
         module: the root, which has no row of its own. If it has an ``example_input_array``, that is run through it once
-            (:func:`~drivetrain.export.example_pass`); if that fails, a warning says why.
+            (:func:`~drivetrain.module.export.example_pass`); if that fails, a warning says why.
         max_depth: levels of submodules that get a row: -1 for all, 0 for none.
 
     Raises:

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callback import Checkpoint
 from drivetrain.errors import ConfigurationError
-from drivetrain.rank_zero import rank_zero_info
 
 if TYPE_CHECKING:
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 
 class OnExceptionCheckpoint(Checkpoint):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
+from drivetrain.base.introspect import overrides
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
-from drivetrain.introspect import overrides
 
 if TYPE_CHECKING:
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 
 class WriteInterval(str, Enum):

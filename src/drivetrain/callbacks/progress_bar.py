@@ -9,15 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._progress_thread import DRAWING, ProgressThread, Snapshot
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.progress import RunningStage
-from drivetrain.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 __all__ = ["ProgressBar", "Snapshot", "default_progress_bar"]
 

@@ -8,18 +8,18 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._checkpoint_files import save_new
-from drivetrain.checkpoint import numbered
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.trainer.checkpoint import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 
 class Requeue(Callback):

@@ -8,16 +8,16 @@ from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.restoring import entry, number
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
-from drivetrain.introspect import overrides
-from drivetrain.rank_zero import rank_zero_info
-from drivetrain.restoring import entry, number
 from drivetrain.settings import seconds_of
 
 if TYPE_CHECKING:
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 _STAGES = ("train", "validate", "test", "predict")
 

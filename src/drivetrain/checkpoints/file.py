@@ -14,7 +14,8 @@ from typing import IO, Any
 
 import torch
 
-from drivetrain import files, parity
+from drivetrain import parity
+from drivetrain.base import files
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, described
 

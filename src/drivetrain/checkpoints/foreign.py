@@ -30,8 +30,8 @@ from typing import IO, Any, ClassVar
 import torch
 from torch import _weights_only_unpickler as torch_allows  # private, and the only place of torch's allow-list
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import CheckpointError
-from drivetrain.rank_zero import rank_zero_warn
 
 _LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"  # torch's, before it wrote zip files
 _ZIP_START = b"PK\x03\x04"

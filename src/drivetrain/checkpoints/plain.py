@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.checkpoints import values
 from drivetrain.checkpoints.foreign import Placeholder
 from drivetrain.checkpoints.references import find, find_open, name_of
 from drivetrain.checkpoints.values import Described as Described
 from drivetrain.errors import CheckpointError, shown
-from drivetrain.rank_zero import rank_zero_warn
 
 MARKER = "__drivetrain__"
 

@@ -28,11 +28,11 @@ from drivetrain import callbacks, loggers
 from drivetrain.callback import Callback
 from drivetrain.cli.class_paths import Recipe, ReduceLROnPlateau
 from drivetrain.cli.hints import with_hint
-from drivetrain.datamodule import LightningDataModule
 from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
-from drivetrain.module import LightningModule
+from drivetrain.module.datamodule import LightningDataModule
+from drivetrain.module.module import LightningModule
 from drivetrain.settings import Settings
-from drivetrain.trainer import Trainer
+from drivetrain.trainer.trainer import Trainer
 
 AUTOMATIC = "AUTOMATIC"
 """``link_to`` of an optimizer or a scheduler that becomes the model's ``configure_optimizers``."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import drivetrain
+from drivetrain.base.registry import load
 from drivetrain.errors import did_you_mean
-from drivetrain.registry import load
 
 
 class Command(NamedTuple):

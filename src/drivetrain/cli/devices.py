@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from drivetrain.accelerators import Accelerator
-    from drivetrain.registry import Entry
+    from drivetrain.base.registry import Entry
 
 _GIB = 1 << 30
 

@@ -11,10 +11,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.accelerators import Accelerator
 from drivetrain.callback import Callback
-from drivetrain.datamodule import LightningDataModule
 from drivetrain.errors import UnknownArgumentError, closest
 from drivetrain.loggers.logger import Logger
-from drivetrain.module import LightningModule
+from drivetrain.module.datamodule import LightningDataModule
+from drivetrain.module.module import LightningModule
 from drivetrain.settings import complete
 from drivetrain.strategies import Strategy
 

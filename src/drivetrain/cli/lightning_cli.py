@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.seed import seed_everything
 from drivetrain.cli.argument_parser import AUTOMATIC, LightningArgumentParser, class_of, is_plain, listed
 from drivetrain.cli.class_paths import (
     LRSchedulerCallable,
@@ -17,14 +20,11 @@ from drivetrain.cli.class_paths import (
     instantiate_class,
 )
 from drivetrain.cli.save_config import SaveConfigCallback
-from drivetrain.datamodule import LightningDataModule
 from drivetrain.errors import ConfigurationError, arguments_checked
-from drivetrain.introspect import overrides
-from drivetrain.module import LightningModule
-from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.seed import seed_everything
+from drivetrain.module.datamodule import LightningDataModule
+from drivetrain.module.module import LightningModule
 from drivetrain.settings import complete
-from drivetrain.trainer import Trainer
+from drivetrain.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace

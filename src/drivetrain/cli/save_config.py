@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain import files
+from drivetrain.base import files
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
-    from drivetrain.module import LightningModule
-    from drivetrain.trainer import Trainer
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
 
 
 class SaveConfigCallback(Callback):

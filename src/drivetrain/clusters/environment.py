@@ -10,9 +10,9 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from typing import Any, ClassVar
 
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError, shown
-from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.registry import Registry
 
 DEFAULT_ADDRESS = "127.0.0.1"
 DEFAULT_PORT = 12910

@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
-from drivetrain import files
+from drivetrain.base import files
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
 from drivetrain.errors import ConfigurationError

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
-from drivetrain.rank_zero import rank_zero_warn
 
 # What the launchers of Open MPI, of MPICH and Intel, and of MVAPICH set. MPI itself is asked only where one has:
 # importing it in a process that no launcher has started may end that process.

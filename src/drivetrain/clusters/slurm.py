@@ -9,9 +9,9 @@ import signal
 import subprocess
 from collections.abc import Mapping, MutableMapping
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, DEFAULT_PORT, ClusterEnvironment
 from drivetrain.errors import ConfigurationError
-from drivetrain.rank_zero import rank_zero_warn
 
 _INTERACTIVE = ("bash", "interactive")  # what srun --pty bash and salloc call their jobs
 _PATIENCE_S = 60

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.tree import batch_sizes, map_leaves, move
 from drivetrain.data.feed import sized_length
 from drivetrain.errors import ConfigurationError
-from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.tree import batch_sizes, map_leaves, move
 
 
 def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:

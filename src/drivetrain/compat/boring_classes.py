@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from drivetrain.datamodule import LightningDataModule
-from drivetrain.module import LightningModule
+from drivetrain.module.datamodule import LightningDataModule
+from drivetrain.module.module import LightningModule
 
 _FEATURES = 32
 _SAMPLES = 64  # of each stage

@@ -11,9 +11,10 @@ from typing import IO, Any
 
 import torch
 
-from drivetrain import files, parity, yaml_text
+from drivetrain import parity
+from drivetrain.base import files, yaml_text
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
-from drivetrain.rank_zero import rank_zero_warn
 
 
 def get_filesystem(path: str | Path, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from drivetrain.tree import detach, move_to_host
+from drivetrain.base.tree import detach, move_to_host
 
 _OF_DEVICE = ("out of memory",)
 _OF_CUDNN = ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",)

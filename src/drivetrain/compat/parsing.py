@@ -9,12 +9,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
-from drivetrain.datamodule import LightningDataModule
-from drivetrain.hparams import HyperparametersMixin
-from drivetrain.introspect import overrides
-from drivetrain.module import LightningModule
-from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.module.datamodule import LightningDataModule
+from drivetrain.module.hparams import HyperparametersMixin
+from drivetrain.module.module import LightningModule
 
 _CONTRACTS = (LightningModule, LightningDataModule, Callback)
 

@@ -1,4 +1,4 @@
-"""``utilities.rank_zero``: the parts beyond what :mod:`drivetrain.rank_zero` has for itself."""
+"""``utilities.rank_zero``: the parts beyond what :mod:`drivetrain.base.rank_zero` has for itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from drivetrain.rank_zero import _RANK_VARIABLES as RANK_VARIABLES
-from drivetrain.rank_zero import log, rank_from_environ, rank_zero_warn
+from drivetrain.base.rank_zero import _RANK_VARIABLES as RANK_VARIABLES
+from drivetrain.base.rank_zero import log, rank_from_environ, rank_zero_warn
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from drivetrain import seed as _seed
+from drivetrain.base import seed as _seed
 from drivetrain.compat.rank_zero import rank_zero_info
 
 max_seed_value = 2**32 - 1
@@ -29,7 +29,7 @@ def reset_seed() -> None:
 
 @contextmanager
 def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
-    """:func:`drivetrain.seed.isolate_rng`, which always takes the device's generator with it."""
+    """:func:`drivetrain.base.seed.isolate_rng`, which always takes the device's generator with it."""
     with _seed.isolate_rng():
         yield
 

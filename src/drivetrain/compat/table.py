@@ -20,9 +20,9 @@ _SEED_EVERYTHING = f"{_C}.seed: seed_everything"
 _FRONT = ("drivetrain: Callback LightningDataModule LightningModule Trainer", _SEED_EVERYTHING)
 _MISCONFIGURATION = "drivetrain.errors: MisconfigurationException=DrivetrainError"  # catches all that we diagnose
 _LOGGERS = "drivetrain.loggers: CSVLogger TensorBoardLogger"
-_ATTRIBUTE_DICT = "drivetrain.hparams: AttributeDict"
+_ATTRIBUTE_DICT = "drivetrain.module.hparams: AttributeDict"
 _RANK_ZERO = (
-    "drivetrain.rank_zero: rank_zero_warn",
+    "drivetrain.base.rank_zero: rank_zero_warn",
     f"{_C}.rank_zero: rank_zero_debug rank_zero_deprecation rank_zero_info rank_zero_only",
 )
 _RANK_ZERO_MODULE = (
@@ -59,7 +59,7 @@ _SINGLE_DEVICE = ("drivetrain.strategies.single_device: SingleDeviceStrategy",)
 _STRATEGY = ("drivetrain.strategies.strategy: Strategy", f"{_C}.type_names: TBroadcast TReduce")
 
 SERVED: dict[str, tuple[str, ...]] = {
-    "": (*_FRONT, "drivetrain.engine: Fabric=Engine"),
+    "": (*_FRONT, "drivetrain.engine.engine: Fabric=Engine"),
     # ---- lightning.pytorch ------------------------------------------------------------------------------------------
     "pytorch": _FRONT,
     "pytorch.accelerators": ("drivetrain.accelerators",),
@@ -92,12 +92,12 @@ SERVED: dict[str, tuple[str, ...]] = {
         f"{_C}.type_names: ArgsType LRSchedulerTypeTuple LRSchedulerTypeUnion",
     ),
     "pytorch.core": ("drivetrain: LightningDataModule LightningModule",),
-    "pytorch.core.datamodule": ("drivetrain.datamodule: LightningDataModule",),
-    "pytorch.core.hooks": ("drivetrain.hooks: CheckpointHooks=ModelHooks DataHooks ModelHooks",),
-    "pytorch.core.mixins": ("drivetrain.hparams: HyperparametersMixin",),
-    "pytorch.core.mixins.hparams_mixin": ("drivetrain.hparams: HyperparametersMixin",),
-    "pytorch.core.module": ("drivetrain.module: LightningModule", f"{_C}.type_names: MODULE_OPTIMIZERS"),
-    "pytorch.core.optimizer": ("drivetrain.optimizers: LightningOptimizer",),
+    "pytorch.core.datamodule": ("drivetrain.module.datamodule: LightningDataModule",),
+    "pytorch.core.hooks": ("drivetrain.module.hooks: CheckpointHooks=ModelHooks DataHooks ModelHooks",),
+    "pytorch.core.mixins": ("drivetrain.module.hparams: HyperparametersMixin",),
+    "pytorch.core.mixins.hparams_mixin": ("drivetrain.module.hparams: HyperparametersMixin",),
+    "pytorch.core.module": ("drivetrain.module.module: LightningModule", f"{_C}.type_names: MODULE_OPTIMIZERS"),
+    "pytorch.core.optimizer": ("drivetrain.module.optimizers: LightningOptimizer",),
     "pytorch.core.saving": (f"{_C}.files: load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
     "pytorch.demos": (f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel",),
     "pytorch.demos.boring_classes": (
@@ -113,12 +113,12 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.loggers.tensorboard": ("drivetrain.loggers.tensorboard: TensorBoardLogger",),
     # There are no loop objects here; these are the views that trainer.fit_loop and its relatives are.
     "pytorch.loops": (
-        "drivetrain.view_loops: _EvaluationLoop=EvaluationView _FitLoop=FitView _PredictionLoop=PredictionView",
+        "drivetrain.trainer.loop_views: _EvaluationLoop=EvaluationView _FitLoop=FitView _PredictionLoop=PredictionView",
     ),
-    "pytorch.loops.evaluation_loop": ("drivetrain.view_loops: _EvaluationLoop=EvaluationView",),
-    "pytorch.loops.fit_loop": ("drivetrain.view_loops: _FitLoop=FitView",),
-    "pytorch.loops.prediction_loop": ("drivetrain.view_loops: _PredictionLoop=PredictionView",),
-    "pytorch.loops.training_epoch_loop": ("drivetrain.view_loops: _TrainingEpochLoop=TrainingEpochView",),
+    "pytorch.loops.evaluation_loop": ("drivetrain.trainer.loop_views: _EvaluationLoop=EvaluationView",),
+    "pytorch.loops.fit_loop": ("drivetrain.trainer.loop_views: _FitLoop=FitView",),
+    "pytorch.loops.prediction_loop": ("drivetrain.trainer.loop_views: _PredictionLoop=PredictionView",),
+    "pytorch.loops.training_epoch_loop": ("drivetrain.trainer.loop_views: _TrainingEpochLoop=TrainingEpochView",),
     "pytorch.plugins": ("drivetrain.plugins",),
     "pytorch.plugins.io": (_CHECKPOINT_IO, _TORCH_IO),
     "pytorch.plugins.io.checkpoint_plugin": (_CHECKPOINT_IO,),
@@ -132,7 +132,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.trainer.states": (
         "drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",
     ),
-    "pytorch.trainer.trainer": ("drivetrain.trainer: Trainer",),
+    "pytorch.trainer.trainer": ("drivetrain.trainer.trainer: Trainer",),
     "pytorch.utilities": (
         *_SAID_OF_BOTH,
         "drivetrain.data.combined: CombinedLoader",
@@ -168,7 +168,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.utilities.seed": (f"{_C}.seed: isolate_rng",),
     "pytorch.utilities.signature_utils": (f"{_C}.parsing: is_param_in_hook_signature",),
     "pytorch.utilities.types": (
-        "drivetrain.optimizers: LRSchedulerConfig",
+        "drivetrain.module.optimizers: LRSchedulerConfig",
         "torch.nn.parallel: DistributedDataParallel",
         f"{_C}.type_names: EVAL_DATALOADERS LRSchedulerConfigType LRSchedulerPLType LRSchedulerType "
         "LRSchedulerTypeTuple LRSchedulerTypeUnion OptimizerConfig OptimizerLRScheduler OptimizerLRSchedulerConfig "
@@ -176,14 +176,14 @@ SERVED: dict[str, tuple[str, ...]] = {
     ),
     "pytorch.utilities.warnings": (f"{_C}.user_warnings: PossibleUserWarning",),
     # ---- lightning.fabric -------------------------------------------------------------------------------------------
-    "fabric": ("drivetrain.engine: Fabric=Engine", _SEED_EVERYTHING, f"{_C}.wrapped: is_wrapped"),
+    "fabric": ("drivetrain.engine.engine: Fabric=Engine", _SEED_EVERYTHING, f"{_C}.wrapped: is_wrapped"),
     "fabric.accelerators": (
         "drivetrain.accelerators",
         "drivetrain.accelerators: ACCELERATOR_REGISTRY=AcceleratorRegistry",
     ),
     **{f"fabric.accelerators.{name}": source for name, source in _ACCELERATORS.items()},
     "fabric.accelerators.cuda": ("drivetrain.accelerators.cuda: CUDAAccelerator find_usable_cuda_devices",),
-    "fabric.fabric": ("drivetrain.engine: Fabric=Engine",),
+    "fabric.fabric": ("drivetrain.engine.engine: Fabric=Engine",),
     "fabric.loggers": (_LOGGERS, "drivetrain.loggers: Logger"),
     "fabric.loggers.csv_logs": ("drivetrain.loggers.csv: CSVLogger",),
     "fabric.loggers.logger": ("drivetrain.loggers: Logger", f"{_C}.loggers: rank_zero_experiment"),
@@ -230,7 +230,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.utilities.warnings": (f"{_C}.user_warnings: PossibleUserWarning disable_possible_user_warnings",),
     "fabric.wrappers": (
         f"{_C}.wrapped: is_wrapped",
-        "drivetrain.wrappers: _FabricDataLoader=EngineLoader _FabricModule=EngineModule",
-        "drivetrain.wrappers: _FabricOptimizer=OptimizerHandle",
+        "drivetrain.engine.wrappers: _FabricDataLoader=EngineLoader _FabricModule=EngineModule",
+        "drivetrain.engine.wrappers: _FabricOptimizer=OptimizerHandle",
     ),
 }

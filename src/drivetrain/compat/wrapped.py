@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drivetrain.wrappers import EngineLoader, EngineModule, OptimizerHandle
+from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle
 
 
 def is_wrapped(obj: object) -> bool:

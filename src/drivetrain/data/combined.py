@@ -11,8 +11,8 @@ from weakref import WeakSet
 
 from torch.utils.data import DataLoader
 
+from drivetrain.base.tree import map_leaves
 from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
-from drivetrain.tree import map_leaves
 
 _INF = float("inf")
 _END = object()  # what next() hands back at a loader's end: None may be a batch

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.seed import rng_state, worker_seed_init
+from drivetrain.base.tree import was_there
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.passes import CombinedPasses, Passes
 from drivetrain.errors import ConfigurationError
-from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.seed import rng_state, worker_seed_init
-from drivetrain.tree import was_there
 
 
 def sized_length(loader: Any) -> int | None:

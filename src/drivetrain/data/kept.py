@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from drivetrain.base.seed import isolate_rng
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.seed import isolate_rng
 
 
 @contextmanager

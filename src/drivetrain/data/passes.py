@@ -29,13 +29,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from drivetrain.base.restoring import restoring
+from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.kept import generators_kept, generators_of
 from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.data.stateful import between_passes, is_stateful, leave, rest_of_pass
 from drivetrain.errors import CheckpointError
-from drivetrain.restoring import restoring
-from drivetrain.seed import isolate_rng, rng_state, set_rng_state
 
 _INF = float("inf")
 Mark = dict[str, Any]

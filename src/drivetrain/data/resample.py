@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
-from drivetrain.rank_zero import rank_zero_warn
 
 L = TypeVar("L", bound=DataLoader[Any])
 

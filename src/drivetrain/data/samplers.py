@@ -21,9 +21,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import ConfigurationError
-from drivetrain.seed import rng_state, set_rng_state
 
 Agree = Callable[[Any], Any]
 """What rank 0 has, on every rank."""

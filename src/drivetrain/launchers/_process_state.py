@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from drivetrain import parity
-from drivetrain.seed import set_rng_state
+from drivetrain.base.seed import set_rng_state
 
 T = TypeVar("T")
 

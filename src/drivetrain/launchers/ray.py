@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
-from drivetrain.rank_zero import rank_zero_info
 
 _HERE = "local"  # Ray's word for a cluster of this machine alone
 _STORE_BYTES = 200 * 2**20  # Ray would take a third of this machine's memory

@@ -8,10 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from drivetrain import files, yaml_text
+from drivetrain.base import files, yaml_text
+from drivetrain.base.rank_zero import rank_from_environ
 from drivetrain.errors import ConfigurationError, NotSupportedError, wrong_value
 from drivetrain.loggers.logger import Logger
-from drivetrain.rank_zero import rank_from_environ
 
 _VERSION = re.compile(r"version_(\d+)")
 

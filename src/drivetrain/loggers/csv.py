@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drivetrain import files
+from drivetrain.base import files
+from drivetrain.base.rank_zero import rank_zero_only, rank_zero_warn
 from drivetrain.errors import ConfigurationError, arguments_checked, is_count, shown
 from drivetrain.loggers._folder import FolderLogger
-from drivetrain.rank_zero import rank_zero_only, rank_zero_warn
 
 Row = dict[str, Any]
 

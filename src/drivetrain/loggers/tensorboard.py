@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from drivetrain import files
+from drivetrain.base import files
+from drivetrain.base.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, did_you_mean, shown
-from drivetrain.export import detached, example_pass
 from drivetrain.loggers._folder import FolderLogger
-from drivetrain.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
+from drivetrain.module.export import detached, example_pass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,8 +150,8 @@ class TensorBoardLogger(FolderLogger):
         """Record the graph of ``model`` on ``input_array``, by default its ``example_input_array``.
 
         Does nothing unless the logger was made with ``log_graph=True``. The model is traced in evaluation mode and in
-        its run's precision; the run does not notice (:func:`~drivetrain.export.example_pass`). If tracing fails, there
-        is a warning, and no graph.
+        its run's precision; the run does not notice (:func:`~drivetrain.module.export.example_pass`). If tracing fails,
+        there is a warning, and no graph.
         """
         if not self._log_graph:
             return

@@ -12,18 +12,18 @@ from typing import Any, Literal
 
 import torch
 
+from drivetrain.base.introspect import positional_arity, takes_iterator
+from drivetrain.base.seed import isolate_rng, rng_state
+from drivetrain.base.tree import move_to_host
 from drivetrain.data.feed import BatchIterator, feed, set_epoch
 from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.kept import generators_kept, workers_kept
 from drivetrain.errors import ConfigurationError
-from drivetrain.introspect import positional_arity, takes_iterator
-from drivetrain.logbook import Row
+from drivetrain.logbook.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts
 from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.run import Run, val_check_every
-from drivetrain.seed import isolate_rng, rng_state
-from drivetrain.tree import move_to_host
 
 Stage = Literal["validate", "test", "predict"]
 

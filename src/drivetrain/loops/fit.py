@@ -20,11 +20,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from drivetrain.base.introspect import takes_iterator
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.restoring import naming
+from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead, gives_up, set_epoch, was_asked_for_end
 from drivetrain.data.passes import is_replayed
 from drivetrain.errors import CheckpointError, ConfigurationError
-from drivetrain.hooks import Call
-from drivetrain.introspect import takes_iterator
 from drivetrain.loops.evaluate import agree_on_counts, evaluate, sanity_check, validates_in, validation_due
 from drivetrain.loops.loaders import check_counts
 from drivetrain.loops.progress import RunningStage
@@ -43,11 +45,9 @@ from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import Step, make_step
-from drivetrain.losses import outputs_for_hooks
-from drivetrain.optimizers import LRSchedulerConfig
-from drivetrain.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.restoring import naming
-from drivetrain.seed import rng_state, set_rng_state
+from drivetrain.module.hooks import Call
+from drivetrain.module.losses import outputs_for_hooks
+from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 class _Bound(NamedTuple):

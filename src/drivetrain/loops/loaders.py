@@ -10,15 +10,15 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from drivetrain.base.introspect import overrides
+from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.feed import count_batches, count_of, fetches_ahead, seed_workers, sized_length
 from drivetrain.data.kept import loader_states, set_loader_states
 from drivetrain.data.passes import CombinedPasses, Passes, passes_over
 from drivetrain.data.resample import without_shuffle
 from drivetrain.errors import ConfigurationError, described
-from drivetrain.hooks import DataHooks
-from drivetrain.introspect import overrides
-from drivetrain.tree import leaves, map_leaves
+from drivetrain.module.hooks import DataHooks
 
 LOADER_HOOKS = {
     "fit": "train_dataloader",
@@ -158,7 +158,7 @@ class Loaders:
 
     def defined(self, stage: str) -> bool:
         """Whether the evaluation ``stage`` has both a loader and a step."""
-        from drivetrain.module import LightningModule
+        from drivetrain.module.module import LightningModule
 
         step = "validation_step" if stage == "validate" else "test_step"
         return overrides(self._module, step, LightningModule) and self.available(stage)

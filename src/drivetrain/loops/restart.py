@@ -21,17 +21,17 @@ from typing import Any
 
 from torch import nn
 
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.restoring import naming, restoring
+from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.errors import CheckpointError
-from drivetrain.hooks import LOG_RULES
-from drivetrain.introspect import overrides
 from drivetrain.loops.metrics import copied_states, metrics_in, set_states, state_of
 from drivetrain.loops.progress import RunningStage, TrainerStatus
 from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import Run
-from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.restoring import naming, restoring
-from drivetrain.seed import rng_state, set_rng_state
+from drivetrain.module.hooks import LOG_RULES
 
 State = dict[str, Any]
 

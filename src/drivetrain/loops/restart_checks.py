@@ -7,11 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from drivetrain.data.passes import CombinedPasses, Passes
-from drivetrain.hooks import LOG_RULES
-from drivetrain.logged import Options
-from drivetrain.loops.progress import Progress
-from drivetrain.restoring import (
+from drivetrain.base.restoring import (
     WrongForm,
     check_generators,
     check_rng_state,
@@ -21,6 +17,10 @@ from drivetrain.restoring import (
     number,
     restoring,
 )
+from drivetrain.data.passes import CombinedPasses, Passes
+from drivetrain.logbook.entry import Options
+from drivetrain.loops.progress import Progress
+from drivetrain.module.hooks import LOG_RULES
 
 State = Mapping[str, Any]
 

@@ -10,17 +10,17 @@ from typing import Any
 from torch.optim import Optimizer
 
 from drivetrain import parity
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.data.feed import BatchIterator
-from drivetrain.engine import Engine
+from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError
-from drivetrain.hooks import Call, HookTable
-from drivetrain.logbook import Logbook, Row
+from drivetrain.logbook.logbook import Logbook, Row
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import Progress
-from drivetrain.losses import Window
-from drivetrain.module import LightningModule
-from drivetrain.optimizers import LightningOptimizer
-from drivetrain.rank_zero import rank_zero_info
+from drivetrain.module.hooks import Call, HookTable
+from drivetrain.module.losses import Window
+from drivetrain.module.module import LightningModule
+from drivetrain.module.optimizers import LightningOptimizer
 from drivetrain.settings import Settings, val_interval_of
 
 ENDLESS = float("inf")
@@ -134,7 +134,7 @@ class Run:
         clock_answer: the batches done, and whether the time for a validation was over then.
         together: keeps this rank's pass over the training data in step with the others'; ``None`` where it is alone.
         all_stop: the ranks have agreed to stop.
-        transfer: ``(move, hooks)`` as :func:`drivetrain.hooks.bind_transfer` returns them.
+        transfer: ``(move, hooks)`` as :func:`drivetrain.module.hooks.bind_transfer` returns them.
         loaders: makes the loaders on first use.
     """
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from drivetrain import parity
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
-from drivetrain.hooks import HookTable
-from drivetrain.logbook import Logbook
+from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
-from drivetrain.optimizers import LRSchedulerConfig
-from drivetrain.rank_zero import rank_zero_warn
+from drivetrain.module.hooks import HookTable
+from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 class Schedules:

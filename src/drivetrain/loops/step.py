@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from drivetrain.base.introspect import overrides, positional_arity
+from drivetrain.engine.wrappers import TakeStep, requires_closure
 from drivetrain.errors import ConfigurationError
-from drivetrain.introspect import overrides, positional_arity
 from drivetrain.loops.run import Run
-from drivetrain.losses import Window, cannot_be_differentiated, loss_of, rescale
-from drivetrain.optimizers import LightningOptimizer, parameters_of
+from drivetrain.module.losses import Window, cannot_be_differentiated, loss_of, rescale
+from drivetrain.module.optimizers import LightningOptimizer, parameters_of
 from drivetrain.precision.precision import Precision
-from drivetrain.wrappers import TakeStep, requires_closure
 
 Step = Callable[[Any, int, int, bool, int], Any]
 """``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from drivetrain.base.tree import map_leaves
 from drivetrain.data.samplers import RankBatches
 from drivetrain.data.uneven import KeptTogether, PaddedBatches
 from drivetrain.loops.metrics import metrics_in, set_state, state_of
 from drivetrain.loops.run import Run
-from drivetrain.tree import map_leaves
 
 Batches = Iterator[tuple[Any, bool]]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
-from drivetrain.tree import map_leaves
 
 _DTYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 

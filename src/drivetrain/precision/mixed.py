@@ -13,10 +13,10 @@ from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.restoring import count, entry, expect, number
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
-from drivetrain.rank_zero import rank_zero_warn
-from drivetrain.restoring import count, entry, expect, number
 
 _DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _SKIPS_BEFORE_WARNING = 100

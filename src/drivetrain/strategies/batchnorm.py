@@ -22,8 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
-from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.strategies._peers import Peers, peers_of
 
 # ---- the functions ---------------------------------------------------------------------------------------------------

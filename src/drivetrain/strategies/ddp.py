@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
-from drivetrain.registry import Registry
 from drivetrain.strategies._peers import some
 from drivetrain.strategies.batchnorm import count_batches, restored, synchronised
 from drivetrain.strategies.model_averaging import ModelAveraging, model_averaging

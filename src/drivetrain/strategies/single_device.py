@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
-from drivetrain.registry import Registry
 from drivetrain.strategies.strategy import Strategy
 
 

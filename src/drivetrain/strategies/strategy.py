@@ -13,14 +13,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.registry import Registry
+from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
-from drivetrain.registry import Registry
 from drivetrain.strategies.collectives import operation_of
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.redirection import redirected
-from drivetrain.tree import map_leaves
 
 
 class Strategy(ABC):

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.engine import Engine
+from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.tree import move
+from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
-from drivetrain.module import LightningModule
-from drivetrain.seed import rng_state, set_rng_state
-from drivetrain.trainer import Trainer
-from drivetrain.tree import move
+from drivetrain.module.module import LightningModule
+from drivetrain.trainer.trainer import Trainer
 
 try:
     import pytest

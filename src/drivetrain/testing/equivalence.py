@@ -14,12 +14,12 @@ from torch import Tensor
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers.dummy import DummyLogger
-from drivetrain.losses import WeightedLoss
-from drivetrain.module import LightningModule
+from drivetrain.module.losses import WeightedLoss
+from drivetrain.module.module import LightningModule
 from drivetrain.precision.precision import Precision
 from drivetrain.testing.plain_loop import Outcome, run_plain_loop, scale_gradients
 from drivetrain.testing.programs import PRECISIONS, Program, loss_of, random_program
-from drivetrain.trainer import Trainer
+from drivetrain.trainer.trainer import Trainer
 
 
 def check_against_plain_loop(

@@ -15,8 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import parse_indices
+from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError, is_count, shown
-from drivetrain.registry import Registry
 from drivetrain.testing._machine import Machine
 from drivetrain.testing._modes import CallMode, OperationMode
 from drivetrain.testing._places import Place, device_at

@@ -1,0 +1,256 @@
+"""Names for classes: a folder's files, what users register, and what installed packages offer.
+
+A backend is one file, ``<folder>/<name>.py``, that defines one public concrete subclass of the folder's contract. The
+folder's listing *is* the registry: to add a name, add a file. A class may give itself further names, with arguments of
+their own, in the classmethod that the contract calls when a subclass is defined; that is also how a user's class gets
+its name. Third-party packages offer theirs through the entry-point group named like the folder, for example
+``drivetrain.loggers``. Nothing is imported until a name is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from types import ModuleType
+from typing import Any, Generic, TypeVar, cast, overload
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """What a name stands for.
+
+    Attributes:
+        name: the name.
+        cls: the class.
+        description: one line for lists.
+        init_params: what the class is called with.
+    """
+
+    name: str
+    cls: type[T]
+    description: str = ""
+    init_params: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> T:
+        """A new instance."""
+        return self.cls(**self.init_params)
+
+
+class Registry(Generic[T]):
+    """The classes that implement one contract, by name.
+
+    Args:
+        package: the folder, for example ``"drivetrain.loggers"``.
+        contract: its module inside the folder that holds the abstract class, for example ``"logger"``.
+        kind: the word that messages use for one entry, for example ``"logger"``.
+        by_file: the names of the folder's files are names of classes; False where the classes name themselves, because
+            they have several names, or the folder holds other files too: all of it is imported with the first question.
+    """
+
+    def __init__(self, package: str, contract: str, kind: str, by_file: bool = True) -> None:
+        self._by_file = by_file
+        self._imported = False
+        self._package = package
+        self._contract = contract
+        self._kind = kind
+        self._registered: dict[str, Entry[T]] = {}
+
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def register(
+        self, name: str, cls: type[T], description: str = "", override: bool = False, **init_params: Any
+    ) -> type[T]: ...
+
+    @overload
+    def register(
+        self, name: str, cls: None = None, description: str = "", override: bool = False, **init_params: Any
+    ) -> Callable[[type[T]], type[T]]: ...
+
+    def register(
+        self, name: str, cls: type[T] | None = None, description: str = "", override: bool = False, **init_params: Any
+    ) -> type[T] | Callable[[type[T]], type[T]]:
+        """Give ``cls`` a name for this process; without ``cls``, a decorator.
+
+        Args:
+            name: what users will write.
+            cls: the class.
+            description: one line for lists; by default the first line of the class's docstring.
+            override: take the name from whoever has it.
+            init_params: what the class is called with under this name.
+
+        Raises:
+            ConfigurationError: the name belongs to a different class, or to a file of the folder, and ``override`` is
+                False. The same class again (a re-run notebook cell, a spawned child) replaces silently.
+        """
+        if cls is None:
+            return lambda decorated: self.register(name, decorated, description, override, **init_params)
+        self.check_name(name)
+        if not self._is_own(cls):
+            files = self._files()  # imports the folder, whose classes may register themselves
+            known = self._registered.get(name)
+            owner = None if known is None else known.cls
+            if owner is None and name in files and not override:
+                owner = self.entry(name).cls
+            if owner is not None and not override and _identity(owner) != _identity(cls):
+                raise ConfigurationError(
+                    f"The {self._kind} name {name!r} already belongs to {owner.__qualname__} ({owner.__module__}). "
+                    f"Register {cls.__qualname__} under another name, or pass override=True."
+                )
+        self._registered[name] = Entry(name, cls, description or _first_line(cls), init_params)
+        return cls
+
+    def remove(self, name: str) -> None:
+        """Forget a name that was registered; a name that a file of the folder has comes back by itself.
+
+        Raises:
+            UnknownNameError: it was not registered.
+        """
+        if name not in self._registered:
+            raise UnknownNameError(
+                f"No {self._kind} was registered as {name!r}. {did_you_mean(name, self._registered)}"
+            )
+        del self._registered[name]
+
+    def available(self) -> list[str]:
+        """Every name that :meth:`get` accepts, sorted; no backend is imported to list it."""
+        return sorted({*self._files(), *self._registered, *self._entry_points()})
+
+    # ---- what they stand for -------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> T:
+        """A new instance of what is called ``name``, made with the arguments that it was registered with.
+
+        Raises:
+            UnknownNameError: nobody offers this name; the message suggests the likeliest one.
+        """
+        return self.entry(name).build()
+
+    def entry(self, name: str) -> Entry[T]:
+        """What ``name`` stands for: registered here, else a file of the folder, else an entry point.
+
+        Raises:
+            UnknownNameError: nobody offers this name; the message suggests the likeliest one.
+        """
+        files = self._files()
+        if name not in self._registered and name in files:
+            module = importlib.import_module(f"{self._package}.{name}")
+            if name not in self._registered:
+                cls = self._class_in(module)
+                return Entry(name, cls, _first_line(cls))
+        if name in self._registered:
+            return self._registered[name]
+        if (point := self._entry_points().get(name)) is not None:
+            loaded: type[T] = point.load()
+            # Loading may have defined a class that gave itself this name, with arguments.
+            return self._registered.get(name) or Entry(name, loaded, _first_line(loaded))
+        if (fallback := self.fallback(name)) is not None:
+            return fallback
+        raise UnknownNameError(f"There is no {self._kind} called {name!r}. {did_you_mean(name, self.available())}")
+
+    def check_name(self, name: str) -> None:
+        """Raise a ConfigurationError for a name that nobody may take."""
+
+    def fallback(self, name: str) -> Entry[T] | None:
+        """What a name means that nobody has: a subclass may have a general answer. Registering it stays free."""
+        return None
+
+    def entries(self) -> Iterator[Entry[T]]:
+        """Every entry, by name; an installed package whose class cannot be imported is left out with a warning."""
+        for name in self.available():
+            try:
+                entry = self.entry(name)
+            except Exception as error:
+                if name not in self._entry_points():
+                    raise
+                rank_zero_warn(
+                    f"The {self._kind} {name!r} of an installed package cannot be imported: {error!r}. "
+                    "Repair or uninstall that package."
+                )
+                continue
+            yield entry
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        """The entry as a dictionary (spec S0-9): the class, its name, "description", "init_params"."""
+        entry = self.entry(name)
+        return {
+            self._kind: entry.cls,
+            f"{self._kind}_name": name,
+            "description": entry.description,
+            "init_params": dict(entry.init_params),
+        }
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.available()
+
+    # ---- where they come from ------------------------------------------------------------------------------------
+
+    def _is_own(self, cls: type[Any]) -> bool:
+        return cls.__module__.startswith(f"{self._package}.")
+
+    def _files(self) -> set[str]:
+        package = importlib.import_module(self._package)
+        if not self._by_file:
+            self._import_all(package)
+            return set()
+        names = {module.name for module in pkgutil.iter_modules(package.__path__)}
+        return {name for name in names if name != self._contract and not name.startswith("_")}
+
+    def _import_all(self, package: ModuleType) -> None:
+        if not self._imported:
+            self._imported = True  # before: the classes in there register themselves
+            for module in pkgutil.iter_modules(package.__path__):
+                if not module.name.startswith("_"):
+                    importlib.import_module(f"{self._package}.{module.name}")
+
+    def _entry_points(self) -> dict[str, metadata.EntryPoint]:
+        return {entry.name: entry for entry in metadata.entry_points(group=self._package)}
+
+    def _class_in(self, module: ModuleType) -> type[T]:
+        contract_module = importlib.import_module(f"{self._package}.{self._contract}")
+        contract = next(
+            value for value in vars(contract_module).values()
+            if inspect.isclass(value) and value.__module__ == contract_module.__name__ and self._is_contract(value)
+        )  # fmt: skip
+        found = list(dict.fromkeys(
+            value for value in vars(module).values()  # one class may have two names there
+            if inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, contract)
+            and not value.__name__.startswith("_") and not inspect.isabstract(value)
+        ))  # fmt: skip
+        if len(found) != 1:
+            raise ConfigurationError(
+                f"The file {module.__name__} must define exactly one public {contract.__name__}, "
+                f"not {[cls.__name__ for cls in found]}. Give the others a leading underscore or a file of their own."
+            )
+        return cast("type[T]", found[0])
+
+    def _is_contract(self, cls: type[Any]) -> bool:
+        return cls.__name__.lower() == self._contract.replace("_", "")
+
+
+def _first_line(cls: type[Any]) -> str:
+    """Of the class's own docstring."""
+    return next(iter((cls.__dict__.get("__doc__") or "").strip().splitlines()), "")
+
+
+def _identity(cls: type[Any]) -> tuple[str, str]:
+    module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
+    return module, cls.__qualname__
+
+
+def load(path: str) -> Any:
+    """The object at ``"package.module:name"``, imported when asked for.
+
+    This is how the front reaches leaves (default callbacks and loggers) without importing their folders.
+    """
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,135 @@
+"""Random state: seed it, and run something without disturbing it."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from drivetrain.base.rank_zero import rank_from_environ
+from drivetrain.errors import CheckpointError, ConfigurationError
+
+_MAX_SEED = 2**32 - 1  # numpy's limit, the smallest of the three generators
+
+
+def seed_everything(seed: int | None = None, workers: bool = False) -> int:
+    """Seed python, numpy (if it is loaded) and torch, on every device; return the seed.
+
+    Args:
+        seed: 0 to 2**32 - 1. ``None`` takes the environment variable ``PL_GLOBAL_SEED``, or 0 where it is unset.
+        workers: also seed each DataLoader worker from (seed, rank, worker id). The loaders themselves already give
+            workers different torch seeds; this makes python's and numpy's generators follow.
+
+    Raises:
+        ConfigurationError: the seed is no integer in that range.
+
+    The seed is exported as ``PL_GLOBAL_SEED`` so that processes started from here use the same one.
+    """
+    if seed is None:
+        text = os.environ.get("PL_GLOBAL_SEED", "0")
+        if not text.isdigit():
+            raise ConfigurationError(
+                f"The environment variable PL_GLOBAL_SEED must be an integer, not {text!r}. Unset it or write a number."
+            )
+        seed = int(text)
+    if not isinstance(seed, Integral) or not 0 <= seed <= _MAX_SEED:
+        raise ConfigurationError(f"A seed must lie in 0..{_MAX_SEED}, not {seed!r}. Choose one in that range.")
+    seed = int(seed)
+    os.environ["PL_GLOBAL_SEED"] = str(seed)
+    os.environ["PL_SEED_WORKERS"] = str(int(workers))
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
+    torch.manual_seed(seed)
+    return seed
+
+
+def worker_seed_init(worker_id: int) -> None:
+    """A DataLoader's ``worker_init_fn``: python and numpy follow f(loader's base seed, rank, worker id) (trap T47).
+
+    On rank 0 torch is left as its DataLoader seeded it, per worker, from the base seed it drew. On the others, whose
+    loaders draw the same base seed, it follows too: or all ranks would augment their samples alike.
+    """
+    base, rank = torch.initial_seed() - worker_id, rank_from_environ()
+    words = [base & 0xFFFFFFFF, (base >> 32) & 0xFFFFFFFF, worker_id, rank]
+    mixed = 0
+    for word in words:  # one round of splitmix64 per word: neighbours in (rank, worker) end far apart
+        mixed = (mixed + word + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        mixed ^= mixed >> 31
+    random.seed(mixed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(mixed & _MAX_SEED)
+    if rank != 0:
+        torch.manual_seed(mixed)
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of python's, numpy's (if loaded), torch's and the current device's generators, as plain data."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, *rest = numpy.random.get_state()
+        state["numpy"] = (name, keys.tolist(), *rest)
+    if torch.accelerator.is_available():
+        device = torch.get_device_module(torch.accelerator.current_accelerator())
+        if getattr(device, "is_initialized", lambda: True)():  # to ask an unused one would make this process use it
+            state["device"] = device.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put back what :func:`rng_state` returned."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.set_state(state["numpy"])
+    if "device" in state and torch.accelerator.is_available():
+        torch.get_device_module(torch.accelerator.current_accelerator()).set_rng_state(state["device"])
+
+
+class Generators:
+    """The random generators as a part of a checkpoint: ``{"model": model, "rng": engine.rng}``.
+
+    Args:
+        gather: what every process has, on each of them.
+        rank: of this one.
+    """
+
+    def __init__(self, gather: Callable[[Any], list[Any]] = lambda own: [own], rank: int = 0) -> None:
+        self._gather = gather
+        self._rank = rank
+
+    def state_dict(self) -> dict[str, Any]:
+        """:func:`rng_state` of every process, which all must ask for."""
+        return {"ranks": self._gather(rng_state())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """:func:`set_rng_state` with this process's own; as many must have saved it.
+
+        Raises:
+            CheckpointError: they were more or less.
+        """
+        everyones, processes = state["ranks"], len(self._gather(None))
+        if len(everyones) != processes:
+            raise CheckpointError(
+                f"The random state was saved by {len(everyones)} processes, and there are {processes}. "
+                "Run as many, or leave the random state out of what is loaded."
+            )
+        set_rng_state(everyones[self._rank])
+
+
+@contextmanager
+def isolate_rng() -> Iterator[None]:
+    """Run the block and leave every generator as it was before."""
+    state = rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)

@@ -1,0 +1,15 @@
+"""A plan in motion, for the Trainer and for loops of one's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.engine.engine import Engine as Engine
+
+_PUBLIC = {"Engine": "engine"}
+__all__ = ["Engine"]
+
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

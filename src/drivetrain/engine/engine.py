@@ -1,0 +1,480 @@
+"""A plan in motion: the device, the precision and the optimizer step, for the Trainer and for loops of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.introspect import overrides
+from drivetrain.base.registry import Entry
+from drivetrain.base.seed import Generators, seed_everything
+from drivetrain.base.tree import move
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.data.feed import seed_workers
+from drivetrain.engine import snapshots
+from drivetrain.engine.no_init import NoInit
+from drivetrain.engine.ranks import Ranks
+from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, requires_closure, unwrapped
+from drivetrain.errors import ConfigurationError, arguments_checked, described
+from drivetrain.launchers.external import ExternalLauncher
+from drivetrain.launchers.launcher import Launcher
+from drivetrain.plan import Plan, resolve
+from drivetrain.precision.precision import Precision
+from drivetrain.settings import Settings, from_command_line
+from drivetrain.strategies.placement import place
+from drivetrain.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from drivetrain.loggers.logger import Logger
+
+
+class Engine(Ranks):
+    """What drives a model, without a loop.
+
+    ::
+
+        engine = Engine(precision="bf16-mixed")
+        engine.launch()
+        model, optimizer = engine.setup(model, optimizer)
+        loader = engine.setup_dataloaders(loader)
+        for x, y in loader:
+            loss = F.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            engine.backward(loss)
+            engine.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+
+    A subclass may hold the whole program in a method ``run``; calling it launches first.
+
+    Args:
+        accelerator, strategy, devices, num_nodes, precision, plugins: as the Trainer's. What is left out may come from
+            the command line: ``drivetrain run --devices=2 train.py``.
+        callbacks: objects whose methods :meth:`call` calls.
+        loggers: where :meth:`log` writes.
+        plan: a plan that is already resolved; the arguments that it decides are then ignored.
+
+    Raises:
+        ConfigurationError: an argument is wrong, contradicts another, or contradicts the command line.
+        NotSupportedError: a legal argument that this version cannot honour.
+    """
+
+    @arguments_checked
+    def __init__(
+        self,
+        *,
+        accelerator: str | Accelerator = "auto",
+        strategy: str | Strategy = "auto",
+        devices: int | list[int] | str = "auto",
+        num_nodes: int = 1,
+        precision: int | str | None = None,
+        plugins: Precision
+        | CheckpointIO
+        | ClusterEnvironment
+        | list[Precision | CheckpointIO | ClusterEnvironment]
+        | None = None,
+        callbacks: Any | list[Any] | None = None,
+        loggers: Logger | Iterable[Logger] | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        if plan is None:
+            chosen = from_command_line(
+                accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
+            )
+            plan = resolve(Settings(plugins=plugins, **chosen))
+        self.plan = plan
+        self.strategy = plan.strategy if isinstance(plan.strategy, Strategy) else _build(plan)
+        self.strategy.accelerator = plan.accelerator
+        self.strategy.parallel_devices = plan.devices
+        self.strategy.know_job(plan.environment, plan.num_nodes)
+        self.strategy.precision_plugin = plan.precision
+        if plan.checkpoint_io is not None:
+            self.strategy.checkpoint_io = plan.checkpoint_io
+        self.callbacks: list[Any] = _listed(callbacks)
+        self.loggers: list[Logger] = _listed(loggers)
+        self.launcher = _launcher(plan)
+        numbers = self.strategy.precision_plugin
+        self._differentiates_plainly = not (numbers.scales_loss or overrides(numbers, "backward", Precision))
+        self._modules: list[nn.Module] = []  # what was set up
+
+    # ---- what and where ------------------------------------------------------------------------------------------
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The kind of hardware."""
+        assert self.strategy.accelerator is not None  # the constructor has filled it in
+        return self.strategy.accelerator
+
+    @property
+    def precision(self) -> Precision:
+        """The numeric precision."""
+        return self.strategy.precision_plugin
+
+    @property
+    def device(self) -> torch.device:
+        """The device this process computes on."""
+        return self.strategy.root_device
+
+    @property
+    def rng(self) -> Generators:
+        """The random generators of every process, to be saved and loaded with a model, so that it goes on exactly."""
+        return Generators(self.strategy.gather_objects, self.global_rank)
+
+    @property
+    def logger(self) -> Logger:
+        """The first logger.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        if not self.loggers:
+            raise ConfigurationError("This Engine has no logger. Write Engine(loggers=[CSVLogger(...)]).")
+        return self.loggers[0]
+
+    # ---- set up --------------------------------------------------------------------------------------------------
+
+    def setup(
+        self, module: nn.Module, *optimizers: Optimizer, scheduler: Any = None, move_to_device: bool = True
+    ) -> Any:
+        """Put ``module`` on the device, in this precision, under this strategy, and let ``optimizers`` follow it.
+
+        Args:
+            module: the model; its parameters are moved in place.
+            optimizers: built on its parameters.
+            scheduler: built on an optimizer; handed back as it is where the strategy does not step it.
+            move_to_device: leave the module where it is, if False.
+
+        Returns:
+            The wrapped module; with optimizers, or a scheduler, a tuple of it and them in the order of the arguments.
+
+        Raises:
+            ConfigurationError: something is set up already, or is no module or optimizer.
+        """
+        self._check_module(module)
+        self._check_optimizers(optimizers)
+        self._begin()
+        before = dict(module.named_parameters())
+        prepared = self.strategy.setup_module(module, move_to_device)
+        follow(optimizers, before, module)
+        self._modules.append(module)
+        model = EngineModule(prepared, module, self)
+        handles = [self._handle(optimizer) for optimizer in optimizers]
+        if callable(attach := getattr(module, "attach_engine", None)):
+            attach(self, handles)
+        for callback in self.callbacks:
+            if callable(hook := getattr(callback, "on_after_setup", None)):
+                hook(engine=self, module=model)
+        parts = (model, *handles, *([] if scheduler is None else [scheduler]))
+        return parts if len(parts) > 1 else model
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> EngineModule:
+        """:meth:`setup` for a module alone, where optimizers are built afterwards, from its final parameters."""
+        return cast("EngineModule", self.setup(module, move_to_device=move_to_device))
+
+    def setup_optimizers(self, *optimizers: Optimizer) -> Any:
+        """Let the ``step`` of ``optimizers`` go through precision and strategy.
+
+        Returns: the wrapped optimizer, or a tuple of them.
+        """
+        self._check_optimizers(optimizers)
+        handles = [self._handle(optimizer) for optimizer in optimizers]
+        if not handles:
+            raise ConfigurationError("Engine.setup_optimizers() got no optimizer. Pass one.")
+        return handles[0] if len(handles) == 1 else tuple(handles)
+
+    def setup_dataloaders(
+        self, *loaders: Iterable[Any], use_distributed_sampler: bool = True, move_to_device: bool = True
+    ) -> Any:
+        """Let ``loaders`` hand out batches on the device.
+
+        Args:
+            loaders: DataLoaders, or anything that can be iterated again and again.
+            use_distributed_sampler: let each process see its own part of the data, all of them as many samples: where
+                those do not divide, the first ones of an epoch come twice. Of one process, no difference.
+            move_to_device: leave batches where they are, if False.
+
+        Returns: the wrapped loader, or a tuple of them.
+        """
+        for loader in loaders:
+            if isinstance(loader, EngineLoader) or not hasattr(loader, "__iter__"):
+                raise ConfigurationError(
+                    f"Engine.setup_dataloaders got {described(loader)}. "
+                    "Pass a DataLoader, or what can be iterated, that is not set up already."
+                )
+            seed_workers(loader)
+        if not loaders:
+            raise ConfigurationError("Engine.setup_dataloaders() got no loader. Pass one.")
+        if use_distributed_sampler:
+            loaders = tuple(self.strategy.share(loader, pads=True) for loader in loaders)
+        wrapped = [EngineLoader(loader, self.device if move_to_device else None) for loader in loaders]
+        return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
+
+    def bind_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Iterable[Any]) -> None:
+        """These are all the optimizers of this run, and their schedulers' configurations."""
+        self.strategy.optimizers = list(optimizers)
+        self.strategy.lr_scheduler_configs = list(schedulers)
+        self.precision.bind(self.strategy.optimizers)
+
+    def _handle(self, optimizer: Optimizer) -> OptimizerHandle:
+        known = [other for other in self.strategy.optimizers if other is not optimizer]
+        self.bind_optimizers([*known, optimizer], self.strategy.lr_scheduler_configs)
+        if not self.precision.scales_loss:
+            return OptimizerHandle(optimizer)
+        if requires_closure(optimizer):
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} evaluates the loss several times per step, which the scaled loss of "
+                f'precision={self.precision.name!r} does not allow. Write precision="bf16-mixed" or "32-true".'
+            )
+        return OptimizerHandle(optimizer, self._scaled_step)
+
+    def _scaled_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+        loss = None
+        if closure is not None:  # before the step and not inside: the scaler looks at the gradients first (trap T21)
+            with torch.enable_grad():
+                loss = closure()
+        self.precision.step(optimizer, **kwargs)
+        return loss
+
+    def _check_module(self, module: Any) -> None:
+        if isinstance(module, EngineModule):
+            raise ConfigurationError(f"{module!r} is set up already. Set each module up once.")
+        if not isinstance(module, nn.Module):
+            raise ConfigurationError(f"Engine.setup got {described(module)} as the module. Pass an nn.Module first.")
+
+    def _check_optimizers(self, optimizers: Sequence[Any]) -> None:
+        for position, optimizer in enumerate(optimizers):
+            if issubclass(type(optimizer), OptimizerHandle) or any(optimizer is o for o in optimizers[:position]):
+                raise ConfigurationError(f"{type(optimizer).__name__} is set up already. Set each optimizer up once.")
+            if not isinstance(optimizer, Optimizer):
+                raise ConfigurationError(
+                    f"Engine.setup got {described(optimizer)} where an optimizer belongs. "
+                    "Pass optimizers after the module, and a scheduler as scheduler=."
+                )
+
+    # ---- one step ------------------------------------------------------------------------------------------------
+
+    def forward_context(self) -> AbstractContextManager[Any] | None:
+        """A new context for a forward pass, or ``None`` where the precision needs none."""
+        return self.precision.forward_context(self.accelerator.autocast_device_type)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The same for a ``with`` statement around what no wrapped module does, such as a loss."""
+        return self.forward_context() or nullcontext()
+
+    def input_conversion(self) -> Callable[[Any], Any] | None:
+        """Brings a batch's numbers into this precision, or ``None`` where they stay as they are."""
+        return self.precision.convert_input if overrides(self.precision, "convert_input", Precision) else None
+
+    def to_device(self, obj: Any) -> Any:
+        """A batch with every tensor in it on the device; a module is moved in place."""
+        return move(obj, self.device)
+
+    def backward(self, tensor: Tensor, *args: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
+        """Compute the gradients of ``tensor``, scaled if the precision wants it.
+
+        Args:
+            tensor: the loss.
+            args, kwargs: for ``Tensor.backward``.
+            model: whose gradients, for strategies that must be told.
+        """
+        if self._differentiates_plainly:
+            tensor.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+        else:
+            precision = self.strategy.precision_plugin
+            precision.backward(precision.scale(tensor) if precision.scales_loss else tensor, *args, **kwargs)
+
+    def clip_gradients(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        clip_val: float | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool | None = None,
+    ) -> Tensor | None:
+        """Clip this optimizer's gradients, unscaled: by value or by their total norm.
+
+        Args:
+            module: whose parameters the optimizer steps.
+            optimizer: its parameters' gradients are clipped, and no others.
+            clip_val: the largest absolute value of an element.
+            max_norm: the largest norm of all gradients together; not positive: nothing is clipped.
+            norm_type: which norm; ``inf`` is the largest element.
+            error_if_nonfinite: raise RuntimeError if the norm is no finite number, which reads the device. ``None``:
+                yes, except in a precision that scales the loss, whose overflows skip the step instead.
+
+        Returns:
+            The norm before clipping; ``None`` where none was computed.
+
+        Raises:
+            ConfigurationError: both or neither of ``clip_val`` and ``max_norm`` are given.
+        """
+        if (clip_val is None) == (max_norm is None):
+            both = "neither clip_val nor max_norm" if clip_val is None else f"{clip_val=} and {max_norm=}"
+            raise ConfigurationError(f"Engine.clip_gradients got {both}. Give one of them, max_norm=1.0.")
+        plain = unwrapped(optimizer)
+        if clip_val is not None:
+            return self.precision.clip_gradients(plain, clip_val, "value")
+        assert max_norm is not None  # one of the two is given
+        strict = not self.precision.scales_loss if error_if_nonfinite is None else error_if_nonfinite
+        return self.precision.clip_gradients(plain, max_norm, "norm", norm_type, strict)
+
+    @contextmanager
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:
+        """A block whose backward passes leave gradients to this process: for all but the last of a window.
+
+        Args:
+            module: as :meth:`setup` returned it.
+            enabled: the block does nothing if False.
+
+        Raises:
+            ConfigurationError: the module is not set up.
+        """
+        if not isinstance(module, EngineModule):
+            raise ConfigurationError(f"no_backward_sync got {described(module)}. Pass what Engine.setup returned.")
+        with self.strategy.block_backward_sync(module._forward_module) if enabled else nullcontext():
+            yield
+
+    # ---- building models -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
+        """A block in which new layers are made on the device and in the precision of the run.
+
+        Args:
+            empty_init: leave parameters as the memory was, because a checkpoint will fill them; ``None``: no.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.init_tensor())
+            if empty_init:
+                stack.enter_context(NoInit())
+            yield
+
+    @contextmanager
+    def init_tensor(self) -> Iterator[None]:
+        """A block in which new tensors are made on the device and in the precision of the run."""
+        with ExitStack() as stack:
+            stack.enter_context(self.strategy.tensor_init_context())
+            if (context := self.precision.init_context()) is not None:
+                stack.enter_context(context)
+            yield
+
+    def sharded_model(self) -> AbstractContextManager[Any]:
+        """A block in which a strategy may shard layers as they are made; the others do nothing."""
+        return nullcontext()
+
+    # ---- saying things -------------------------------------------------------------------------------------------
+
+    def call(self, hook_name: str, *args: Any, **kwargs: Any) -> None:
+        """Call the method of this name of every callback that has it; what they return is not used."""
+        for callback in self.callbacks:
+            method = getattr(callback, hook_name, None)
+            if callable(method):
+                method(*args, **kwargs)
+
+    def log(self, name: str, value: Any, step: int | None = None) -> None:
+        """Give one number to every logger. A tensor is read from the device now."""
+        self.log_dict({name: value}, step)
+
+    def log_dict(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Give numbers to every logger, at ``step``. Tensors are read from the device now."""
+        if self.loggers and self.is_global_zero:
+            numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+            for logger in self.loggers:
+                logger.log_metrics(numbers, step)
+
+    @staticmethod
+    def seed_everything(seed: int | None = None, workers: bool | None = None) -> int:
+        """:func:`drivetrain.seed_everything`; ``workers=None`` seeds them."""
+        return seed_everything(seed, workers is None or workers)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        path: str | Path,
+        state: Mapping[str, Any],
+        filter: Mapping[str, Callable[[str, Any], bool]] | None = None,
+    ) -> None:
+        """Write ``state`` to ``path``, atomically and durably; every process must call it.
+
+        Args:
+            path: the file.
+            state: modules, optimizers, anything with ``state_dict``, and plain data, each under a name.
+            filter: per name, ``(key, value) -> keep`` over that entry's state dict.
+
+        Raises:
+            CheckpointError: it could not be written, or an entry is no plain data; nothing was changed on disk.
+            ConfigurationError: ``filter`` names what is not in ``state``, or filters what is no dictionary.
+        """
+        self.strategy.save_checkpoint(snapshots.of(state, filter or {}, self.strategy.optimizer_state), path)
+        self.barrier()
+
+    def load(self, path: str | Path, state: Mapping[str, Any] | None = None, strict: bool = True) -> dict[str, Any]:
+        """Read a file that :meth:`save` wrote, into the objects of ``state``.
+
+        Args:
+            path: the file.
+            state: modules, optimizers and other stateful objects, which take their state back in place; any other
+                entry is replaced in the dictionary by what the file holds. ``None``: nothing is restored.
+            strict: the file must hold every name of ``state``, and modules every one of their parameters.
+
+        Returns:
+            What the file holds besides.
+
+        Raises:
+            CheckpointError: there is no such file, it is damaged, or it does not fit; nothing was restored then.
+        """
+        self.barrier()
+        return snapshots.into(state, self.strategy.load_checkpoint(path), strict, str(path))
+
+    def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool = True) -> None:
+        """Read a bare state dict, as ``torch.save(model.state_dict(), path)`` writes it, into ``obj``."""
+        self.barrier()
+        snapshots.into({"object": obj}, {"object": self.strategy.load_checkpoint(path)}, strict, str(path))
+
+    def teardown(self) -> None:
+        """Move everything that was set up to the host and free the device."""
+        for module in self._modules:
+            before = dict(module.named_parameters())
+            follow(self.strategy.optimizers, before, place(module, HOST))
+        self._modules.clear()
+        self.strategy.teardown()
+        self._launched = False
+
+
+def _listed(given: Any) -> list[Any]:
+    return [] if given is None or given is False else list(given) if isinstance(given, Iterable) else [given]
+
+
+def _build(plan: Plan) -> Strategy:
+    entry = plan.strategy
+    assert isinstance(entry, Entry)  # the caller has looked
+    parts = {"accelerator": plan.accelerator, "precision_plugin": plan.precision, "checkpoint_io": plan.checkpoint_io}
+    return entry.cls(**parts, **entry.init_params)  # type: ignore[arg-type]
+
+
+def _launcher(plan: Plan) -> Launcher:
+    if plan.start_method is None:
+        return ExternalLauncher()
+    if plan.start_method == "popen":
+        from drivetrain.launchers.script import ScriptLauncher, was_started
+
+        if was_started():  # whatever an environment of the user's says: each rank would start others, without end
+            return ExternalLauncher()
+        return ScriptLauncher(plan.environment, plan.num_processes, plan.num_nodes)
+    if plan.start_method == "ray":
+        from drivetrain.launchers.ray import RayLauncher, resources_for
+
+        return RayLauncher(plan.environment, plan.num_processes, plan.num_nodes, resources_for(plan.devices[0]))
+    from drivetrain.launchers.multiprocessing import MultiProcessingLauncher
+
+    method: Any = plan.start_method
+    return MultiProcessingLauncher(plan.environment, plan.num_processes, plan.num_nodes, method)

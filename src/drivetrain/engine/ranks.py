@@ -1,0 +1,237 @@
+"""Where a process stands among the others of its job, how they start, and what they do together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from drivetrain.base.tree import map_leaves
+from drivetrain.errors import ConfigurationError, described
+from drivetrain.launchers.external import ExternalLauncher
+from drivetrain.launchers.launcher import LAUNCHER, Launcher
+from drivetrain.plan import Plan
+from drivetrain.strategies.collectives import as_tensor, operation_of
+from drivetrain.strategies.strategy import Strategy
+
+R = TypeVar("R")
+
+
+class _HasStrategy(Protocol):
+    @property
+    def strategy(self) -> Strategy: ...
+
+
+class RankFacts:
+    """Where this process stands: for whoever has a ``strategy``, the Engine and the Trainer."""
+
+    @property
+    def global_rank(self: _HasStrategy) -> int:
+        """Index of this process in the job."""
+        return self.strategy.global_rank
+
+    @property
+    def local_rank(self: _HasStrategy) -> int:
+        """Index of this process on its machine."""
+        return self.strategy.local_rank
+
+    @property
+    def node_rank(self: _HasStrategy) -> int:
+        """Index of this machine in the job."""
+        return self.strategy.node_rank
+
+    @property
+    def world_size(self: _HasStrategy) -> int:
+        """How many processes train together."""
+        return self.strategy.world_size
+
+    @property
+    def is_global_zero(self: _HasStrategy) -> bool:
+        """Whether this process speaks for the job."""
+        return self.strategy.is_global_zero
+
+    def print(self: _HasStrategy, *args: Any, **kwargs: Any) -> None:
+        """``print`` on global rank 0 only."""
+        if self.strategy.is_global_zero:
+            print(*args, **kwargs)
+
+
+class Ranks(RankFacts):
+    """The part of an Engine that speaks of processes; of one process, nothing is exchanged.
+
+    Attributes:
+        plan: who has started what.
+        strategy: which knows the others.
+        launcher: starts them, or finds itself started.
+    """
+
+    plan: Plan
+    strategy: Strategy
+    launcher: Launcher
+    _launched: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "run" in cls.__dict__:
+            cls.run = _launching(cls.__dict__["run"])  # type: ignore[method-assign]
+
+    # ---- start ---------------------------------------------------------------------------------------------------
+
+    def launch(self, function: Callable[..., R] | None = None, *args: Any, **kwargs: Any) -> R | None:
+        """Start the processes that this engine needs, and make the device current in each.
+
+        Args:
+            function: what to run in each of them, called with this engine and ``args``; ``None``: the program goes on,
+                which it can only where somebody else has started them, or there is one.
+
+        Returns:
+            What ``function`` returned; of several processes started here, what it returned on rank 0, as a copy.
+
+        Raises:
+            ConfigurationError: ``function`` cannot take the engine, or is missing.
+            LaunchError: a process failed.
+        """
+        if function is not None and (not callable(function) or not inspect.signature(function).parameters):
+            raise ConfigurationError(
+                f"Engine.launch({described(function)}): it is called with the engine as its first argument. "
+                "Write def main(engine): ..., and engine.launch(main)."
+            )
+        if function is not None:
+            result: R = self.start(_begun, self, function, args, kwargs)
+            return result
+        if self.launcher.reruns_program:
+            self.launcher.launch(type(self).launch)  # which does not return
+        if not self.launcher.is_external:
+            raise ConfigurationError(
+                f"Engine.launch() would start {self.plan.num_processes} processes by {self.plan.start_method!r}, and "
+                "they need something to run. Write def main(engine): ..., and engine.launch(main)."
+            )
+        self._begin()
+        return None
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The whole program, for a subclass to override; calling it launches first."""
+        raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
+
+    def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        """Call ``function`` in every process of the job: here, where this process is one of them."""
+        if self.launcher.is_external:
+            return function(*args, **kwargs)
+        try:
+            result: R = self.launcher.launch(_as_rank, self, function, args, kwargs)
+        finally:
+            self.strategy.outlive_job()
+        return result
+
+    def _begin(self) -> None:
+        if not self._launched:
+            if not self.launcher.is_external:
+                self.launch()
+            self._launched = True
+            if LAUNCHER in os.environ:
+                from drivetrain.launchers.script import end_with_launcher
+
+                end_with_launcher()
+            self.strategy.setup_environment()
+
+    # ---- between processes ---------------------------------------------------------------------------------------
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for every process."""
+        self.strategy.barrier(name)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """``obj`` of rank ``src``, on every rank."""
+        return self.strategy.broadcast(obj, src)
+
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Gather every rank's tensors and numbers, stacked to ``(world_size, ...)``.
+
+        With one process nothing is stacked: a tensor is returned as it is, a number as a tensor without dimensions.
+
+        Args:
+            data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Any other leaf
+                passes through.
+            group: the processes to ask; ``None``: all.
+            sync_grads: let gradients flow back to the rank that each slice came from.
+        """
+        return gathered(self.strategy, data, group, sync_grads)
+
+    def all_reduce(self, data: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce each tensor and each number in ``data`` over the ranks.
+
+        With one process there is nothing to reduce: a tensor is returned as it is, a number as a tensor.
+
+        Args:
+            data: a tensor, a number, or a tree of them; it is not changed. A number becomes a tensor on the device.
+                Any other leaf passes through.
+            group: the processes that take part; ``None``: all.
+            reduce_op: "mean", "sum", "min", "max", "product", or a ``ReduceOp``.
+
+        Raises:
+            UnknownNameError: there is no such operation.
+        """
+        operation_of(reduce_op)  # also where ``data`` holds nothing to reduce
+        strategy = self.strategy
+
+        def reduced(leaf: Any) -> Any:
+            leaf = as_tensor(leaf, strategy.root_device, reduce_op)
+            return strategy.reduce(leaf, group, reduce_op) if isinstance(leaf, Tensor) else leaf
+
+        return map_leaves(reduced, data)
+
+    @contextmanager
+    def rank_zero_first(self, local: bool = False) -> Iterator[None]:
+        """A block that rank 0 has finished before the others begin it.
+
+        Args:
+            local: rank 0 of each machine, for files that the machines do not share.
+        """
+        first = (self.local_rank if local else self.global_rank) == 0
+        if not first:
+            self.barrier()
+        try:
+            yield
+        finally:  # the others must not wait for one that failed
+            if first:
+                self.barrier()
+            self.barrier()  # nobody runs on while others still work
+
+
+def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any:
+    """Each tensor and each number in the tree ``data``, gathered over the ranks; see :meth:`Ranks.all_gather`."""
+
+    def gather(leaf: Any) -> Any:
+        leaf = as_tensor(leaf, strategy.root_device)
+        return strategy.all_gather(leaf, group, sync_grads) if isinstance(leaf, Tensor) else leaf
+
+    return map_leaves(gather, data)
+
+
+def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+    """What a started process does with an engine that has travelled."""
+    engine.launcher = ExternalLauncher()  # it has been started
+    engine.strategy.know_job(engine.plan.environment, engine.plan.num_nodes)
+    result = function(*args, **kwargs)
+    engine.strategy.leave_job()
+    return result
+
+
+def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+    engine._begin()
+    return function(engine, *args, **kwargs)
+
+
+def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run`` of a subclass, started by :meth:`Ranks.launch` unless this is within it."""
+
+    @functools.wraps(run)
+    def launched(self: Ranks, *args: Any, **kwargs: Any) -> Any:
+        return run(self, *args, **kwargs) if self._launched else self.launch(launched, *args, **kwargs)
+
+    return launched

@@ -1,0 +1,176 @@
+"""What :meth:`drivetrain.Engine.save` and ``load`` put into one file: named objects and values, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from drivetrain import parity
+from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
+from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean, shown
+
+Filters = Mapping[str, Callable[[str, Any], bool]]
+
+
+def of(
+    state: Mapping[str, Any], filters: Filters, optimizer_state: Callable[[Optimizer], dict[str, Any]]
+) -> dict[str, Any]:
+    """``state`` as plain data: optimizers as the strategy says, what has a ``state_dict`` as that, the rest as it is.
+
+    Raises:
+        CheckpointError: an entry cannot be stored as plain data.
+        ConfigurationError: a filter has no entry, or its entry is no dictionary.
+    """
+    from drivetrain.checkpoints.plain import encode  # here, so that importing the Engine stays quick
+
+    for name in state:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"The state has the key {shown(name)}, and names are texts. Write {str(name)!r}.")
+    snapshot = {
+        name: optimizer_state(value) if isinstance(value, Optimizer)
+        else value.state_dict() if _stateful(value) else value
+        for name, value in state.items()
+    }  # fmt: skip
+    for name, keeps in filters.items():
+        if name not in snapshot:
+            raise ConfigurationError(f"filter names {name!r}, which is not saved. {did_you_mean(name, snapshot)}")
+        if not isinstance(snapshot[name], Mapping) or not callable(keeps):
+            raise ConfigurationError(
+                f"filter={{{name!r}: ...}} needs a dictionary to filter and a function (key, value) -> bool, and got "
+                f"{described(snapshot[name])} and {described(keeps)}. Leave the filter out."
+            )
+        snapshot[name] = {key: value for key, value in snapshot[name].items() if keeps(key, value)}
+    return snapshot if parity.current().pickle else {name: encode(value, name) for name, value in snapshot.items()}
+
+
+def into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]:
+    """Give the objects of ``state`` what ``checkpoint`` holds for them; return the rest.
+
+    Whether everything fits is looked at first, so that a failure leaves all of them as they were.
+
+    Raises:
+        CheckpointError: it does not fit.
+    """
+    with naming(path):
+        return _into(state, checkpoint, strict, path)
+
+
+def _into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]:
+    from drivetrain.checkpoints.plain import decode
+
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(f"{path} holds {described(checkpoint)} and no dictionary. Use another file.")
+    held = {name: decode(value, str(name)) for name, value in checkpoint.items()}
+    if state is None:
+        return held
+    if not isinstance(state, MutableMapping):
+        raise ConfigurationError(f'load got {described(state)} as the state. Write {{"model": model}}.')
+    missing = [name for name in state if name not in held]
+    if missing and strict:
+        raise CheckpointError(
+            f"{path} has no {', '.join(map(repr, missing))}, only {sorted(map(str, held))}. "
+            "Leave that out of the state, or pass strict=False."
+        )
+    found = [name for name in state if name in held]
+    for name in found:
+        where = f"{path}: {name}"
+        if _stateful(state[name]) and not isinstance(held[name], Mapping):
+            raise CheckpointError(f"{where} is {described(held[name])} and no state dict. Use another file.")
+        if isinstance(state[name], nn.Module):
+            _check_fits(state[name], held[name], strict, where)
+        if isinstance(state[name], Optimizer):
+            _check_groups(state[name], held[name], where)
+            with restoring(f"{name} ({type(state[name]).__name__})"):
+                check_optimizer_state(held[name], state[name])
+        if isinstance(state[name], LRScheduler):
+            with restoring(f"{name} ({type(state[name]).__name__})"):
+                check_scheduler_state(held[name], state[name])
+    _restore({name: (state[name], held[name]) for name in found if _stateful(state[name])}, strict, path)
+    for name in found:
+        value = held.pop(name)
+        if not _stateful(state[name]):
+            state[name] = value
+    return held
+
+
+def _restore(pairs: Mapping[str, tuple[Any, Any]], strict: bool, path: str) -> None:
+    """Give each object its state; if one refuses, those before it get back what they had.
+
+    Modules and optimizers, which were looked at, come last and are not copied.
+    """
+    large = {name for name, (target, _) in pairs.items() if isinstance(target, (nn.Module, Optimizer))}
+    undo: list[tuple[Any, Any]] = []
+    for name in sorted(pairs, key=lambda name: (name in large, isinstance(pairs[name][0], nn.Module))):
+        target, value = pairs[name]
+        try:
+            if name not in large:
+                undo.append((target, copy.deepcopy(target.state_dict())))
+            with restoring(f"{name} ({type(target).__name__})"):
+                if isinstance(target, nn.Module):
+                    target.load_state_dict(value, strict=strict)
+                else:
+                    target.load_state_dict(value)
+        except CheckpointError:
+            _undo(undo)
+            raise
+        except Exception as error:
+            _undo(undo)
+            raise CheckpointError(
+                f"{path}: {name} could not be restored into a {type(target).__name__}: {error!r}. "
+                "Build everything as it was when it was saved."
+            ) from error
+
+
+def _undo(undo: list[tuple[Any, Any]]) -> None:
+    for target, before in reversed(undo):
+        target.load_state_dict(before)
+
+
+def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    with restoring(where):
+        groups = entry(state, "param_groups", list)
+        saved = [len(entry(group, "params", list, "['param_groups']")) for group in groups]
+    if own != saved:
+        raise CheckpointError(
+            f"{where} is of an optimizer whose groups hold {saved} parameters, and those of this one hold {own}. "
+            "Build it as it was when it was saved."
+        )
+
+
+def _stateful(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> None:
+    if not isinstance(weights, Mapping):
+        raise CheckpointError(f"{where} is {described(weights)} and no state dict. Use another file.")
+    if any(child._load_state_dict_pre_hooks for child in module.modules()):
+        return  # it accepts other names too: torch must say
+    own = module.state_dict()
+    missing = [key for key in own if key not in weights]
+    unexpected = [key for key in weights if key not in own]
+    wrong = [
+        f"{key} ({tuple(weights[key].shape)} for {tuple(value.shape)})"
+        for key, value in own.items()
+        if isinstance(weights.get(key), Tensor)
+        and isinstance(value, Tensor)
+        and not is_lazy(value)
+        and weights[key].shape != value.shape
+    ]
+    if wrong or (strict and (missing or unexpected)):
+        found = [
+            f"{what}: {', '.join(map(str, keys))}"
+            for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
+            if keys
+        ]
+        raise CheckpointError(
+            f"{where} does not fit {type(module).__name__} ({'; '.join(found)}). "
+            "Build the module as it was trained; for missing or unexpected names only, pass strict=False."
+        )

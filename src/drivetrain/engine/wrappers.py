@@ -1,0 +1,354 @@
+"""What :meth:`drivetrain.Engine.setup` hands back: a module, an optimizer and a loader that go through the engine.
+
+Each stands in for what it wraps: attributes, methods and ``isinstance`` of the optimizer reach the original, state
+dicts have the original's names. None of them adds work where the strategy and the precision have nothing to do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+
+from drivetrain.base.tree import map_leaves, move, was_there
+from drivetrain.data.feed import set_epoch
+from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
+from drivetrain.strategies.redirection import redirected
+
+TakeStep = Callable[[Optimizer, "Callable[[], Any] | None", "dict[str, Any]"], Any]
+
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+_STORES = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+
+
+class Numbers(Protocol):
+    """How numbers are kept, as far as a forward pass must know it; an Engine is one."""
+
+    def forward_context(self) -> AbstractContextManager[Any] | None: ...
+
+    def input_conversion(self) -> Callable[[Any], Any] | None: ...
+
+
+class OptimizerHandle:
+    """An optimizer whose ``step`` may be taken over; everything else is the optimizer's own.
+
+    ``isinstance`` sees the wrapped optimizer's class, and schedulers may be built on either of the two.
+
+    Attributes:
+        optimizer: the wrapped one.
+        take_step: ``(optimizer, closure, kwargs)``, called in place of its ``step``; ``None``: nothing is.
+    """
+
+    _OWN = frozenset({"_optimizer", "take_step", "step"})
+
+    def __init__(self, optimizer: Optimizer, take_step: TakeStep | None = None) -> None:
+        self._optimizer = optimizer
+        self.take_step = take_step
+        object.__setattr__(self, "zero_grad", optimizer.zero_grad)  # called in every step: not by __getattr__
+
+    @property
+    def __class__(self) -> type:
+        return type(self._optimizer)
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:  # the getter's counterpart, which the type of ``__class__`` asks for
+        raise TypeError("the class of a wrapped optimizer is that of its optimizer")
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The wrapped optimizer; stepping it directly passes precision and strategy by."""
+        return self._optimizer
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Step; ``closure`` recomputes the loss, and ``kwargs`` go to the optimizer. Returns what the closure did."""
+        if self.take_step is None:
+            return self._optimizer.step(closure, **kwargs) if closure else self._optimizer.step(**kwargs)
+        return self.take_step(self._optimizer, closure, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._OWN:
+            raise AttributeError(name)  # not there yet while this object is being copied
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A scheduler replaces ``step`` by one that counts and then calls what was there: it must stay on this side.
+        if name in self._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._optimizer, name, value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._optimizer!r})"
+
+
+def unwrapped(optimizer: Any) -> Optimizer:
+    """The optimizer itself, whether or not it comes wrapped."""
+    plain: Optimizer = optimizer.optimizer if issubclass(type(optimizer), OptimizerHandle) else optimizer
+    return plain
+
+
+def requires_closure(optimizer: Optimizer) -> bool:
+    """Whether ``step`` cannot be called without a closure (LBFGS)."""
+    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+class EngineModule(nn.Module):
+    """A module whose ``forward`` runs in the engine's precision and through what the strategy wrapped around it.
+
+    It shares its parameters, buffers and children with the original, under the original's names. Any attribute that is
+    set or read is the original's. Where the precision has a say, floating-point results come back in torch's default
+    type, so that a loss that is computed outside is not computed in 16 bits.
+
+    Args:
+        forward_module: what the strategy made of the module, or the module itself.
+        original: the module.
+        numbers: the precision's part.
+    """
+
+    def __init__(self, forward_module: nn.Module, original: nn.Module, numbers: Numbers) -> None:
+        own = self.__dict__
+        own["_original"], own["_forward_module"], own["_numbers"] = original, forward_module, numbers
+        own["_marked"] = {name for name in _STEPS if hasattr(original, name)}
+        super().__init__()
+        for store in _STORES:
+            own[store] = original.__dict__[store]
+        own["_convert"] = numbers.input_conversion()
+        own["_converts"] = own["_convert"] is not None or numbers.forward_context() is not None
+        if not own["_converts"]:
+            own["forward"] = forward_module.__call__  # nothing to add: straight on
+
+    @property
+    def module(self) -> nn.Module:
+        """The module as the user wrote it."""
+        original: nn.Module = self._original
+        return original
+
+    @property
+    def device(self) -> torch.device:
+        """The original's own ``device``, else where its first parameter or buffer lies."""
+        device: torch.device = self._of_first_tensor("device", torch.device("cpu"))
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The original's own ``dtype``, else that of its first parameter or buffer."""
+        dtype: torch.dtype = self._of_first_tensor("dtype", torch.get_default_dtype())
+        return dtype
+
+    def _of_first_tensor(self, name: str, default: Any) -> Any:
+        if hasattr(self._original, name):
+            return getattr(self._original, name)
+        tensor = next(itertools.chain(self.parameters(), self.buffers()), None)
+        return default if tensor is None else getattr(tensor, name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(self._forward_module, args, kwargs)
+
+    def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        convert = self._convert
+        if convert is not None:
+            args, kwargs = convert(args), convert(kwargs)
+        # A new context each time: this may run inside itself, and an autocast object remembers one outer state only.
+        context = self._numbers.forward_context()
+        with context or nullcontext():
+            output = call(*args, **kwargs)
+        return map_leaves(_to_default_dtype, output) if self._converts else output
+
+    # ---- other ways in -------------------------------------------------------------------------------------------
+
+    def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
+        """Let a method of the module run as ``forward`` does: in the precision, and through the strategy.
+
+        The steps of a LightningModule are marked from the start.
+
+        Args:
+            method: its name, or the method itself.
+
+        Raises:
+            ConfigurationError: the module has no such method, or it is ``forward``, which needs no mark.
+        """
+        name = method if isinstance(method, str) else getattr(method, "__name__", None)
+        found = None if name is None else getattr(self._original, name, None)
+        if name is None or not callable(found):
+            known = [key for key, _ in inspect.getmembers(type(self._original), callable) if not key.startswith("_")]
+            raise ConfigurationError(
+                f"mark_forward_method({shown(method)}): {type(self._original).__name__} has no such method. "
+                f"{did_you_mean(str(name), known)}"
+            )
+        if isinstance(found, nn.Module) or inspect.isgeneratorfunction(found):
+            raise ConfigurationError(
+                f"mark_forward_method({shown(method)}): {described(found)} cannot run as forward does. "
+                "Write a method that calls it and returns its result."
+            )
+        if name == "forward":
+            raise ConfigurationError('mark_forward_method("forward"): it is marked already. Leave the call out.')
+        self._marked.add(name)
+
+    def _redirected(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        call = redirected(method, self._original, self._forward_module)
+        return lambda *args, **kwargs: self._run(call, args, kwargs)
+
+    def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """``method`` run as it is, and an error if it runs layers: the strategy would not see their gradients."""
+        original = self._original
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            mine = set(original.modules())
+
+            def refuse(module: nn.Module, inputs: Any) -> None:
+                if module in mine:
+                    raise ConfigurationError(
+                        f"{type(original).__name__}.{name} runs {type(module).__name__}.forward past the strategy, "
+                        f'which then cannot keep the processes alike. Write model.mark_forward_method("{name}") first.'
+                    )
+
+            hook = register_module_forward_pre_hook(refuse)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                hook.remove()
+
+        return watched
+
+    def __getattr__(self, name: str) -> Any:
+        original = self.__dict__.get("_original")
+        if original is None:
+            raise AttributeError(name)  # not there yet while this object is being copied
+        value = getattr(original, name)
+        if name in self._marked:
+            return self._redirected(value)
+        if inspect.ismethod(value) and value.__self__ is original and self._forward_module is not original:
+            return self._watched(name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _NN_MODULE_STATE:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._original, name)
+
+    # ---- what a module may override, asked of the original -------------------------------------------------------
+
+    @property
+    def training(self) -> bool:
+        """Whether the original is in training mode."""
+        mode: bool = self._original.training
+        return mode
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """Nothing: nn.Module's constructor asks for it, and :meth:`train` says it to the original."""
+
+    def train(self, mode: bool = True) -> EngineModule:
+        self._forward_module.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._original.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        return self._original.load_state_dict(state_dict, *args, **kwargs)
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> EngineModule:
+        self._original.apply(fn)
+        return self
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> EngineModule:
+        self._original._apply(fn, recurse)
+        return self
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        self._original.compile(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"EngineModule({self._original!r})"
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(type(self)), *dir(self._original)})
+
+
+# What nn.Module's constructor sets: the hooks on the wrapper are the wrapper's own.
+_NN_MODULE_STATE = frozenset({*vars(nn.Module()), "training"})
+
+
+def _to_default_dtype(leaf: Any) -> Any:
+    return leaf.to(torch.get_default_dtype()) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+class EngineLoader:
+    """A loader whose batches arrive on the device, and whose samplers are told how often it was begun (trap T4).
+
+    Args:
+        loader: a DataLoader, or anything that can be iterated again and again.
+        device: where batches go; ``None`` leaves them where they are.
+    """
+
+    def __init__(self, loader: Iterable[Any], device: torch.device | None) -> None:
+        self._loader = loader
+        self._device = device
+        self._passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        set_epoch(self._loader, self._passes)
+        self._passes += 1
+        device, batches = self._device, iter(self._loader)
+        if device is None:
+            return batches
+        for first in batches:
+            moved = move(first, device)
+            if was_there(
+                first, moved
+            ):  # this loader's batches lie where they are wanted: nobody need look at the others
+                return itertools.chain((first,), batches)
+            return itertools.chain((moved,), (move(batch, device) for batch in batches))
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """How often it was begun, which samplers are told, and where a loader is that knows it."""
+        own = getattr(self._loader, "state_dict", None)
+        return {"passes": self._passes, "loader": own() if callable(own) else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+        self._passes = state["passes"]
+        if state["loader"] is not None:
+            self._loader.load_state_dict(state["loader"])  # type: ignore[attr-defined]  # it has saved one
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # without a length, that is the error to see
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_loader", "_device", "_passes"):
+            raise AttributeError(name)  # not there yet while this object is being copied
+        return getattr(self._loader, name)
+
+    def __repr__(self) -> str:
+        return f"EngineLoader({self._loader!r})"
+
+
+def follow(optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
+    """Let ``optimizers`` step the parameters that ``module`` has now in place of those it had ``before``.
+
+    Moving a module keeps its parameter objects on most devices. Where it makes new ones, an optimizer that was built
+    on the old ones would go on updating those, in silence.
+    """
+    now = dict(module.named_parameters())
+    replaced = {id(old): now[name] for name, old in before.items() if name in now and now[name] is not old}
+    if not replaced:
+        return
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
+        for parameter in [parameter for parameter in optimizer.state if id(parameter) in replaced]:
+            optimizer.state[replaced[id(parameter)]] = optimizer.state.pop(parameter)

@@ -1,0 +1,15 @@
+"""What ``self.log`` keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.logbook.logbook import Logbook as Logbook
+
+_PUBLIC = {"Logbook": "logbook"}
+__all__ = ["Logbook"]
+
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

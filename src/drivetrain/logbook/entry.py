@@ -1,0 +1,299 @@
+"""One logged name: what was given to it, and what that adds up to."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain import parity
+from drivetrain.errors import LoggingError, described, is_number, shown
+
+if TYPE_CHECKING:
+    from drivetrain.logbook.logbook import Logbook
+
+Reduction = Literal["mean", "sum", "min", "max"]
+Value = Tensor | float
+
+_FOLD_AT = 64
+_REDUCTIONS: dict[Any, Reduction] = {
+    "mean": "mean", "avg": "mean", torch.mean: "mean",
+    "sum": "sum", torch.sum: "sum", sum: "sum",
+    "min": "min", torch.min: "min", min: "min",
+    "max": "max", torch.max: "max", max: "max",
+}  # fmt: skip
+
+
+class LogRule(NamedTuple):
+    """What ``self.log`` does by default in one hook, and whether a per-step value makes sense there."""
+
+    on_step: bool
+    on_epoch: bool
+    step_allowed: bool = True
+
+
+class Options(NamedTuple):
+    """The arguments of one ``self.log`` call that must not change between calls in one hook (trap T10)."""
+
+    prog_bar: bool
+    logger: bool | None
+    on_step: bool | None
+    on_epoch: bool | None
+    reduce_fx: Any
+    enable_graph: bool
+    add_dataloader_idx: bool
+    sync_dist: bool = False
+
+
+class Entry:
+    """One logged name in one hook: its last value, and its running reduction over the epoch."""
+
+    __slots__ = (
+        "name", "options", "on_step", "on_epoch", "to_logger", "to_bar", "reduction", "keep_graph",
+        "dataloader_idx", "last", "fresh", "shared", "agreed", "_book", "_borrows", "_pending", "_pending_weight",
+        "_restored", "_total", "_weight", "_last_weight", "_metric",
+    )  # fmt: skip
+
+    def __init__(
+        self, book: Logbook, name: str, options: Options, rule: LogRule, dataloader_idx: int | None = None
+    ) -> None:
+        self.name = name
+        self.dataloader_idx = dataloader_idx
+        self.options = options
+        self.on_step = rule.on_step if options.on_step is None else options.on_step
+        self.on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
+        self.to_logger = options.logger is not False
+        self.to_bar = options.prog_bar
+        self.keep_graph = options.enable_graph
+        self.reduction: Reduction = _REDUCTIONS[options.reduce_fx]
+        self.last: Value | None = None
+        self.fresh = False  # whether `last` was written since the last flush
+        self._book = book
+        self._pending: list[Tensor] = []
+        self._pending_weight: float = 1
+        self._restored = False  # some pending values were read from a checkpoint, to the host
+        self._total: Value | None = None
+        self._weight: float = 0
+        self._last_weight: float = 1
+        self._metric: Any = None
+        self.shared = options.sync_dist and book.gather is not None  # the ranks' values are one value
+        self.agreed: Value | None = None  # what they have agreed on for this epoch
+        self._borrows = False  # the epoch's first value under this name was the fresh result of an operation
+
+    def push(self, value: Any, batch_size: float | None) -> None:
+        """Take one value. Never a transfer, and a copy only as [Note: when a value is copied] says."""
+        if self._book.muted:
+            self._push_nothing(value)
+            return
+        if self._borrows and not self._book.copies and isinstance(value, Tensor):
+            self.last = value.data
+            self.fresh = True
+            return
+        if isinstance(value, Tensor):
+            if value.ndim:
+                value = self._as_scalar(value)
+            self._borrows = not (self.on_epoch or self.keep_graph or value.is_leaf or value._is_view())
+            value = value.clone() if self.keep_graph else value.detach().clone()
+        elif isinstance(value, nn.Module):
+            self._push_metric(value)
+            return
+        elif not isinstance(value, (int, float)):
+            value = self._as_number(value)
+        self.last = value
+        self.fresh = True
+        if not (self.on_epoch or self.shared):
+            return
+        weight = 1.0
+        if self.reduction == "mean":
+            weight = (self._book.size or self._book.find_batch_size()) if batch_size is None else batch_size
+            self._last_weight = weight
+        if not self.on_epoch:
+            return
+        if self.reduction == "mean":
+            self._weight += weight
+        if isinstance(value, Tensor):
+            if weight != self._pending_weight or len(self._pending) >= _FOLD_AT:
+                self._fold()
+                self._pending_weight = weight
+            self._pending.append(value.detach() if self.keep_graph else value)
+        else:
+            self._combine(value * weight if self.reduction == "mean" else value)
+
+    def _push_nothing(self, value: Any) -> None:
+        """This rank's batch counts for nothing; where the ranks share a value, it is there all the same."""
+        if self.shared:
+            self.last, self.fresh, self._last_weight = None, True, 0
+        if isinstance(value, nn.Module):
+            self._metric = value  # all ranks must compute it together
+
+    def _push_metric(self, metric: nn.Module) -> None:
+        """A metric object (torchmetrics): its own state is the running reduction (trap T52)."""
+        if not (hasattr(metric, "compute") and hasattr(metric, "reset")):
+            raise LoggingError(
+                f"self.log({self.name!r}, ...) got a {type(metric).__name__}. "
+                "Log a number, a tensor with one element, or a metric object with compute() and reset()."
+            )
+        self._metric = metric
+        value = getattr(metric, "_forward_cache", None)
+        if isinstance(value, Tensor):
+            self.last, self.fresh = value.detach().clone(), True
+
+    def _as_scalar(self, value: Tensor) -> Tensor:
+        if value.numel() != 1:
+            raise LoggingError(
+                f"self.log({self.name!r}, ...) got a tensor of shape {tuple(value.shape)}. "
+                "Log one number per name: reduce it first, for example with .mean()."
+            )
+        return value.reshape(())
+
+    def last_scalar(self) -> Value | None:
+        """The last value, without dimensions: what was borrowed was not looked at."""
+        return self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
+
+    def _as_number(self, value: Any) -> Value:
+        if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy scalar or array of one element
+            number: float = value.item()
+            return number
+        raise LoggingError(
+            f"self.log({self.name!r}, ...) got {described(value)}. "
+            "Log a number, a tensor with one element, or a metric object."
+        )
+
+    def _fold(self) -> None:
+        """Reduce the pending tensors, which share one weight, into the total."""
+        if not self._pending:
+            return
+        if self._restored:
+            device, self._restored = self._pending[-1].device, False
+            self._pending = [value.to(device) for value in self._pending]
+        stacked = torch.stack(self._pending)
+        self._pending.clear()
+        if self.reduction in ("mean", "sum"):
+            summed = stacked.sum(dtype=self._book.sum_dtype)
+            self._combine(summed * self._pending_weight if self.reduction == "mean" else summed)
+        else:
+            self._combine(stacked.amin() if self.reduction == "min" else stacked.amax())
+
+    def _combine(self, value: Value) -> None:
+        if self._total is None:
+            self._total = value
+        elif self.reduction in ("mean", "sum"):
+            self._total = self._total + value
+        else:
+            pair = torch.as_tensor(self._total), torch.as_tensor(value)
+            self._total = torch.minimum(*pair) if self.reduction == "min" else torch.maximum(*pair)
+
+    def epoch_value(self) -> Value | None:
+        """The reduction over everything pushed since the last :meth:`reset`; ``None`` if there was nothing."""
+        if self.agreed is not None:
+            return self.agreed
+        if self._metric is not None:
+            return self._computed()
+        self._fold()
+        if self._total is None or self.reduction != "mean":
+            return self._total
+        return self._total / self._weight if self._weight else float("nan")
+
+    def parts(self, epoch: bool) -> tuple[Value, float]:
+        """What the ranks exchange: of a mean its weighted sum and its weight, else the value and 0."""
+        if epoch:
+            self._fold()
+            value, weight = self._total, self._weight
+        else:
+            value, weight = self.last_scalar(), self._last_weight
+            value = value * weight if self.reduction == "mean" and value is not None else value
+        if value is None:  # this rank had nothing of its own to log
+            value = {"min": float("inf"), "max": float("-inf")}.get(self.reduction, 0.0)
+        return value, (weight if self.reduction == "mean" else 0)
+
+    def combine(self, values: Tensor, weights: Tensor) -> Tensor:
+        """One value from the ranks' :meth:`parts` (traps T3, T6): sums are divided once, and nothing is truncated."""
+        if self.reduction == "sum":
+            return values.sum()
+        if self.reduction != "mean":
+            return values.amin() if self.reduction == "min" else values.amax()
+        if parity.current().averaged_batch_sizes:
+            return values.mean() / weights.mean().trunc()
+        return values.sum() / weights.sum()
+
+    @property
+    def metric(self) -> Any:
+        """The metric object that is logged under this name; ``None`` for numbers."""
+        return self._metric
+
+    def compute_together(self) -> None:
+        """A metric object exchanges its state when it computes: now, on all ranks, and not when somebody looks."""
+        self.agreed = self._computed()
+
+    def _computed(self) -> Tensor:
+        value = self._metric.compute()
+        if isinstance(value, Tensor):
+            return self._as_scalar(value.detach())
+        raise LoggingError(
+            f"self.log({self.name!r}, ...) got a {type(self._metric).__name__}, which computes {described(value)}. "
+            "Log its parts: compute it in an epoch hook, pass them to self.log_dict, and reset it there."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running reduction as plain data, but for "metric": a metric object keeps its own.
+
+        The pending values are kept as they are: adding them up now would change the order of the additions, and with
+        64-bit values the last bit of the sum.
+        """
+        options = {**self.options._asdict(), "reduce_fx": self.reduction}
+        pending = (
+            torch.stack([value.to(self._pending[-1].device) for value in self._pending]) if self._pending else None
+        )
+        return {"options": options, "total": self._total, "weight": self._weight, "last": self.last_scalar(),
+                "last_weight": self._last_weight, "fresh": self.fresh, "metric": self._metric,
+                "pending": pending, "pending_weight": self._pending_weight}  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+        self._total, self._weight = state["total"], state["weight"]
+        self.last, self.fresh, self._metric = state["last"], state["fresh"], state["metric"]
+        self._last_weight = state.get("last_weight", 1)
+        if (pending := state.get("pending")) is not None:
+            self._pending, self._pending_weight = list(pending.unbind()), state["pending_weight"]
+            self._restored = True
+
+    def reset(self) -> None:
+        """Forget the epoch."""
+        if self._metric is not None:
+            self._metric.reset()
+        self._pending.clear()
+        self._total, self._weight, self.last, self.fresh, self.agreed = None, 0, None, False, None
+
+
+def check_arguments(name: str, value: Any, options: Options, batch_size: Any) -> None:
+    """Whether ``self.log`` was called with what it can take.
+
+    Raises:
+        LoggingError: it was not.
+    """
+    if not isinstance(options.reduce_fx, Hashable) or options.reduce_fx not in _REDUCTIONS:
+        raise LoggingError(
+            f"self.log({name!r}, reduce_fx={shown(options.reduce_fx)}) is no known reduction. "
+            "Write 'mean', 'sum', 'min' or 'max', or log a metric object for anything else."
+        )
+    for field in ("prog_bar", "logger", "on_step", "on_epoch"):
+        if not isinstance(given := getattr(options, field), (int, type(None))):
+            raise LoggingError(f"self.log({name!r}, {field}={shown(given)}): {field} is a bool. Write {field}=True.")
+    # A tensor is let pass: to look at it would be a transfer.
+    if not (batch_size is None or isinstance(batch_size, Tensor) or (is_number(batch_size) and batch_size >= 0)):
+        raise LoggingError(
+            f"self.log({name!r}, batch_size={shown(batch_size)}): batch_size is a number of samples. "
+            "Write batch_size=len(x)."
+        )
+    if isinstance(value, Tensor) and value.is_complex():
+        raise LoggingError(
+            f"self.log({name!r}, ...) got a tensor of dtype {value.dtype}, and a curve is made of real numbers. "
+            "Log its .real, .imag or .abs()."
+        )
+
+
+def same_options(one: Options, other: Options) -> bool:
+    """Whether two calls mean the same, however the reduction is written."""
+    return one._replace(reduce_fx=_REDUCTIONS[one.reduce_fx]) == other._replace(reduce_fx=_REDUCTIONS[other.reduce_fx])

@@ -1,0 +1,343 @@
+"""What was logged: kept where it was computed, read once per flush.
+
+``self.log`` stores the detached value and nothing else happens: no transfer, no string is built. Numbers reach the
+host when the book is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch): all values of
+one device and dtype are stacked and travel in one transfer.
+
+[Note: when a value is copied]
+A tensor that lives on after the step, a buffer, a parameter or a view of one, is copied when it is logged, because
+somebody will write into it. So is every value of a step that will be flushed, which is known before the step runs,
+and every value of a mean over the epoch. What is left, the fresh result of an operation (a loss) in a step that is not
+flushed, is borrowed as it is: only ``callback_metrics`` may show it, and only the step that made it could change it.
+Whether a name stands for such results is judged by its first value in an epoch, because looking costs as much as
+borrowing.
+
+[Note: exact epoch means]
+Values of one weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in 64-bit floats on
+the device that holds them; the weights are summed on the host in Python's own numbers; the division happens once,
+when the mean is asked for. Integers are never truncated (trap T6), and a smaller last batch counts for what it
+holds (trap T9). Folding bounds memory: a long evaluation keeps at most ``_FOLD_AT`` small tensors per name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.tree import batch_sizes
+from drivetrain.errors import LoggingError
+from drivetrain.logbook.entry import Entry, LogRule, Options, Value, check_arguments, same_options
+
+
+class Row(NamedTuple):
+    """One value on its way out: under which name, and whose it is."""
+
+    name: str
+    value: Any
+    entry: Entry
+    parts: tuple[Any, float] | None = None  # what the ranks exchange, of a value that they share
+
+
+class Scope:
+    """The hook that is running now, as ``self.log`` sees it: what it may log, and what it logged before."""
+
+    __slots__ = ("hook", "rule", "entries", "dataloader_idx")
+
+    def __init__(self, hook: str, rule: LogRule | None) -> None:
+        self.hook = hook
+        self.rule = rule
+        self.entries: dict[str, Entry] = {}
+        self.dataloader_idx: int | None = None  # set by an evaluation over more than one loader
+
+
+class Logbook:
+    """All scopes of one run, and the metrics they add up to.
+
+    Attributes:
+        scope: the hook that is running; the loops and the hook table keep it true.
+        batch: the batch that is being worked on.
+        size: its size; ``None`` until a mean over the epoch needs it. The loops set both for every batch.
+        muted: nothing that is logged is kept: the batch is one that a rank repeats.
+        copies: the values of this step will be read after it, so they are copied.
+        group: what is running: "train", "validate", "test". ``epoch_done``: its epoch's reductions are final.
+        callback_metrics: the latest value of every name, as tensors on their own device.
+        bar_metrics: what the progress bar shows: plain floats of the last flush, replaced as a whole, so a thread may
+            read it at any time.
+        logged_metrics: what the loggers were given last.
+        flushes: how often values were read from a device.
+        sum_dtype: the dtype of sums over an epoch; float64 wherever the device has it.
+        gather: where several ranks train together, every rank's numbers, one row each, after a check that all ranks
+            mean the same names; ``None`` where one is alone.
+    """
+
+    def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
+        self.sum_dtype = sum_dtype
+        self.gather: Callable[[Sequence[str], Tensor], Tensor] | None = None
+        self.device = torch.device("cpu")
+        self.scope: Scope | None = None
+        self.batch: Any = None
+        self.size: int | None = None
+        self.copies = True
+        self.muted = False
+        self.group = "train"
+        self.epoch_done = False
+        self.callback_metrics: dict[str, Any] = {}
+        self.bar_metrics: dict[str, float] = {}
+        self.logged_metrics: dict[str, float] = {}
+        self.flushes = 0
+        self._groups: dict[str, dict[str, Scope]] = {}
+        self._compared_sizes = False
+
+    # ---- what the loops do -------------------------------------------------------------------------------------
+
+    def scope_for(self, group: str, hook: str, rule: LogRule | None, dataloader_idx: int | None = None) -> Scope:
+        """The scope of ``hook`` in ``group`` ("train", "validate", ...), made on first use."""
+        key = hook if dataloader_idx is None else f"{hook}/{dataloader_idx}"
+        scopes = self._groups.setdefault(group, {})
+        if key not in scopes:
+            scopes[key] = Scope(hook, rule)
+            scopes[key].dataloader_idx = dataloader_idx
+        return scopes[key]
+
+    def start_run(self) -> None:
+        """Forget everything an earlier run logged."""
+        for group in self._groups:
+            self.reset(group)  # a metric object keeps its state otherwise, also from a run that was interrupted
+        self._groups.clear()
+        self.group = "train"
+        self.leave_batch()
+        self._compared_sizes, self.epoch_done, self.muted = False, False, False
+        self.callback_metrics, self.bar_metrics, self.logged_metrics = {}, {}, {}
+
+    def reset(self, group: str) -> None:
+        """End an epoch of ``group``: its running reductions start anew, ``callback_metrics`` keep what they were."""
+        for scope in self._groups.get(group, {}).values():
+            for entry in scope.entries.values():
+                entry.reset()
+            scope.entries.clear()
+
+    def leave_batch(self) -> None:
+        """No step is running: no batch is held, and a value logged by an epoch hook has weight 1."""
+        self.scope = self.batch = None
+        self.size = 1
+
+    def find_batch_size(self) -> int:
+        """The size of the current batch: the first dimension of its first tensor (trap T9)."""
+        batch = self.batch
+        if self._compared_sizes:  # once per run is enough: a batch keeps its structure, and walking it is not free
+            if type(batch) in (list, tuple) and batch:
+                batch = batch[0]
+            if isinstance(batch, Tensor):
+                self.size = batch.shape[0] if batch.ndim else 1
+                return self.size
+        sizes = batch_sizes(self.batch)
+        first = next(sizes, None)
+        if first is None:
+            raise LoggingError(
+                "self.log(..., on_epoch=True) weighs each value by the batch size, but this batch holds no tensor. "
+                "Pass batch_size=... to self.log."
+            )
+        if not self._compared_sizes:
+            self._compared_sizes = True
+            if any(size != first for size in sizes):
+                rank_zero_warn(
+                    f"The tensors of this batch differ in their first dimension; {first}, that of the first one, is "
+                    "taken as the batch size. Pass batch_size=... to self.log if it is another."
+                )
+        self.size = first
+        return first
+
+    def step_values(self, group: str) -> list[Row]:
+        """The per-step values of ``group`` written since the last call, still on their device."""
+        rows = []
+        for entry in self._entries(group):
+            if entry.on_step and entry.fresh and (entry.last is not None or entry.shared):
+                entry.fresh = False
+                parts = entry.parts(epoch=False) if entry.shared else None
+                rows.append(Row(_step_name(entry), entry.last_scalar(), entry, parts))
+        return rows
+
+    def epoch_values(self, group: str) -> list[Row]:
+        """The reductions of ``group`` over the epoch so far, still on their device."""
+        return [
+            Row(_epoch_name(entry), value, entry)
+            for entry in self._entries(group)
+            if entry.on_epoch and (value := entry.epoch_value()) is not None
+        ]
+
+    def agree_on_steps(self, rows: list[Row]) -> list[Row]:
+        """``rows`` with one value for all ranks where ``sync_dist`` asks for it; every rank must call it (trap T8)."""
+        if self.gather is None:
+            return rows
+        shared = [row for row in rows if row.parts is not None]
+        agreed = self._agree([(row.name, row.entry, row.parts) for row in shared if row.parts is not None])
+        found = dict(zip(map(id, shared), agreed, strict=True))
+        for row in shared:
+            row.entry.last = found[id(row)]  # what callbacks see until the next value comes
+        return [row._replace(value=found[id(row)]) if id(row) in found else row for row in rows]
+
+    def agree_on_epoch(self, group: str) -> None:
+        """Let the ranks agree on the epoch's values of ``group`` that they have not agreed on; all must call it."""
+        if self.gather is None:
+            return
+        new = [(_epoch_name(entry), entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
+        metrics = sorted((item for item in new if item[1].metric is not None), key=lambda item: item[0])
+        waiting = [name for name, entry in metrics if getattr(entry.metric, "sync_on_compute", True)]
+        shared = [
+            (name, entry, entry.parts(epoch=True)) for name, entry in new if entry.shared and entry.metric is None
+        ]
+        for (_, entry, _), value in zip(shared, self._agree(shared, waiting), strict=True):
+            entry.agreed = value
+        for _, entry in metrics:
+            entry.compute_together()
+
+    def of_rank_zero(self, name: str, value: Any) -> Any:
+        """Rank 0's value of a metric that each rank may have for itself: all decide by the same (trap T5)."""
+        if self.gather is None:
+            return value
+        return self.gather([name], torch.as_tensor(value, dtype=self.sum_dtype, device=self.device).reshape(1))[0, 0]
+
+    def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
+        """One keyed exchange: names, and those that are exchanged later, are compared, then all numbers travel."""
+        assert self.gather is not None  # the caller has looked
+        numbers = [number for _, _, parts in named for number in parts]
+        vector = torch.stack([
+            torch.as_tensor(number, dtype=self.sum_dtype, device=self.device) for number in numbers
+        ]) if numbers else torch.zeros(0, dtype=self.sum_dtype, device=self.device)  # fmt: skip
+        everyones = self.gather([*also, *(name for name, _, _ in named)], vector)
+        return [entry.combine(everyones[:, 2 * i], everyones[:, 2 * i + 1]) for i, (_, entry, _) in enumerate(named)]
+
+    def read(self, rows: list[Row]) -> list[Row]:
+        """``rows`` as plain floats, with one transfer for each device and dtype among them; the bar sees them too."""
+        values: list[Any] = [row.value for row in rows]
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for position, value in enumerate(values):
+            if isinstance(value, Tensor):
+                groups.setdefault((value.device, value.dtype), []).append(position)
+        for positions in groups.values():
+            self.flushes += 1
+            if len(positions) == 1:
+                values[positions[0]] = values[positions[0]].item()
+                continue
+            numbers = torch.stack([values[position].detach() for position in positions]).tolist()
+            for position, number in zip(positions, numbers, strict=True):
+                values[position] = number
+        read = [Row(row.name, float(value), row.entry) for row, value in zip(rows, values, strict=True)]
+        if shown := {row.name: row.value for row in read if row.entry.to_bar}:
+            self.bar_metrics = {**self.bar_metrics, **shown}  # a new dictionary: a thread may hold the old one
+        return read
+
+    def refresh(self) -> dict[str, Any]:
+        """Bring ``callback_metrics`` up to date with what is running, without any transfer, and return it."""
+        metrics, epoch = self.callback_metrics, self.epoch_done
+        for entry in self._entries(self.group):
+            if entry.on_step and entry.last is not None:
+                metrics[entry.name] = metrics[_step_name(entry)] = _tensor(entry.last_scalar())
+            if epoch and entry.on_epoch and (value := entry.epoch_value()) is not None:
+                metrics[entry.name] = metrics[_epoch_name(entry)] = _tensor(value)
+        return metrics
+
+    def state_dict(self, group: str) -> list[dict[str, Any]]:
+        """Every running reduction of ``group``, with the hook that it belongs to."""
+        return [
+            {"hook": scope.hook, "dataloader_idx": scope.dataloader_idx, "name": name, **entry.state_dict()}
+            for scope in self._groups.get(group, {}).values()
+            for name, entry in scope.entries.items()
+        ]
+
+    def load_state_dict(self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+        for state in states:
+            scope = self.scope_for(group, state["hook"], rules.get(state["hook"]), state["dataloader_idx"])
+            rule = rules[state["hook"]]
+            entry = Entry(self, state["name"], Options(**state["options"]), rule, state["dataloader_idx"])
+            entry.load_state_dict(state)
+            scope.entries[state["name"]] = entry
+
+    def metrics(self) -> list[Any]:
+        """The metric objects that are logged in any group."""
+        entries = [entry for group in self._groups for entry in self._entries(group)]
+        return [entry.metric for entry in entries if entry.metric is not None]
+
+    def _entries(self, group: str) -> Iterator[Entry]:
+        for scope in self._groups.get(group, {}).values():
+            yield from scope.entries.values()
+
+    # ---- what self.log does ------------------------------------------------------------------------------------
+
+    def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> Entry:
+        """The entry for ``name`` in the running hook, checked: the slow first call of ``self.log`` for a name.
+
+        Raises:
+            LoggingError: this hook may not log, an argument is wrong, or the name was logged before in
+                this hook with other options.
+        """
+        scope = self.scope
+        if scope is None or scope.rule is None:
+            where = f"in {scope.hook}" if scope else "outside of any hook"
+            raise LoggingError(
+                f"self.log({name!r}, ...) was called {where}, where no step or epoch is running. "
+                "Call it in a step, in a batch hook or in an epoch hook."
+            )
+        if not isinstance(name, str) or "/dataloader_idx_" in name:
+            raise LoggingError(
+                f"self.log got the name {name!r}. A name is a text without '/dataloader_idx_', which is added "
+                "when there are several loaders."
+            )
+        check_arguments(name, value, options, batch_size)
+        rule = scope.rule
+        on_step = rule.on_step if options.on_step is None else options.on_step
+        on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
+        if on_step and not rule.step_allowed:
+            raise LoggingError(
+                f"self.log({name!r}, on_step=True) was called in {scope.hook}, which runs once per epoch. "
+                "Leave out on_step."
+            )
+        if not (on_step or on_epoch):
+            raise LoggingError(
+                f"self.log({name!r}, on_step=False, on_epoch=False) would log nothing. Set one of them to True."
+            )
+        known = scope.entries.get(name)
+        if known is not None and same_options(known.options, options):
+            known.options = options  # torch.mean for "mean", or an entry that a checkpoint brought back
+            return known
+        if known is not None:
+            changed = [
+                f"{field}={new!r} (was {old!r})"
+                for field, new, old in zip(Options._fields, options, known.options, strict=True)
+                if new != old
+            ]
+            raise LoggingError(
+                f"self.log({name!r}, ...) was called twice in {scope.hook} with different options: "
+                f"{', '.join(changed)}. Use the same options, or two names."
+            )
+        full = name
+        if scope.dataloader_idx is not None and options.add_dataloader_idx:
+            full = f"{name}/dataloader_idx_{scope.dataloader_idx}"
+        entry = scope.entries[name] = Entry(self, full, options, rule, scope.dataloader_idx)
+        return entry
+
+
+def _forked(entry: Entry) -> bool:
+    return entry.on_step and entry.on_epoch
+
+
+def _suffixed(entry: Entry, suffix: str) -> str:
+    base, separator, loader = entry.name.partition("/dataloader_idx_")
+    return f"{base}_{suffix}{separator}{loader}"
+
+
+def _step_name(entry: Entry) -> str:
+    return _suffixed(entry, "step") if _forked(entry) else entry.name
+
+
+def _epoch_name(entry: Entry) -> str:
+    return _suffixed(entry, "epoch") if _forked(entry) else entry.name
+
+
+def _tensor(value: Value | None) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)

@@ -1,0 +1,23 @@
+"""What the user writes, and what is made of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.module.datamodule import LightningDataModule as LightningDataModule
+    from drivetrain.module.losses import WeightedLoss as WeightedLoss
+    from drivetrain.module.module import LightningModule as LightningModule
+    from drivetrain.module.optimizers import LightningOptimizer as LightningOptimizer
+
+_PUBLIC = {
+    "LightningDataModule": "datamodule",
+    "LightningModule": "module",
+    "LightningOptimizer": "optimizers",
+    "WeightedLoss": "losses",
+}
+__all__ = ["LightningDataModule", "LightningModule", "LightningOptimizer", "WeightedLoss"]
+
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

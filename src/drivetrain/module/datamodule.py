@@ -1,0 +1,78 @@
+"""LightningDataModule: where the data of a run comes from, apart from the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from drivetrain.module.hooks import DataHooks
+from drivetrain.module.hparams import HyperparametersMixin
+from drivetrain.module.loading import LoadableMixin
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
+
+
+class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
+    """Downloads, splits and loads data; one object that any module can be trained on.
+
+    Override what you need: ``prepare_data`` (one process), ``setup`` (every process), the loaders, the transfer
+    hooks, ``teardown``. A loader or transfer hook defined here wins over the module's.
+    """
+
+    CHECKPOINT_HYPER_PARAMS_KEY = "datamodule_hyper_parameters"
+    CHECKPOINT_HYPER_PARAMS_NAME = "datamodule_hparams_name"
+    CHECKPOINT_HYPER_PARAMS_TYPE = "datamodule_hparams_type"
+
+    name: str | None = None
+
+    def __init__(self) -> None:
+        self.trainer: Trainer | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep of the data module."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        test_dataset: Any = None,
+        predict_dataset: Any = None,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        **datamodule_kwargs: Any,
+    ) -> LightningDataModule:
+        """A data module around datasets that exist.
+
+        Args:
+            train_dataset: its loader shuffles, unless it is an iterable-style dataset.
+            val_dataset, test_dataset, predict_dataset: one dataset, or a list or dictionary of them: one loader each.
+            batch_size, num_workers: as for every DataLoader.
+            datamodule_kwargs: the constructor's own arguments.
+        """
+        module = cls(**datamodule_kwargs)
+        datasets = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
+
+        def loaders(dataset: Any, shuffle: bool) -> Any:
+            if isinstance(dataset, (list, tuple)):
+                return [loaders(item, shuffle) for item in dataset]
+            if isinstance(dataset, Mapping):
+                return {key: loaders(item, shuffle) for key, item in dataset.items()}
+            draws = shuffle and not isinstance(dataset, IterableDataset)
+            return DataLoader(dataset, batch_size, shuffle=draws, num_workers=num_workers)
+
+        for name, dataset in datasets.items():
+            if dataset is not None:  # on the instance, where the Trainer sees it as an override
+                setattr(module, f"{name}_dataloader", partial(loaders, dataset, name == "train"))
+        return module
+
+    def on_exception(self, exception: BaseException) -> None:
+        """The run ends by ``exception``."""

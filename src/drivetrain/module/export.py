@@ -1,0 +1,312 @@
+"""A module taken to where this package is not: ONNX, TorchScript and TensorRT; and a trial pass through it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import itertools
+import os
+import tempfile
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.base.seed import isolate_rng
+from drivetrain.base.tree import map_leaves, move
+from drivetrain.errors import ConfigurationError
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of ``forward``."""
+
+
+class ExportMixin:
+    """Gives a module its exports. Each runs ``forward`` in evaluation mode and without gradients.
+
+    What is exported knows no Trainer: ``self.trainer`` is ``None`` in ``forward`` there. Afterwards the module is as
+    it was, with the mode of every submodule. A file is written under another name first, so that a failure leaves an
+    older one whole; missing folders are made.
+    """
+
+    example_input_array: Any = None
+    """Inputs for ``forward`` that show its shapes: one argument, a tuple of them, or a mapping of those with names."""
+
+    def to_onnx(self, file_path: str | Path | None = None, input_sample: Any = None, **kwargs: Any) -> Any:
+        """The model as ONNX.
+
+        Args:
+            file_path: where to write it; large weights may go into a file beside it.
+            input_sample: the inputs, as :attr:`example_input_array`, which is the default.
+            **kwargs: for ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
+
+        Returns:
+            torch's ``ONNXProgram``; ``None`` with ``dynamo=False``.
+
+        Raises:
+            ConfigurationError: there are no inputs, or a package is missing.
+        """
+        args, kwarg_inputs = _inputs(self, input_sample, "to_onnx", "input_sample")
+        _require("to_onnx", *(["onnx", "onnxscript"] if kwargs.get("dynamo", True) else ["onnx"]))
+        with _exportable(self) as model, _replacing(file_path) as target:
+            return torch.onnx.export(model, args, target, kwargs=kwarg_inputs or None, **kwargs)
+
+    def to_torchscript(
+        self,
+        file_path: str | Path | None = None,
+        method: Literal["script", "trace"] = "script",
+        example_inputs: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The model as TorchScript, which torch itself advises against by a DeprecationWarning.
+
+        Args:
+            file_path: where to write it.
+            method: "script" compiles ``forward`` and what it calls; "trace" records one run of it.
+            example_inputs: the inputs to trace with, as :attr:`example_input_array`, which is the default.
+            **kwargs: for ``torch.jit.script`` or ``torch.jit.trace``.
+
+        Returns:
+            A ``ScriptModule``. It shares its weights with this module until it is saved and loaded.
+
+        Raises:
+            ConfigurationError: the method is unknown, or there are no inputs to trace with.
+        """
+        if method not in ("script", "trace"):
+            raise ConfigurationError(f'to_torchscript(method={method!r}) is unknown. Write "script" or "trace".')
+        traced: dict[str, Any] = {}
+        if method == "trace":
+            args, kwarg_inputs = _inputs(self, example_inputs, "to_torchscript", "example_inputs")
+            traced = {"example_kwarg_inputs": kwarg_inputs} if kwarg_inputs else {"example_inputs": args}
+        exporter: Any = torch.jit.script if method == "script" else torch.jit.trace
+        with _exportable(self) as model, _replacing(file_path) as target:
+            exported = exporter(model, **traced, **kwargs)
+            if target is not None:
+                torch.jit.save(exported, target)
+        return exported
+
+    def to_tensorrt(
+        self,
+        file_path: str | Path | None = None,
+        input_sample: Any = None,
+        ir: str = "default",
+        output_format: str = "exported_program",
+        retrace: bool = False,
+        **compile_kwargs: Any,
+    ) -> Any:
+        """The model compiled by TensorRT; the module must lie on a device that TensorRT knows.
+
+        Args:
+            file_path: where to write it.
+            input_sample: the inputs, as :attr:`example_input_array`, which is the default.
+            ir: how the model is read: "default", "dynamo" or "ts".
+            output_format: what to write: "exported_program" or "torchscript". With ``ir="ts"`` always the latter.
+            retrace: export the compiled graph once more while it is written.
+            **compile_kwargs: for ``torch_tensorrt.compile``.
+
+        Returns:
+            The compiled model.
+
+        Raises:
+            ConfigurationError: there are no inputs, or the package ``torch_tensorrt`` is missing.
+        """
+        args, kwarg_inputs = _inputs(self, input_sample, "to_tensorrt", "input_sample")
+        _require("to_tensorrt", "torch_tensorrt")
+        tensorrt: Any = importlib.import_module("torch_tensorrt")
+        inputs: dict[str, Any] = {"inputs": list(args), **({"kwarg_inputs": kwarg_inputs} if kwarg_inputs else {})}
+        with _exportable(self) as model, _replacing(file_path) as target:
+            compiled = tensorrt.compile(model, ir=ir, **inputs, **compile_kwargs)
+            if target is not None and isinstance(compiled, torch.jit.ScriptModule):
+                torch.jit.save(compiled, target)
+            elif target is not None:
+                tensorrt.save(compiled, target, output_format=output_format, retrace=retrace, **inputs)
+        return compiled
+
+
+def _inputs(module: Any, sample: Any, method: str, argument: str) -> Arguments:
+    """``sample`` or the module's own, on its device."""
+    sample = module.example_input_array if sample is None else sample
+    if sample is None:
+        raise ConfigurationError(
+            f"{type(module).__name__}.{method} needs inputs to run the model on, and example_input_array is None. "
+            f"Set self.example_input_array in __init__, or pass {argument}=...."
+        )
+    return _arguments(move(sample, module.device))
+
+
+def _arguments(sample: Any) -> Arguments:
+    if isinstance(sample, Mapping):
+        return (), dict(sample)
+    return (sample if type(sample) is tuple else (sample,)), {}  # a named tuple is one argument
+
+
+def _require(method: str, *packages: str) -> None:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        names = " ".join(missing).replace("_", "-")
+        raise ConfigurationError(
+            f"{method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. "
+            f"Run: pip install {names}."
+        )
+
+
+@contextmanager
+def _replacing(path: str | Path | None) -> Iterator[str | None]:
+    """Where to write; what was written there, with the files beside it, takes its place when the block ends well."""
+    if path is None:
+        yield None
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
+        yield os.path.join(folder, target.name)
+        for written in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):  # itself comes last
+            os.replace(written, target.parent / written.name)
+
+
+# ---- a pass that leaves no trace -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
+    """A block in which ``module`` is in evaluation mode and without gradients, and what it logs goes nowhere.
+
+    Afterwards every submodule has its own mode, and every random generator its state, also after an exception (T18).
+
+    Args:
+        module: what is to be run.
+        draws: the random generators are left as the block used them.
+    """
+    parts = list(module.modules())
+    modes = [part.training for part in parts]
+    books = [(part, part.__dict__.get("_book")) for part in parts if isinstance(part, ExportMixin)]
+    with nullcontext() if draws else isolate_rng(), torch.no_grad():
+        try:
+            for part in parts:
+                part.training = False  # not eval(): what somebody's train() does besides could not be undone
+            for part, _ in books:
+                part.__dict__["_book"] = _NoBook()
+            yield
+        finally:
+            for part, mode in zip(parts, modes, strict=True):
+                part.training = mode
+            for part, book in books:
+                part.__dict__["_book"] = book
+
+
+@contextmanager
+def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> Iterator[Arguments | None]:
+    """A block in which ``forward`` may be run :func:`undisturbed`, in the precision of the module's run if it has one.
+
+    Args:
+        module: what is to be run; need not be a LightningModule.
+        sample: the inputs, as ``example_input_array``, which is the default.
+        draws: the random generators are left as the block used them.
+
+    Yields:
+        A copy of the inputs on the module's device; ``None`` if there are none, and then nothing was done.
+    """
+    # Not read yet: the property of somebody's class may draw random numbers.
+    if sample is None and inspect.getattr_static(module, "example_input_array", None) is None:
+        yield None
+        return
+    trainer: Any = module.__dict__.get("_trainer")
+    with undisturbed(module, draws), nullcontext() if trainer is None else trainer.engine.autocast():
+        if sample is None:
+            sample = module.example_input_array
+        first = next(itertools.chain(module.parameters(), module.buffers()), None)
+        if first is not None:
+            sample = move(sample, first.device)
+        if trainer is not None and (convert := trainer.engine.input_conversion()) is not None:
+            sample = convert(sample)
+        sample = map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, sample)
+        yield None if sample is None else _arguments(sample)
+
+
+class _NoBook:
+    """Stands for a logbook, and for each entry in it: takes whatever is logged and keeps nothing."""
+
+    scope = None
+
+    def open_entry(self, *args: Any) -> _NoBook:
+        return self
+
+    def push(self, *args: Any) -> None:
+        pass
+
+
+# ---- what exporters are shown ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _exportable(module: Any) -> Iterator[nn.Module]:
+    """``module`` without its run, in evaluation mode, for the block."""
+    with undisturbed(module):
+        yield detached(module)
+
+
+def detached(module: nn.Module) -> nn.Module:
+    """``module`` with the same parameters and no run; it is not changed."""
+    return _detached(module, {})
+
+
+class _Unregistered:
+    """Keeps what classes do with their subclasses, such as listing them, from happening to those made here."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+
+@functools.cache
+def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
+    """A subclass of ``cls`` that TorchScript can inspect, and the names that this package gives its instances.
+
+    TorchScript reads every attribute, so ``trainer`` must not raise; and it compiles every property that it is not
+    told to leave alone.
+    """
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("drivetrain.")]
+    properties = [
+        name
+        for base in ours
+        for name, value in vars(base).items()
+        if isinstance(value, property) and inspect.getattr_static(cls, name) is value
+    ]
+    body = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__jit_unused_properties__": [*properties, *getattr(cls, "__jit_unused_properties__", [])],
+        "trainer": None,
+    }
+    names = frozenset(name for base in ours for name in (*vars(base), *inspect.get_annotations(base)))
+    made = types.new_class(cls.__name__, (_Unregistered, cls), exec_body=lambda namespace: namespace.update(body))
+    return made, names
+
+
+def _detached(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
+    """``module`` with the same parameters and no run, and so for each such module inside; others are taken as they are.
+
+    Args:
+        module: where to begin; it is not changed.
+        made: what was made so far, by the id of the original, so that a module in two places stays one.
+    """
+    if id(module) in made:
+        return made[id(module)]
+    children = {name: None if child is None else _detached(child, made) for name, child in module._modules.items()}
+    kind: Any = type(module)
+    changed: dict[str, Any] = {"_modules": children}
+    if isinstance(module, ExportMixin):
+        kind, names = _detached_class(kind)
+        ignored = [name for name in module.__dict__ if name in names]
+        ignored += getattr(module, "__jit_ignored_attributes__", [])
+        changed |= {"_trainer": None, "__jit_ignored_attributes__": ignored}
+    elif all(child is module._modules[name] for name, child in children.items()):
+        return module
+    twin: nn.Module = object.__new__(kind)
+    twin.__dict__.update(module.__dict__, **changed)
+    made[id(module)] = twin
+    return twin

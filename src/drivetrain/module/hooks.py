@@ -1,0 +1,371 @@
+"""The hooks a module and a datamodule may override, where logging is allowed, and the table that calls them.
+
+The table is built when a run starts: for each hook, the parties that really override it, as bound callables. A hook
+that nobody overrides is an empty tuple, so it costs an empty ``for`` in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.tree import move
+from drivetrain.callback import Callback
+from drivetrain.logbook.entry import LogRule
+from drivetrain.logbook.logbook import Logbook, Scope
+from drivetrain.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+Call = Callable[..., Any]
+
+_STEP = LogRule(on_step=True, on_epoch=False)
+_EVAL = LogRule(on_step=False, on_epoch=True)
+_EPOCH = LogRule(on_step=False, on_epoch=True, step_allowed=False)
+
+LOG_RULES: dict[str, LogRule] = {
+    "training_step": _STEP, "on_train_batch_start": _STEP, "on_train_batch_end": _STEP,
+    "on_before_zero_grad": _STEP, "optimizer_zero_grad": _STEP,
+    "on_before_backward": _STEP, "backward": _STEP, "on_after_backward": _STEP,
+    "on_before_optimizer_step": _STEP, "configure_gradient_clipping": _STEP, "clip_gradients": _STEP,
+    "optimizer_step": _STEP, "lr_scheduler_step": _STEP,
+    "on_train_start": _EPOCH, "on_train_epoch_start": _EPOCH, "on_train_epoch_end": _EPOCH,
+    "validation_step": _EVAL, "on_validation_batch_start": _EVAL, "on_validation_batch_end": _EVAL,
+    "on_validation_start": _EPOCH, "on_validation_epoch_start": _EPOCH, "on_validation_epoch_end": _EPOCH,
+    "test_step": _EVAL, "on_test_batch_start": _EVAL, "on_test_batch_end": _EVAL,
+    "on_test_start": _EPOCH, "on_test_epoch_start": _EPOCH, "on_test_epoch_end": _EPOCH,
+}  # fmt: skip
+"""Defaults of ``self.log`` by hook (spec 3.4); a hook that is not listed may not log."""
+
+
+class DataHooks:
+    """Hooks shared by LightningModule and LightningDataModule: where data comes from and how it travels."""
+
+    prepare_data_per_node: bool = True
+    """Whether :meth:`prepare_data` runs once per node, or once in the whole job."""
+
+    def prepare_data(self) -> None:
+        """Download or write what the run needs; one process does it. Do not set attributes here."""
+
+    def setup(self, stage: str) -> None:
+        """Build datasets for ``stage`` ("fit", "validate", "test", "predict"); every process calls it."""
+
+    def teardown(self, stage: str) -> None:
+        """``stage`` has ended without an exception."""
+
+    def train_dataloader(self) -> Any:
+        """The training loader."""
+        raise NotImplementedError
+
+    def val_dataloader(self) -> Any:
+        """The validation loader, or a list of them."""
+        raise NotImplementedError
+
+    def test_dataloader(self) -> Any:
+        """The test loader, or a list of them."""
+        raise NotImplementedError
+
+    def predict_dataloader(self) -> Any:
+        """The prediction loader, or a list of them."""
+        raise NotImplementedError
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Change the batch on the host, before it moves."""
+        return batch
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move the batch; by default every tensor in the tree, and every leaf that has ``.to``.
+
+        Returns:
+            The batch on the device; ``None`` if it was moved in place.
+        """
+        return move(batch, device)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Change the batch on the device, for example augment it there."""
+        return batch
+
+
+class ModelHooks:
+    """The moments of a run at which a LightningModule may act. All do nothing unless it says otherwise."""
+
+    def on_fit_start(self) -> None:
+        """The model is on the device and the optimizers exist."""
+
+    def on_fit_end(self) -> None:
+        """Training is over and the strategy is torn down."""
+
+    def on_train_start(self) -> None:
+        """The first epoch is about to begin."""
+
+    def on_train_end(self) -> None:
+        """The last epoch has ended."""
+
+    def on_train_epoch_start(self) -> None:
+        """A training epoch begins; the loader's iterator does not exist yet."""
+
+    def on_train_epoch_end(self) -> None:
+        """A training epoch has ended; values logged here are seen by the monitoring callbacks."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        """A training batch lies on the device. Return -1 to skip the rest of the epoch."""
+        return None
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A training batch is done; ``outputs`` as for ``Callback.on_train_batch_end``."""
+
+    def on_validation_start(self) -> None:
+        """Validation begins; the module is in evaluation mode."""
+
+    def on_validation_end(self) -> None:
+        """Validation has ended and its metrics are logged."""
+
+    def on_validation_epoch_start(self) -> None:
+        """The pass over the validation loaders begins."""
+
+    def on_validation_epoch_end(self) -> None:
+        """The pass over the validation loaders has ended; its values may still be logged here."""
+
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """A validation batch lies on the device."""
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """A validation batch is done."""
+
+    def on_test_start(self) -> None:
+        """Testing begins; the module is in evaluation mode."""
+
+    def on_test_end(self) -> None:
+        """Testing has ended and its metrics are logged."""
+
+    def on_test_epoch_start(self) -> None:
+        """The pass over the test loaders begins."""
+
+    def on_test_epoch_end(self) -> None:
+        """The pass over the test loaders has ended; its values may still be logged here."""
+
+    def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """A test batch lies on the device."""
+
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """A test batch is done."""
+
+    def on_predict_start(self) -> None:
+        """Prediction begins; the module is in evaluation mode."""
+
+    def on_predict_end(self) -> None:
+        """Prediction has ended."""
+
+    def on_predict_epoch_start(self) -> None:
+        """The pass over the prediction loaders begins."""
+
+    def on_predict_epoch_end(self) -> None:
+        """The pass over the prediction loaders has ended."""
+
+    def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """A prediction batch lies on the device."""
+
+    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """A prediction batch is done."""
+
+    def on_validation_model_train(self) -> None:
+        """Called after validation only if overridden; otherwise every submodule gets back the mode it had."""
+
+    def on_test_model_train(self) -> None:
+        """Called after testing only if overridden; otherwise every submodule gets back the mode it had."""
+
+    def on_before_zero_grad(self, optimizer: Optimizer) -> None:
+        """The gradients of the last window are about to be cleared, after this window's first ``training_step``."""
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        """``loss``, divided by the number of accumulated batches, is about to be differentiated."""
+
+    def on_after_backward(self) -> None:
+        """The gradients of this batch have been added."""
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """The gradients are complete, in their true scale and not clipped yet: inspect norms here."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """``checkpoint`` is complete but not written: add to it or change it."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """``checkpoint`` was read; the module has not taken its weights yet."""
+
+
+class HookTable:
+    """Every hook of one run, bound to the parties that override it.
+
+    Order (spec 3.3): callbacks as listed, the module, the strategy. At ``on_train_epoch_end`` the callbacks that
+    monitor metrics come after the module, so that they see what it logs there. Those that save come after it also at
+    ``on_train_batch_end`` and ``on_validation_end``: what the module still did there would be missing in the file.
+
+    Attributes:
+        completes: hooks in which an exception is raised only after all parties were called. In a fit with a callback
+            that saves on exceptions these are the hooks that end a batch, a validation or an epoch: the checkpoint is
+            then of a moment at which all parties have seen that end, and a resumed run need not repeat it.
+
+    Args:
+        trainer, module, callbacks, strategy: the parties; callbacks get ``(trainer, module)`` first.
+        module_base: the class whose methods count as "not overridden".
+        book: told which hook is running, so that ``self.log`` knows its defaults.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        module: Any,
+        callbacks: Sequence[Callback],
+        strategy: Strategy,
+        module_base: type,
+        book: Logbook,
+    ) -> None:
+        self._trainer = trainer
+        self._module = module
+        self.callbacks = callbacks
+        self._strategy = strategy
+        self._module_base = module_base
+        self._book = book
+        self.completes: frozenset[str] = frozenset()
+
+    def scope(self, hook: str, dataloader_idx: int | None = None) -> Scope:
+        """The logging scope of ``hook``."""
+        return self._book.scope_for(_group(hook), hook, LOG_RULES.get(hook), dataloader_idx)
+
+    def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
+        """What to call for ``hook``: nothing, or one callable that calls all parties in order."""
+        before, after = self._callback_calls(hook)
+        if after and hook == "on_train_epoch_end":  # they judge by what the module has logged in this very hook
+            after = [lambda *_: self._book.agree_on_epoch("train"), *after]
+        calls = [*before, *self._module_calls(hook), *after, *self._strategy_calls(hook)]
+        return (self._scoped(hook, calls, dataloader_idx),) if calls else ()
+
+    def bind_callbacks(self, hook: str) -> tuple[Call, ...]:
+        """The callbacks' part of ``hook`` alone."""
+        before, after = self._callback_calls(hook)
+        return (self._scoped(hook, [*before, *after]),) if before or after else ()
+
+    def bind_method(self, name: str) -> Call | None:
+        """The module's own ``name`` if it is overridden; it logs as that hook."""
+        if not overrides(self._module, name, self._module_base):
+            return None
+        method: Call = getattr(self._module, name)
+        scope, book = self.scope(name), self._book
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outer, book.scope = book.scope, scope
+            try:
+                return method(*args, **kwargs)
+            finally:
+                book.scope = outer
+
+        return call
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Bind and call at once, for hooks outside of the step."""
+        for bound in self.bind(hook):
+            bound(*args)
+
+    def call_callbacks(self, hook: str, *args: Any) -> None:
+        """The same for the callbacks' part."""
+        for bound in self.bind_callbacks(hook):
+            bound(*args)
+
+    def call_method(self, name: str, *args: Any) -> Any:
+        """Call the module's ``name``, overridden or not, as that hook."""
+        return (self.bind_method(name) or getattr(self._module, name))(*args)
+
+    def _callback_calls(self, hook: str) -> tuple[list[Call], list[Call]]:
+        saving = hook in ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
+        early_calls: list[Call] = []
+        late_calls: list[Call] = []
+        for callback in self.callbacks:
+            if overrides(callback, hook, Callback) and hook not in callback.idle_hooks:
+                call = partial(getattr(callback, hook), self._trainer, self._module)
+                late = saving and (callback.position == "last" or (callback.monitors and hook == "on_train_epoch_end"))
+                (late_calls if late else early_calls).append(call)
+        return early_calls, late_calls
+
+    def _module_calls(self, hook: str) -> list[Call]:
+        return [getattr(self._module, hook)] if overrides(self._module, hook, self._module_base) else []
+
+    def _strategy_calls(self, hook: str) -> list[Call]:
+        return [getattr(self._strategy, hook)] if overrides(self._strategy, hook, Strategy) else []
+
+    def _scoped(self, hook: str, calls: Iterable[Call], dataloader_idx: int | None = None) -> Call:
+        scope, book, bound = self.scope(hook, dataloader_idx), self._book, tuple(calls)
+        if hook in self.completes:
+            bound = (partial(_call_all, bound),)
+
+        def call(*args: Any) -> None:
+            outer, book.scope = book.scope, scope
+            try:
+                for fn in bound:
+                    fn(*args)
+            finally:
+                book.scope = outer
+
+        return call
+
+
+def _call_all(calls: Sequence[Call], *args: Any) -> None:
+    """Call all of ``calls``, then raise the first exception that one of them raised."""
+    first: BaseException | None = None
+    for call in calls:
+        try:
+            call(*args)
+        except BaseException as error:
+            if first is not None:
+                rank_zero_warn(f"After {first!r}, another hook of the same moment failed: {error!r}.")
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def _group(hook: str) -> str:
+    if "validation" in hook:
+        return "validate"
+    return "test" if "test" in hook else "predict" if "predict" in hook else "train"
+
+
+def bind_transfer(
+    module: Any, datamodule: Any, device: torch.device, book: Logbook, convert: Call | None = None
+) -> tuple[Call, Call | None]:
+    """How a batch gets to the device: ``(move, hooks)``. ``convert`` brings its numbers into the run's precision.
+
+    ``move(batch)`` may run as early as the batch is there. ``hooks(batch, dataloader_idx)`` is set instead where the
+    module or the datamodule overrides a transfer hook; it must run in its documented place, right before the batch's
+    start hooks. A hook of the datamodule wins over the module's.
+    """
+    names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+    owners = [
+        next((party for party in (datamodule, module) if party is not None and overrides(party, name, DataHooks)), None)
+        for name in names
+    ]
+    to_device = partial(move, device=device)
+    if not any(owners):
+        return to_device if convert is None else lambda batch: to_device(convert(batch)), None
+    before, transfer, after = (
+        getattr(owner if owner is not None else module, name) for owner, name in zip(owners, names, strict=True)
+    )
+
+    scope = book.scope_for("train", "a transfer hook", None)
+
+    def hooks(batch: Any, dataloader_idx: int) -> Any:
+        outer, book.scope = book.scope, scope
+        if convert is not None:
+            batch = convert(batch)
+        batch = before(batch, dataloader_idx)
+        moved = transfer(batch, device, dataloader_idx)
+        batch = after(batch if moved is None else moved, dataloader_idx)  # None: it has moved in place
+        book.scope = outer
+        return batch
+
+    return to_device, hooks

@@ -1,0 +1,367 @@
+"""Hyperparameters into a checkpoint, and a module or a data module out of one."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib.util
+import inspect
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor, nn
+
+from drivetrain import parity
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.restoring import expect, naming, restoring, shown_error
+from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
+from drivetrain.errors import CheckpointError, ConfigurationError, DrivetrainError, did_you_mean, shown
+from drivetrain.module.hparams import AttributeDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    _class_only = classmethod
+else:
+
+    class _class_only(classmethod):
+        """A class method that refuses to be called on an instance, whose own state it would pass by."""
+
+        def __get__(self, instance, owner=None):
+            bound = super().__get__(None, owner or type(instance))
+            if instance is None:
+                return bound
+            name, cls = bound.__name__, type(instance).__name__
+
+            def refuse(*args, **kwargs):  # when called, not when looked up: inspection looks at every attribute
+                raise _CalledOnInstance(
+                    f"{name} was called on an instance of {cls}, and it returns a new one and leaves this one as it "
+                    f"is. Call it on the class: model = {cls}.{name}(...)."
+                )
+
+            return refuse
+
+
+# torch's load_state_dict makes attributes out of what it is given, and calls some of them: from a file, no functions.
+PARTS_WITHOUT_REFERENCES = frozenset({"optimizer_states", "lr_schedulers"})
+HYPERPARAMETERS = frozenset({"hyper_parameters", "datamodule_hyper_parameters"})
+_PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "loops", "restart", "rng"}
+
+
+class _CalledOnInstance(ConfigurationError, TypeError):
+    """Also a TypeError, which is what calling a thing in the wrong way is in Python."""
+
+
+class LoadableMixin:
+    """Gives a module or a data module :meth:`load_from_checkpoint`."""
+
+    CHECKPOINT_HYPER_PARAMS_KEY: ClassVar[str] = "hyper_parameters"
+    """Under which key a checkpoint holds the hyperparameters, for hooks that add to them."""
+
+    CHECKPOINT_HYPER_PARAMS_NAME: ClassVar[str] = "hparams_name"
+    """Where it says of which argument they are the items; "kwargs": of none."""
+
+    CHECKPOINT_HYPER_PARAMS_TYPE: ClassVar[str] = "hparams_type"
+    """Where files of other makes name the hyperparameters' class; it is neither written nor read here."""
+
+    @_class_only
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: str | Path | IO[bytes],
+        map_location: Any = None,
+        hparams_file: str | Path | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A new object: built with the hyperparameters in the checkpoint, then given its state.
+
+        A module's ``configure_model`` and ``on_load_checkpoint`` are called before its weights are loaded. A file
+        without hyperparameters will do, and for a module so will a bare state dict.
+
+        Args:
+            checkpoint_path: a file that the Trainer wrote, or such a file opened for reading bytes. Both are read with
+                the same checks.
+            map_location: where the weights are read to, as for ``torch.load``, and the module moved; ``None``: they are
+                read to the host, and the module stays where ``__init__`` builds it.
+            hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
+                with a key and a value in each row.
+            strict: whether the weights must be exactly those of the module; ``None``: as its ``strict_loading`` says.
+            weights_only: ``None`` or True: only plain data is read (trap T27). False: everything, which runs what code
+                the file brings along; for your own files only.
+            **kwargs: arguments of ``__init__``, which replace all others. Where the hyperparameters were saved as one
+                object, those that ``__init__`` does not know replace items of that object.
+
+        Raises:
+            CheckpointError: the file cannot be read, or its weights do not fit.
+            ConfigurationError: ``__init__`` needs an argument that nobody gave, or of which the checkpoint holds only a
+                description; the file of hyperparameters cannot be read; or this was called on an instance.
+        """
+        is_module = issubclass(cls, nn.Module)
+        location = "cpu" if map_location is None else map_location
+        source = name_of(checkpoint_path)
+        prefix = "" if is_module else "datamodule_"
+        with naming(source):
+            checkpoint = _read(checkpoint_path, location, is_module, weights_only)
+            saved, name = _hparams_in(checkpoint, prefix)
+        if hparams_file is not None:
+            saved.update(_read_hparams(Path(hparams_file)))
+        arguments = _arguments(cls, saved, name, kwargs)
+        loaded: Any = _build(cls, arguments, set(arguments) - set(kwargs), source)
+        if is_module:
+            _restore_module(loaded, checkpoint, strict, map_location is not None, source)
+        elif (state := checkpoint.get(cls.__qualname__)) is not None:
+            with naming(source), restoring(f"the datamodule {cls.__name__}"):
+                loaded.load_state_dict(state)
+        built: Self = loaded
+        return built
+
+
+def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
+    """What a checkpoint keeps of the hyperparameters of ``obj`` (trap T24), as they are; nothing if there are none.
+
+    Args:
+        obj: a module or a data module.
+        prefix: put before both keys: "" for a module, "datamodule_" for a data module.
+
+    Returns:
+        ``{"hparams_name": ..., "hyper_parameters": {...}}`` without modules, whose weights are in the ``state_dict``.
+    """
+    hparams: AttributeDict = obj.__dict__.get("_hparams", {})
+    keeps_modules = parity.current().pickle
+    values = {key: value for key, value in hparams.items() if keeps_modules or not isinstance(value, nn.Module)}
+    if not values:
+        return {}
+    return {f"{prefix}hparams_name": obj._hparams_name or "kwargs", f"{prefix}hyper_parameters": values}
+
+
+def encode_hparams(obj: Any, values: Any) -> Any:
+    """The hyperparameters of ``obj`` as data that loads without running code (trap T27).
+
+    What cannot be stored is described instead, with one warning that names all of it, once in the life of ``obj``.
+    """
+    from drivetrain.checkpoints.plain import encode  # here, so that importing the Trainer stays quick
+
+    noted: list[str] = []
+    encoded = encode(values, "", describe=True, noted=noted)
+    known: list[str] = obj.__dict__.get("_described_hparams", [])
+    if fresh := [place for place in noted if place not in known]:
+        obj.__dict__["_described_hparams"] = [*known, *fresh]
+        rank_zero_warn(
+            f"Checkpoints keep only a description of these hyperparameters of {type(obj).__name__}: "
+            f"{', '.join(fresh)}. Pass them when you load one: "
+            f"{type(obj).__name__}.load_from_checkpoint(path, {_name_at(fresh[0])}=...)."
+        )
+    return encoded
+
+
+def dump_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
+    """:func:`raw_hparams`, encoded by :func:`encode_hparams`."""
+    found = raw_hparams(obj, prefix)
+    return {key: encode_hparams(obj, value) if isinstance(value, dict) else value for key, value in found.items()}
+
+
+def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPARAMETERS) -> dict[str, Any]:
+    """What was read, with every value as it was when it was saved.
+
+    Args:
+        checkpoint: as the store returned it.
+        quiet: the parts that nobody will use: of them no warning says that only descriptions came back.
+
+    Raises:
+        CheckpointError: something in it is damaged, or stored by a newer version.
+    """
+    from drivetrain.checkpoints.plain import decode, warn_of_descriptions
+
+    noted: list[str] = []
+    decoded = {
+        key: decode(part, str(key), [] if key in quiet else noted, references=key not in PARTS_WITHOUT_REFERENCES)
+        for key, part in checkpoint.items()
+    }
+    warn_of_descriptions(noted)
+    return decoded
+
+
+def _name_at(place: str) -> str:
+    """The hyperparameter in "conf['root'][0] (module.Class)"."""
+    return place.partition(" ")[0].partition("[")[0].partition(".")[0]
+
+
+def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], str | None]:
+    """The hyperparameters in a checkpoint, and the argument that they were saved from.
+
+    Raises:
+        CheckpointError: they are no dictionary with names.
+    """
+    with restoring(f"'{prefix}hyper_parameters'"):
+        saved = expect(checkpoint.get(f"{prefix}hyper_parameters", {}), (Mapping, type(None))) or {}
+        for key in saved:
+            expect(key, str)
+    with restoring(f"'{prefix}hparams_name'"):
+        name: str | None = expect(checkpoint.get(f"{prefix}hparams_name"), (str, type(None)))
+    return dict(saved), name
+
+
+def _build(cls: type, arguments: dict[str, Any], from_file: Collection[str], source: str) -> Any:
+    """An object of ``cls``.
+
+    Raises:
+        CheckpointError: ``__init__`` raised an exception, and some of its arguments come from the file.
+    """
+    try:
+        return cls(**arguments)
+    except DrivetrainError:
+        raise
+    except Exception as error:
+        if not from_file:
+            raise
+        given = ", ".join(f"{key}={shown(arguments[key])}" for key in sorted(from_file))
+        raise CheckpointError(
+            f"{source}: {cls.__name__}.__init__ raised {type(error).__name__}: {shown_error(error)}. It got "
+            f"hyperparameters of the checkpoint, {given}. "
+            f"Pass what is wrong: {cls.__name__}.load_from_checkpoint(path, {next(iter(from_file))}=...)."
+        ) from error
+
+
+def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_only: bool | None) -> dict[str, Any]:
+    from drivetrain.module.migration import migrate
+
+    checkpoint: Any = TorchCheckpointIO().load_checkpoint(path, location, weights_only)
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(
+            f"{name_of(path)} holds a {type(checkpoint).__name__} and no dictionary. Use a file that a Trainer wrote."
+        )
+    if is_module and "state_dict" not in checkpoint:
+        # A bare state dict: tensors, beside what modules keep as their extra state.
+        if not all(isinstance(value, Tensor) or str(key).endswith("_extra_state") for key, value in checkpoint.items()):
+            raise CheckpointError(
+                f"{name_of(path)} has no 'state_dict', only {sorted(map(str, checkpoint))}. "
+                "Use a file that a Trainer wrote."
+            )
+        return {"state_dict": checkpoint}
+    decoded = decode_parts(checkpoint, quiet=_PARTS_OF_A_RUN)
+    with restoring("the layout"):
+        return migrate(decoded)
+
+
+def _restore_module(module: Any, checkpoint: dict[str, Any], strict: bool | None, move: bool, source: str) -> None:
+    what = f"the weights of {type(module).__name__}"
+    with naming(source), restoring(what):
+        weights: Mapping[str, Any] = expect(checkpoint["state_dict"], Mapping)
+    module.configure_model()
+    module.on_load_checkpoint(checkpoint)
+    if move and (first := next((value for value in weights.values() if isinstance(value, Tensor)), None)) is not None:
+        module.to(first.device)
+    with naming(source), restoring(what):
+        try:
+            module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading if strict is None else strict)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"The checkpoint does not fit {type(module).__name__}: {error} "
+                "Build the module as it was trained; for missing or unexpected names only, pass strict=False."
+            ) from error
+
+
+def _arguments(cls: type, saved: dict[str, Any], name: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments to build ``cls`` with: what its ``__init__`` takes of ``saved`` and ``given``.
+
+    Args:
+        saved: the hyperparameters.
+        name: the argument that they were saved from as a whole; "kwargs" if one by one.
+        given: what the caller passed; it wins.
+    """
+    parameters, takes_any = _parameters_of(cls)
+    from drivetrain.checkpoints.plain import descriptions
+
+    described = {key: found for key, value in saved.items() if (found := next(descriptions(value), None)) is not None}
+    saved = {key: value for key, value in saved.items() if key not in described}
+    lost = [key for key in described if key not in given]
+    if name is not None and name != "kwargs" and name in parameters:
+        changed = {key: value for key, value in given.items() if key not in parameters and not takes_any}
+        arguments = {name: AttributeDict({**saved, **changed})} if saved or changed else {}
+        arguments.update({key: value for key, value in given.items() if key not in changed})
+        lost = [] if name in given else lost
+    else:
+        arguments = {key: value for key, value in {**saved, **given}.items() if takes_any or key in parameters}
+        lost = [key for key in lost if takes_any or key in parameters]
+        for key in given:
+            if key not in arguments:
+                rank_zero_warn(
+                    f"{cls.__name__}.load_from_checkpoint got {key}=..., which {cls.__name__}.__init__ does not take, "
+                    f"so it is left out. {did_you_mean(key, parameters)}",
+                    stacklevel=5,
+                )
+    for key, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and key not in arguments:
+            why = "neither the checkpoint nor the caller gives it"
+            if key in described:
+                why = f"the caller does not give it and the checkpoint has only {described[key]!r}"
+            raise ConfigurationError(
+                f"{cls.__name__}.__init__ needs {key!r}, and {why}. "
+                f"Write {cls.__name__}.load_from_checkpoint(path, {key}=...), and self.save_hyperparameters() in "
+                "__init__ for the next time."
+            )
+    if lost:
+        rank_zero_warn(
+            f"{cls.__name__} is built without these hyperparameters, of which the checkpoint has only descriptions: "
+            f"{', '.join(f'{key} {described[key]!r}' for key in lost)}. Import the module that defines a class or a "
+            f"function before, or pass them: {cls.__name__}.load_from_checkpoint(path, {lost[0]}=...).",
+            stacklevel=5,
+        )
+    return arguments
+
+
+def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
+    """What ``__init__`` can be given by name, and whether it takes any name."""
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    found = dict(list(inspect.signature(owner.__init__).parameters.items())[1:])  # type: ignore[misc]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    # The *args and **kwargs of this package's own classes are for cooperating bases, not for hyperparameters.
+    takes_any = not owner.__module__.startswith("drivetrain.") and any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in found.values()
+    )
+    return {name: parameter for name, parameter in found.items() if parameter.kind not in variadic}, takes_any
+
+
+def _read_hparams(path: Path) -> dict[str, Any]:
+    """The hyperparameters in a ``.yaml`` or ``.csv`` file."""
+    if not path.is_file():
+        raise ConfigurationError(f"There is no file {path} for hparams_file. Check the path.")
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return _read_yaml(path)
+    if path.suffix.lower() == ".csv":
+        with open(path, newline="", encoding="utf-8") as stream:
+            rows = [row for row in csv.reader(stream) if row]
+        if any(len(row) != 2 for row in rows):
+            raise ConfigurationError(
+                f"hparams_file={str(path)!r} has a row that is not a key and a value. Write one pair in each row."
+            )
+        return {key: _parsed(value) for key, value in rows if (key, value) != ("key", "value")}  # but for the header
+    raise ConfigurationError(f"hparams_file={str(path)!r} is of an unknown kind. Pass a .yaml or a .csv file.")
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if importlib.util.find_spec("yaml") is None:
+        raise ConfigurationError(
+            f"hparams_file={str(path)!r} needs the package PyYAML, which is not installed. Run: pip install pyyaml."
+        )
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"hparams_file={str(path)!r} is no YAML of plain data: {error}. Write numbers, texts, lists and mappings."
+        ) from error
+    if not isinstance(loaded or {}, dict):
+        raise ConfigurationError(f"hparams_file={str(path)!r} holds a {type(loaded).__name__}. Write a mapping.")
+    return loaded or {}
+
+
+def _parsed(text: str) -> Any:
+    """The Python literal in ``text``, or ``text`` where it is none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,288 @@
+"""Checkpoints of Lightning 1.x and 2.x in the layout of ours (traps T24, T26, T27).
+
+What such a file says of where training was::
+
+    2.x, and 1.6 to 1.9         loops["fit_loop"]: counters of epochs, batches and optimizer steps, each as the numbers
+                                ready, started, processed and completed, in this run (current) and in all (total)
+    1.0 to 1.5                  epoch and global_step only, both counted as if the epoch were over
+
+None of them holds the random state, or which batches of an epoch are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.checkpoints.foreign import Placeholder, placeholders
+
+State = dict[str, Any]
+
+_STAGES = ("train", "validate", "test", "predict")  # whose time a Timer keeps
+_SCALER_KEYS = ("MixedPrecisionPlugin", "NativeMixedPrecisionPlugin", "native_amp_scaling_state")  # of GradScaler
+_CLI_KEYS = ("_instantiator", "_class_path")  # names of code that would build the module
+_INTERVAL = re.compile(r"datetime\.timedelta\(([^()]*)\)")
+
+
+def migrate(checkpoint: State, resuming: bool = False) -> State:
+    """A checkpoint of Lightning's as if this Trainer had written it; any other as it is.
+
+    Hyperparameters come back as dictionaries, without those that were not loaded. What else the file holds stays.
+
+    Args:
+        checkpoint: what was read; it is left as it is.
+        resuming: whether training goes on from it: then one warning says what the file does not know.
+
+    Returns:
+        A new dictionary, or ``checkpoint`` where there is nothing to do. Its ``loops`` have the entry "drivetrain".
+        Keys of callbacks from before 1.5 are bare class names.
+    """
+    if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
+        return checkpoint
+    loops = checkpoint.get("loops") or {}
+    if "drivetrain" in loops:
+        return checkpoint
+    migrated = dict(checkpoint)
+    _migrate_hparams(migrated)
+    if "global_step" not in migrated:
+        return migrated
+    _migrate_precision(migrated)
+    if "callbacks" in migrated or "checkpoint_callback_best_model_path" in migrated:
+        migrated["callbacks"] = _callbacks(migrated)
+    if "lr_schedulers" in migrated:
+        # A function among a scheduler's state stays the one that the scheduler was built with.
+        migrated["lr_schedulers"] = [_known(state) for state in migrated["lr_schedulers"]]
+    fit_loop = loops.get("fit_loop")
+    with contextlib.suppress(KeyError, TypeError):  # of loops that somebody wrote: nobody knows where they were
+        progress = _progress_of_epochs(migrated) if fit_loop is None else _progress(fit_loop, migrated)
+        migrated["loops"] = {**loops, "drivetrain": progress}
+    migrated["restart"] = {"callback_metrics": _monitored(migrated.get("callbacks", {}))}
+    if resuming:
+        _warn_of_the_unknown(migrated, knows_place=fit_loop is not None)
+    return migrated
+
+
+def _warn_of_the_unknown(checkpoint: State, knows_place: bool) -> None:
+    version = checkpoint.get("pytorch-lightning_version", "1.x")
+    place = "" if knows_place else " It does not say where in an epoch it was saved either: it is taken for the end."
+    rank_zero_warn(
+        f"The checkpoint was written by Lightning {version} and holds no random state, so shuffling, dropout and other "
+        f"draws go on otherwise than they would have.{place} Call seed_everything before, to draw alike each time.",
+        stacklevel=5,
+    )
+
+
+def _known(state: Any) -> Any:
+    """The items of a dictionary without those that hold something that was not loaded."""
+    if not isinstance(state, Mapping):
+        return state
+    return {key: value for key, value in state.items() if not any(placeholders(value))}
+
+
+# ---- hyperparameters -------------------------------------------------------------------------------------------------
+
+
+def _migrate_hparams(checkpoint: State) -> None:
+    for old in ("hparams", "module_arguments"):  # before 0.9
+        if old in checkpoint:
+            hparams = checkpoint.pop(old)
+            if "hyper_parameters" not in checkpoint:
+                checkpoint["hyper_parameters"] = hparams
+                if old == "hparams":  # __init__ took them as one object of this name
+                    checkpoint.setdefault("hparams_name", "hparams")
+    for key in ("hyper_parameters", "datamodule_hyper_parameters"):
+        hparams = checkpoint.get(key)
+        if isinstance(hparams, argparse.Namespace):
+            hparams = vars(hparams)
+        if isinstance(hparams, Mapping):
+            checkpoint[key] = {name: value for name, value in _known(hparams).items() if name not in _CLI_KEYS}
+        else:
+            checkpoint.pop(key, None)  # an object of a library that keeps configurations
+
+
+# ---- where training was ----------------------------------------------------------------------------------------------
+
+
+def _progress(fit_loop: State, checkpoint: State) -> State:
+    """The counters in a ``fit_loop`` of 1.6 and later."""
+    epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
+    now, ever = batches["current"], batches["total"]
+    over = epochs["processed"] >= epochs["ready"]  # the epoch's batches; its end hooks come after
+    ending = over and epochs["completed"] < epochs["processed"]
+    begun = epochs["started"] >= epochs["ready"]
+    done = now["processed"] if begun and (ending or not over) else 0
+    steps, manual = _optimizer_steps(fit_loop, checkpoint)
+    stepped = fit_loop.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", steps)  # since 1.6.5
+    if not over:  # it is counted when the batch's hooks and validation, which both may save, are over
+        stepped += now["processed"] - now["completed"] if manual else 1
+    return {
+        "current_epoch": epochs["processed"] - ending,
+        "batches_done": done,
+        "earlier_batches": ever["processed"] - done,
+        "global_step": steps,
+        "stepped_batches": stepped if manual else min(stepped, steps),
+        "is_last_batch": done > 0 and (ending or batches["is_last_batch"]),
+        "held": 0,
+        "divisor": 1,
+        "stepped": done > 0,
+        "flush_due": False,
+        "validation": "" if over or not done else _validation(fit_loop, now),
+        # An epoch that a limit or a request cut short counts as one: its rest is never made up for.
+        "epoch_cut": False,
+        "cut_batches": 0,
+        "epoch_ending": ending,
+        "eval_steps": {},
+    }
+
+
+def _validation(fit_loop: State, batches: State) -> str:
+    """How far validation is that follows the last batch: not begun, "running" or "done"."""
+    if batches["completed"] < batches["processed"]:
+        return ""  # the batch's own hooks were not over
+    names = ("epoch_loop.val_loop.batch_progress", "epoch_loop.val_loop.epoch_loop.batch_progress")
+    progress = next((fit_loop[name] for name in names if name in fit_loop), None)
+    if progress is None or progress["total"]["ready"] == 0:  # in this epoch
+        return ""
+    now = progress["current"]
+    return "done" if progress["is_last_batch"] and now["completed"] >= now["ready"] else "running"
+
+
+def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
+    """Optimizer steps so far, and whether the module made them itself."""
+    automatic = manual = None
+    for name, state in fit_loop.items():  # the loops' names differ from version to version, their ends do not
+        if name.endswith("optimizer_loop.optim_progress") or name.endswith("automatic_optimization.optim_progress"):
+            automatic = state["optimizer"]["step"]["total"]["completed"]
+        elif name.endswith(".optim_step_progress"):
+            manual = state["total"]["completed"]
+    if automatic is None and manual is None:
+        return int(checkpoint["global_step"]), False
+    return (automatic or 0) + (manual or 0), bool(manual)
+
+
+def _progress_of_epochs(checkpoint: State) -> State:
+    """The counters of a file of 1.0 to 1.5: as if it had been saved between two epochs."""
+    steps = int(checkpoint["global_step"])
+    return {
+        "current_epoch": int(checkpoint.get("epoch", 0)),
+        "batches_done": 0,
+        "earlier_batches": steps,  # fewer than there were, if steps took several batches each
+        "global_step": steps,
+        "stepped_batches": steps,
+        "epoch_cut": False,
+        "epoch_ending": False,
+        "eval_steps": {},
+    }
+
+
+# ---- precision and callbacks -----------------------------------------------------------------------------------------
+
+
+def _migrate_precision(checkpoint: State) -> None:
+    for old in _SCALER_KEYS:
+        if old in checkpoint:
+            state = checkpoint.pop(old)
+            checkpoint.setdefault("MixedPrecision", state)
+    checkpoint.pop("amp_scaling_state", None)  # that of NVIDIA's apex, which nothing reads any more
+
+
+def _callbacks(checkpoint: State) -> dict[str, State]:
+    found: dict[Any, Any] = dict(checkpoint.get("callbacks") or {})
+    best = checkpoint.pop("checkpoint_callback_best_model_path", None)  # before 0.10
+    score = checkpoint.pop("checkpoint_callback_best_model_score", checkpoint.pop("checkpoint_callback_best", None))
+    if best is not None:
+        found.setdefault("ModelCheckpoint", {"best_model_path": best, "best_model_score": score})
+    states: dict[str, State] = {}
+    for key, state in found.items():
+        name = _state_key(key)
+        if name in states:
+            rank_zero_warn(
+                f"The checkpoint holds two states under the name {name}, and only the first is used. "
+                "Give the callbacks different arguments."
+            )
+        elif (converted := _callback_state(state, checkpoint)) is not None:
+            states[name] = converted
+    return states
+
+
+def _state_key(key: Any) -> str:
+    """The key under which the same callback's state lies in a checkpoint of ours."""
+    if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5 the class itself was the key
+        return key.path.rpartition(".")[2]
+    if isinstance(key, type):
+        return key.__qualname__
+    name, brace, arguments = str(key).partition("{")
+    try:
+        given = ast.literal_eval(_INTERVAL.sub(_in_seconds, brace + arguments))
+    except (ValueError, SyntaxError, TypeError, OverflowError):
+        return str(key)  # somebody's own key
+    if not isinstance(given, dict):
+        return str(key)
+    if "every_n_train_steps" in given:
+        given.pop("save_on_train_epoch_end", None)  # 1.5 to 1.8
+    return f"{name}{given!r}"
+
+
+def _in_seconds(match: re.Match[str]) -> str:
+    """A timedelta as Python writes it, in seconds."""
+    parts = dict(part.strip().split("=") for part in match.group(1).split(",") if "=" in part)
+    return repr(timedelta(**{name: int(number) for name, number in parts.items()}).total_seconds())
+
+
+def _callback_state(state: Any, checkpoint: State) -> Any:
+    """A callback's state with the fields of ours, recognized by what it holds; ``None`` where it lacks too much."""
+    if not isinstance(state, Mapping):
+        return state
+    if "best_model_path" in state:
+        return _model_checkpoint_state(dict(state), checkpoint)
+    if "wait_count" in state and "patience" in state:
+        if "best_score" not in state:
+            return None
+        reasons = ("stopping_reason", "stopping_reason_message")  # numbered otherwise than ours, and not of this run
+        return {
+            **{name: value for name, value in state.items() if name not in reasons},
+            "stopped_epoch": state.get("stopped_epoch", 0),
+            "best_score": torch.as_tensor(state["best_score"]),
+        }
+    if isinstance(elapsed := state.get("time_elapsed"), Mapping):
+        return {**state, "time_elapsed": {stage: float(elapsed.get(stage, 0.0)) for stage in _STAGES}}
+    return dict(state)
+
+
+def _model_checkpoint_state(state: State, checkpoint: State) -> State:
+    best, score, monitor = state["best_model_path"] or "", state.get("best_model_score"), state.get("monitor")
+    models = {path: torch.as_tensor(value) for path, value in (state.get("best_k_models") or {}).items()}
+    if best and not models:
+        # Without monitor, and before 1.5, the only file that is known to be kept is the best. Ours ranks by step then.
+        models = {best: torch.as_tensor(float(checkpoint["global_step"]) if score is None else score)}
+    kth = state.get("kth_best_model_path") or (best if len(models) == 1 else "")
+    return {
+        **state,
+        "monitor": monitor,
+        "dirpath": state.get("dirpath") or (os.path.dirname(best) or None),
+        "best_model_path": best,
+        "best_model_score": None if score is None else torch.as_tensor(score),
+        "current_score": None if (now := state.get("current_score")) is None else torch.as_tensor(now),
+        "best_k_models": models,
+        "kth_best_model_path": kth,
+        "kth_value": models.get(kth) if monitor is not None else None,
+        "last_model_path": state.get("last_model_path") or "",
+    }
+
+
+def _monitored(callbacks: dict[str, State]) -> dict[str, Any]:
+    """The values that callbacks watched when they saved: schedulers that step when an epoch ends may watch them too."""
+    return {
+        state["monitor"]: state["current_score"]
+        for state in callbacks.values()
+        if isinstance(state, dict) and state.get("monitor") and isinstance(state.get("current_score"), torch.Tensor)
+    }

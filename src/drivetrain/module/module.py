@@ -1,0 +1,490 @@
+"""LightningModule: a model together with how it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.engine.ranks import gathered
+from drivetrain.engine.wrappers import unwrapped
+from drivetrain.errors import ConfigurationError, LoggingError, described
+from drivetrain.logbook.entry import Options
+from drivetrain.logbook.logbook import Logbook
+from drivetrain.module.export import ExportMixin
+from drivetrain.module.hooks import DataHooks, ModelHooks
+from drivetrain.module.hparams import HyperparametersMixin
+from drivetrain.module.loading import LoadableMixin
+from drivetrain.module.optimizers import parameters_of
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from drivetrain.callback import Callback
+    from drivetrain.loggers.logger import Logger
+    from drivetrain.trainer.trainer import Trainer
+
+
+class _Toggle(NamedTuple):
+    """One call of ``toggle_optimizer``: whose, and which parameters required gradients when it came."""
+
+    optimizer: Optimizer
+    found: dict[nn.Parameter, bool]
+
+
+class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin, ExportMixin, nn.Module):
+    """An ``nn.Module`` with its steps, its optimizers and its hooks.
+
+    Define ``training_step`` and ``configure_optimizers``; everything else is optional. The module holds no state of
+    a run besides a reference to the Trainer, which neither copies nor pickles with it.
+    """
+
+    automatic_optimization: bool = True
+    """Whether the loop calls backward and the optimizer; with False, ``training_step`` does (``manual_backward``)."""
+
+    strict_loading: bool = True
+    """Whether a checkpoint must hold exactly this module's parameters."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__["_trainer"] = None
+        self.__dict__["_book"] = None
+        self.__dict__["_toggles"] = []
+
+    allow_zero_length_dataloader_with_multiple_devices: bool = False
+    """Whether a loader may be empty on some of several processes."""
+
+    _trainer: Any
+    _book: Logbook | None
+    _toggles: list[_Toggle]
+
+    # ---- what the user defines -----------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss of one batch: ``(batch)`` or ``(batch, batch_idx)``.
+
+        Returns:
+            The loss, a tensor with one element and a graph; or a :class:`~drivetrain.WeightedLoss`; or a mapping with
+            one of them under "loss"; or ``None`` to skip backward for this batch. Under manual optimization, anything
+            of these, for ``on_train_batch_end`` only.
+        """
+        raise NotImplementedError
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Judge one batch: ``(batch)``, ``(batch, batch_idx)``, and ``dataloader_idx`` if there are several loaders."""
+        raise NotImplementedError
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The same for testing."""
+        raise NotImplementedError
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs for one batch; by default those of ``forward``."""
+        return self(args[0])
+
+    def configure_optimizers(self) -> Any:
+        """The optimizers and schedulers, made from parameters that are on the device already.
+
+        Returns:
+            An optimizer; ``[optimizer]``; ``([optimizer], [schedulers])``; a dictionary with "optimizer" and
+            perhaps "lr_scheduler" (a scheduler, or a dictionary with the fields of
+            :class:`~drivetrain.module.optimizers.LRSchedulerConfig`) and "monitor"; or ``None`` to train without one.
+        """
+        raise NotImplementedError
+
+    def configure_callbacks(self) -> list[Callback] | Callback:
+        """Callbacks that belong to the model; each replaces the Trainer's callbacks of its own class."""
+        return []
+
+    def configure_model(self) -> None:
+        """Build layers where they will live. Called in every run: do nothing if they exist already."""
+
+    # ---- what the loop calls and the user may override -----------------------------------------------------------
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Clear the gradients; called on the first batch of a window, after its ``training_step``."""
+        optimizer.zero_grad()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute the gradients of ``loss``, which is divided and scaled already."""
+        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Under manual optimization: compute the gradients of ``loss`` as the precision and the strategy want it.
+
+        Raises:
+            ConfigurationError: the loop optimizes automatically.
+        """
+        run = None if self._trainer is None else self._trainer.current_run
+        if run is not None and self.automatic_optimization:
+            raise ConfigurationError(
+                f"{type(self).__name__} called manual_backward, but the loop calls backward itself. "
+                "Set self.automatic_optimization = False in __init__, or return the loss instead."
+            )
+        if self._trainer is None and self.fabric is not None:
+            self.fabric.backward(loss, *args, **kwargs)
+        elif run is None or run.manual_backward is None:
+            self.backward(loss, *args, **kwargs)
+        else:
+            run.manual_backward(loss, *args, **kwargs)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any) -> None:
+        """Step ``optimizer``. An override must run ``optimizer_closure``: it holds training_step and backward."""
+        optimizer.step(closure=optimizer_closure)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the Trainer's arguments; override for another policy."""
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip this optimizer's gradients: by total L2 "norm" (the default) or each element by "value"."""
+        if gradient_clip_algorithm not in (None, "norm", "value"):
+            raise ConfigurationError(
+                f"clip_gradients(gradient_clip_algorithm={gradient_clip_algorithm!r}) is unknown. "
+                'Write "norm" or "value".'
+            )
+        if gradient_clip_val is not None:
+            self.trainer.engine.precision.clip_gradients(
+                unwrapped(optimizer), gradient_clip_val, "value" if gradient_clip_algorithm == "value" else "norm"
+            )
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
+        """Step ``scheduler``, with the monitored value if it wants one."""
+        if metric is None:
+            scheduler.step()
+        else:
+            scheduler.step(metric)
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Free the gradients before validation inside a fit; not called while they are being accumulated."""
+        self.zero_grad()
+
+    def on_validation_model_eval(self) -> None:
+        """Go into evaluation mode."""
+        self.eval()
+
+    def on_test_model_eval(self) -> None:
+        """Go into evaluation mode."""
+        self.eval()
+
+    def on_predict_model_eval(self) -> None:
+        """Go into evaluation mode."""
+        self.eval()
+
+    # ---- logging -------------------------------------------------------------------------------------------------
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any | None = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Log one number under ``name``. Costs a detached copy; nothing is read from the device here.
+
+        Args:
+            name: what to call it. With ``on_step`` and ``on_epoch`` both on: ``name_step`` and ``name_epoch``.
+            value: a number, a tensor with one element, a metric object, or a flat dictionary of those, which are
+                logged as ``name/key``.
+            prog_bar: also show it in the progress bar.
+            logger: also give it to the loggers; ``None``: yes.
+            on_step: keep each step's value; ``None``: in training steps and batch hooks.
+            on_epoch: reduce over the epoch; ``None``: everywhere else.
+            reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
+            enable_graph: keep the value's graph, so that it can be differentiated later; it costs memory.
+            sync_dist: with several processes, one value for all of them: their means are weighted by batch size, the
+                other reductions are what they say. Every process must log it then. Otherwise each has its own.
+            sync_dist_group: accepted for compatibility; all processes take part.
+            rank_zero_only: log on global rank 0 only.
+            add_dataloader_idx: with several evaluation loaders, append ``/dataloader_idx_<i>``.
+            batch_size: the weight in an epoch mean; ``None``: the first dimension of the batch's first tensor.
+            metric_attribute: accepted for compatibility; a metric object is kept itself and needs no name.
+
+        Raises:
+            LoggingError: the hook may not log, the value is no single number, or the same name was logged in this
+                hook with other options.
+        """
+        book = self._book
+        if book is None:
+            if self._trainer is None and self.fabric is not None:
+                items = value.items() if isinstance(value, Mapping) else [(None, value)]
+                self.fabric.log_dict({name if key is None else f"{name}/{key}": item for key, item in items})
+                return
+            _warn_not_logged(type(self).__name__, self._trainer is None)
+            return
+        scope = book.scope
+        if rank_zero_only and not self.trainer.is_global_zero:
+            return
+        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, add_dataloader_idx, sync_dist)
+        entry = None if scope is None else scope.entries.get(name)
+        if entry is None or entry.options != options:
+            if isinstance(value, Mapping):
+                for key, item in value.items():
+                    if isinstance(item, Mapping):
+                        raise LoggingError(
+                            f"self.log({name!r}, ...) got a dictionary inside a dictionary under {key!r}. "
+                            "Flatten it: one number per name."
+                        )
+                    self.log(f"{name}/{key}", item, *options[:6], sync_dist, sync_dist_group, add_dataloader_idx,
+                             batch_size, metric_attribute, rank_zero_only)  # fmt: skip
+                return
+            entry = book.open_entry(name, value, Options(*options), batch_size)
+        entry.push(value, batch_size)
+
+    def log_dict(
+        self,
+        dictionary: Mapping[str, Any],
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any | None = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """:meth:`log` for each item of ``dictionary``, all with the same options."""
+        try:
+            items = dictionary.items()
+        except AttributeError:
+            raise LoggingError(
+                f"self.log_dict got {described(dictionary)}. Pass a dictionary of names and numbers, or use self.log."
+            ) from None
+        for name, value in items:
+            self.log(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist,
+                     sync_dist_group, add_dataloader_idx, batch_size, None, rank_zero_only)  # fmt: skip
+
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Gather every rank's tensors and numbers, as :meth:`drivetrain.Engine.all_gather` does.
+
+        Args:
+            data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Any other leaf
+                passes through.
+            group: the processes to ask; ``None``: all.
+            sync_grads: let gradients flow back to the rank that each slice came from.
+        """
+        return gathered(self.trainer.strategy, data, group, sync_grads)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """``print`` on global rank 0 only."""
+        if self._trainer is None or self._trainer.is_global_zero:
+            print(*args, **kwargs)
+
+    # ---- what the module knows -----------------------------------------------------------------------------------
+
+    @property
+    def trainer(self) -> Trainer:
+        """The Trainer that runs this module.
+
+        Raises:
+            RuntimeError: no Trainer has taken it yet.
+        """
+        trainer = self.__dict__.get("_trainer")
+        if trainer is None:
+            # Not an AttributeError: nn.Module's attribute lookup would hide the message.
+            raise RuntimeError(f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first.")
+        attached: Trainer = trainer
+        return attached
+
+    @trainer.setter
+    def trainer(self, trainer: Trainer | None) -> None:
+        for module in self.modules():
+            if isinstance(module, LightningModule):  # one inside another logs into the same run
+                module.__dict__["_trainer"] = trainer
+                module.__dict__["_book"] = None if trainer is None or trainer.settings.barebones else trainer.logbook
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter or buffer lies; the host for a module without any."""
+        tensor: Tensor | None = next(self.parameters(), None)
+        tensor = next(self.buffers(), None) if tensor is None else tensor
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first floating-point parameter; torch's default for a module without any."""
+        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the parameters lie on an accelerator."""
+        current = torch.accelerator.current_accelerator()
+        return current is not None and self.device.type == current.type
+
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh of devices of a strategy that shards the model; ``None`` otherwise."""
+        return None if self._trainer is None else getattr(self._trainer.strategy, "device_mesh", None)
+
+    @property
+    def fabric(self) -> Any:
+        """The Engine that has set this module up; ``None`` without one, and always in a Trainer."""
+        return self.__dict__.get("_engine")
+
+    def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
+        """Let logging, backward and optimizers of this module go through a loop of one's own; an Engine calls it.
+
+        Args:
+            engine: what has set this module up.
+            optimizers: those that were set up with it.
+        """
+        for module in self.modules():
+            if isinstance(module, LightningModule):
+                module.__dict__["_engine"], module.__dict__["_engine_optimizers"] = engine, list(optimizers)
+
+    @property
+    def current_epoch(self) -> int:
+        """Index of the running epoch, from 0; 0 without a Trainer."""
+        return 0 if self._trainer is None else self._trainer.progress.current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps so far; 0 without a Trainer."""
+        return 0 if self._trainer is None else self._trainer.progress.global_step
+
+    @property
+    def global_rank(self) -> int:
+        """Index of this process in the job."""
+        return 0 if self._trainer is None else self._trainer.strategy.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Index of this process on its machine."""
+        return 0 if self._trainer is None else self._trainer.strategy.local_rank
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return next(iter(self.loggers), None)
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """All loggers."""
+        holder = self.fabric if self._trainer is None else self._trainer
+        found: list[Logger] = [] if holder is None else holder.loggers
+        return found
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """The optimizer, or the list of them if there are several.
+
+        Args:
+            use_pl_optimizer: as :class:`~drivetrain.module.optimizers.LightningOptimizer`, whose ``step`` goes through
+                the run; False gives them as ``configure_optimizers`` returned them.
+        """
+        if self._trainer is None and self.fabric is not None:
+            own = self.__dict__["_engine_optimizers"]
+            return own[0] if len(own) == 1 else list(own)
+        run = self.trainer.current_run
+        found = run.handles if use_pl_optimizer and run is not None else self.trainer.strategy.optimizers
+        return found[0] if len(found) == 1 else list(found)
+
+    def toggle_optimizer(self, optimizer: Any) -> None:
+        """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer` (trap T20).
+
+        Parameters that it shares with another optimizer keep requiring them. Calls may be nested: the innermost one
+        counts, and a parameter that required no gradients before the first of them requires none in any.
+        """
+        chosen = set(parameters_of(optimizer))
+        everybody = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)} | chosen
+        toggles = self._toggles
+        found = {parameter: parameter.requires_grad for parameter in everybody}
+        if toggles and toggles[-1].found == found:
+            found = toggles[-1].found  # a program that never untoggles adds nothing in each of its steps
+        before = {**found, **{p: required for toggle in reversed(toggles) for p, required in toggle.found.items()}}
+        toggles.append(_Toggle(unwrapped(optimizer), found))
+        for parameter in everybody:
+            parameter.requires_grad = before[parameter] and parameter in chosen
+
+    def untoggle_optimizer(self, optimizer: Any) -> None:
+        """Undo the last :meth:`toggle_optimizer` of this optimizer, and those that came after it.
+
+        Every parameter requires gradients as it did when that call came. For an optimizer that was not toggled, and
+        for ``None``, all calls are undone.
+        """
+        toggles, plain = self._toggles, unwrapped(optimizer)
+        own = [index for index, toggle in enumerate(toggles) if toggle.optimizer is plain]
+        for toggle in reversed(toggles[own[-1] if own else 0 :]):
+            for parameter, required in toggle.found.items():
+                parameter.requires_grad = required
+            toggles.pop()
+
+    @contextmanager
+    def toggled_optimizer(self, optimizer: Any) -> Iterator[None]:
+        """A block in which only this optimizer's parameters require gradients."""
+        self.toggle_optimizer(optimizer)
+        try:
+            yield
+        finally:
+            self.untoggle_optimizer(optimizer)
+
+    def lr_schedulers(self) -> Any:
+        """The scheduler, the list of them if there are several, or ``None``."""
+        found = [config.scheduler for config in self.trainer.strategy.lr_scheduler_configs]
+        return None if not found else found[0] if len(found) == 1 else found
+
+    def freeze(self) -> None:
+        """Turn off gradients and go into evaluation mode."""
+        for parameter in self.parameters():
+            parameter.requires_grad = False
+        self.eval()
+
+    def unfreeze(self) -> None:
+        """Turn on gradients and go into training mode."""
+        for parameter in self.parameters():
+            parameter.requires_grad = True
+        self.train()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A run holds threads, files and the whole data: none of it belongs to a copy of the model.
+        return {**self.__dict__, "_trainer": None, "_book": None, "_engine": None, "_toggles": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "_book" in state:
+            return
+        # Pickled by Lightning, and read where its names stand for ours: there some attributes are kept as properties.
+        own = self.__dict__
+        own.update({"_trainer": None, "_book": None, "_toggles": []})
+        for name in ("automatic_optimization", "strict_loading", "example_input_array"):
+            if (value := own.pop(f"_{name}", None)) is not None:
+                own[name] = value
+
+
+_warned_not_logged: set[str] = set()
+
+
+def _warn_not_logged(module: str, no_trainer: bool) -> None:
+    if module not in _warned_not_logged:
+        _warned_not_logged.add(module)
+        rank_zero_warn(
+            f"{module}.log was called without a Trainer, so nothing is logged. That is fine in a test of a step."
+            if no_trainer
+            else f"{module}.log was called with barebones=True, which logs nothing. Leave barebones out to log."
+        )

@@ -1,0 +1,177 @@
+"""What ``configure_optimizers`` may return, made uniform."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from drivetrain.engine.wrappers import OptimizerHandle, unwrapped
+from drivetrain.errors import ConfigurationError, described, did_you_mean, is_count, shown
+
+_FORMS = (
+    "Return an optimizer, ([optimizers], [schedulers]), or a dictionary such as "
+    '{"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}.'
+)
+
+
+class LightningOptimizer(OptimizerHandle):
+    """An optimizer as the module sees it: its ``step`` goes through the run, everything else is the optimizer's own.
+
+    Stepping it unscales and scales as the precision wants, calls ``on_before_optimizer_step``, clips where the loop
+    does that, and counts in ``global_step``. The loop takes its ``step`` over for as long as it trains.
+    """
+
+    _OWN = OptimizerHandle._OWN | {"_module"}
+
+    def __init__(self, optimizer: Optimizer, module: Any) -> None:
+        super().__init__(optimizer)
+        self._module = module
+
+    def toggle_model(self, sync_grad: bool = True) -> AbstractContextManager[None]:
+        """A block in which only this optimizer's parameters require gradients (trap T20).
+
+        Args:
+            sync_grad: whether gradients made inside are averaged over the processes; of one process, no difference.
+        """
+        toggled: AbstractContextManager[None] = self._module.toggled_optimizer(self)
+        return toggled
+
+
+def parameters_of(optimizer: Any) -> list[nn.Parameter]:
+    """Every parameter of every group."""
+    return [parameter for group in unwrapped(optimizer).param_groups for parameter in group["params"]]
+
+
+@dataclass
+class LRSchedulerConfig:
+    """When and how one scheduler steps.
+
+    Attributes:
+        scheduler: anything with ``step()`` and ``state_dict()``.
+        name: the key under which LearningRateMonitor logs it.
+        interval: "epoch", on the last batch of an epoch, or "step", after an optimizer step.
+        frequency: every how many epochs or optimizer steps.
+        reduce_on_plateau: its ``step`` takes the monitored value; it steps after validation.
+        monitor: the name of that value.
+        strict: whether a missing monitor is an error or a warning.
+    """
+
+    scheduler: Any
+    name: str | None = None
+    interval: Literal["epoch", "step"] = "epoch"
+    frequency: int = 1
+    reduce_on_plateau: bool = False
+    monitor: str | None = None
+    strict: bool = True
+
+
+def normalise(returned: Any) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """Optimizers and scheduler configurations from any of the documented forms (spec 3.4).
+
+    Raises:
+        ConfigurationError: the value has none of those forms, or a scheduler's dictionary is wrong.
+    """
+    monitor: str | None = None
+    schedulers: list[Any] = []
+    if returned is None:
+        return [], []
+    if isinstance(returned, Optimizer):
+        optimizers: list[Any] = [returned]
+    elif isinstance(returned, Mapping):
+        optimizers, schedulers, monitor = _from_dict(returned)
+    elif isinstance(returned, (list, tuple)) and len(returned) == 2 and _is_list(returned[0]) and _is_list(returned[1]):
+        optimizers, schedulers = list(returned[0]), list(returned[1])
+    elif isinstance(returned, (list, tuple)) and returned and all(isinstance(item, Mapping) for item in returned):
+        optimizers = []
+        for item in returned:
+            its_optimizers, its_schedulers, its_monitor = _from_dict(item)
+            optimizers += its_optimizers
+            schedulers += [_with_monitor(scheduler, its_monitor) for scheduler in its_schedulers]
+    elif _is_list(returned):
+        optimizers = list(returned)
+    else:
+        raise ConfigurationError(f"configure_optimizers returned {described(returned)}. {_FORMS}")
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigurationError(
+                f"configure_optimizers returned {described(optimizer)}, where an optimizer belongs. {_FORMS}"
+            )
+    configs = [_config(_with_monitor(scheduler, monitor), optimizers) for scheduler in schedulers]
+    return optimizers, configs
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _from_dict(entry: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | None]:
+    known = ("optimizer", "lr_scheduler", "monitor", "frequency")
+    for key in entry:
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            raise ConfigurationError(f"configure_optimizers returned a dictionary with the unknown key {key!r}. {hint}")
+    if "optimizer" not in entry:
+        raise ConfigurationError(
+            f"configure_optimizers returned a dictionary with no key 'optimizer', only {sorted(entry)}. {_FORMS}"
+        )
+    scheduler = entry.get("lr_scheduler")
+    return [entry["optimizer"]], [] if scheduler is None else [scheduler], entry.get("monitor")
+
+
+def _with_monitor(scheduler: Any, monitor: str | None) -> Any:
+    if monitor is None:
+        return scheduler
+    if isinstance(scheduler, Mapping):
+        return {"monitor": monitor, **scheduler}
+    return {"scheduler": scheduler, "monitor": monitor}
+
+
+def _config(entry: Any, optimizers: list[Any]) -> LRSchedulerConfig:
+    known = [field.name for field in dataclasses.fields(LRSchedulerConfig)]
+    settings = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
+    for key in settings:
+        if key not in known:
+            raise ConfigurationError(
+                f"A scheduler's dictionary has the unknown key {key!r}. {did_you_mean(key, known)}"
+            )
+    if "scheduler" not in settings:
+        raise ConfigurationError(f"A scheduler's dictionary has no key 'scheduler', only {sorted(settings)}. {_FORMS}")
+    scheduler = settings["scheduler"]
+    if isinstance(scheduler, type) or not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+        raise ConfigurationError(
+            f"A scheduler is an object with step() and state_dict(), and configure_optimizers returned "
+            f"{described(scheduler)}. {_FORMS}"
+        )
+    if settings.get("interval", "epoch") not in ("epoch", "step"):
+        raise ConfigurationError(
+            f'A scheduler\'s interval is "epoch" or "step", not {settings["interval"]!r}. Write one of the two.'
+        )
+    frequency = settings.get("frequency", 1)
+    if not is_count(frequency, 1):
+        raise ConfigurationError(f"A scheduler's frequency is an int of at least 1, not {frequency!r}. Write 1.")
+    for key, kinds, kind in (("monitor", str, "a text"), ("name", str, "a text"), ("strict", bool, "a bool")):
+        if not isinstance(value := settings.get(key), (kinds, type(None))):
+            raise ConfigurationError(
+                f"A scheduler's {key} is {kind}, not {shown(value)}. Write {kind} or leave it out."
+            )
+    settings.setdefault("reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau))
+    config = LRSchedulerConfig(**settings)
+    if config.reduce_on_plateau and config.monitor is None:
+        raise ConfigurationError(
+            f"{type(scheduler).__name__} needs the name of the value it watches. "
+            'Return {"optimizer": ..., "lr_scheduler": {"scheduler": ..., "monitor": "val_loss"}}.'
+        )
+    owner = getattr(scheduler, "optimizer", None)
+    if isinstance(scheduler, LRScheduler) and not any(owner is optimizer for optimizer in optimizers):
+        raise ConfigurationError(
+            f"{type(scheduler).__name__} was built for an optimizer that configure_optimizers did not return. "
+            "Return that optimizer too."
+        )
+    return config

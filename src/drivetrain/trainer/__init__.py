@@ -1,0 +1,15 @@
+"""The Trainer, and what it is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer as Trainer
+
+_PUBLIC = {"Trainer": "trainer"}
+__all__ = ["Trainer"]
+
+__getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -1,0 +1,443 @@
+"""What a Trainer ends up with: its callbacks in order, its loggers, and a module that can do what is asked."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.base.introspect import missing_arguments, near_misses, overrides, positional_arity, takes_iterator
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.registry import load
+from drivetrain.base.tree import leaves
+from drivetrain.callback import Callback, Checkpoint
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError, NotSupportedError, closest, described
+from drivetrain.loops.loaders import LOADER_HOOKS, Loaders, check_iterable
+from drivetrain.loops.progress import TrainerFn
+from drivetrain.module.datamodule import LightningDataModule
+from drivetrain.module.module import LightningModule
+from drivetrain.plan import Plan
+from drivetrain.settings import Settings
+
+if TYPE_CHECKING:
+    from drivetrain.loggers.logger import Logger
+    from drivetrain.trainer.trainer import Trainer
+
+_CONTRACTS = ("Callback", "Checkpoint", "DummyLogger", "Logger", "ProgressBar")
+_POSITIONS = {"first": 0, "any": 1, "last": 2}
+
+
+def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
+    """The callbacks that were passed and the default ones, in the order in which they run (trap T48).
+
+    Raises:
+        ConfigurationError: something passed is no callback, or contradicts an ``enable_...`` argument.
+    """
+    given = [] if settings.callbacks is None else settings.callbacks
+    found = _checked_callbacks(given, "Trainer(callbacks=...) got")
+    summary, bar = load("drivetrain.callbacks:ModelSummary"), load("drivetrain.callbacks:ProgressBar")
+    if settings.max_time is not None:
+        found.append(_timer(settings, found))
+    defaults: tuple[tuple[str, type[Callback], str], ...] = (
+        ("enable_checkpointing", Checkpoint, "drivetrain.callbacks:ModelCheckpoint"),
+        ("enable_model_summary", summary, "drivetrain.callbacks:ModelSummary"),
+        ("enable_progress_bar", bar, "drivetrain.callbacks.progress_bar:default_progress_bar"),
+    )
+    for argument, kind, default in defaults:
+        wanted = False if settings.barebones else getattr(settings, argument)
+        own = next((callback for callback in found if isinstance(callback, kind)), None)
+        if kind is bar and len(bars := [type(c).__name__ for c in found if isinstance(c, bar)]) > 1:
+            raise ConfigurationError(
+                f"Trainer(callbacks=...) got {len(bars)} progress bars, {' and '.join(bars)}, which would draw over "
+                "each other. Keep one."
+            )
+        if wanted is False and own is not None:
+            said = "barebones=True" if settings.barebones else f"{argument}=False"
+            raise ConfigurationError(
+                f"Trainer({said}) contradicts the {type(own).__name__} in callbacks. Drop one of the two."
+            )
+        if wanted is not False and own is None and not (kind is Checkpoint and settings.fast_dev_run):
+            found.append(load(default)())
+    if environment.auto_requeue and environment.requeue_signal and not (settings.fast_dev_run or settings.barebones):
+        found.append(load("drivetrain.callbacks.requeue:Requeue")(environment))
+    return ordered(found)
+
+
+def _checked_callbacks(given: Any, start: str) -> list[Callback]:
+    """``given`` as a list. ``start`` begins the message where something in it is no callback."""
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    for callback in found:
+        if not isinstance(callback, Callback):
+            cure = "Pass instances of drivetrain.Callback."
+            raise ConfigurationError(f"{start} {described(callback)}. {_cure(callback, 'drivetrain.callbacks', cure)}")
+    return found
+
+
+def _cure(value: Any, package: str, cure: str) -> str:
+    """What to write instead of ``value``, if it is the name of one of the package's classes, or a class."""
+    if isinstance(value, type):
+        return f"Write {value.__name__}(...)."
+    if isinstance(value, str):
+        names = [name for name in importlib.import_module(package).__all__ if name not in _CONTRACTS]
+        likely = closest(value, {*names, *(name.removesuffix("Logger") for name in names)})
+        if likely is not None:
+            name = likely if likely in names else f"{likely}Logger"
+            return f"Did you mean {name}? Write {name}(...), an object and not its name."
+    return cure
+
+
+def _timer(settings: Settings, given: Sequence[Callback]) -> Callback:
+    timer = load("drivetrain.callbacks:Timer")
+    if own := next((callback for callback in given if isinstance(callback, timer)), None):
+        raise ConfigurationError(
+            f"Trainer(max_time={settings.max_time!r}) and the {type(own).__name__} in callbacks both limit the time. "
+            "Keep one."
+        )
+    made: Callback = timer(duration=settings.max_time)
+    return made
+
+
+def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
+    """Tuners first, checkpoints last, the rest as listed between them.
+
+    Raises:
+        ConfigurationError: one is listed twice, or two would keep their state under the same name.
+    """
+    found = sorted(callbacks, key=lambda callback: _POSITIONS[callback.position])
+    stateful: dict[str, Callback] = {}
+    for index, callback in enumerate(found):
+        if any(callback is other for other in found[:index]):
+            raise ConfigurationError(
+                f"One {type(callback).__name__} object is listed twice in callbacks, so each of its hooks would run "
+                "twice. List it once."
+            )
+        if overrides(callback, "state_dict", Callback):
+            if callback.state_key in stateful:
+                raise ConfigurationError(
+                    f"Two {type(callback).__name__} callbacks would save their state under {callback.state_key!r}. "
+                    "Give them different arguments, or override state_key."
+                )
+            stateful[callback.state_key] = callback
+    return found
+
+
+def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule) -> list[Callback]:
+    """``callbacks`` with those that the module configures; each of these replaces the ones of its own class."""
+    own = _checked_callbacks(
+        module.configure_callbacks() or [], f"{type(module).__name__}.configure_callbacks returned"
+    )
+    replaced = {type(callback) for callback in own}
+    return ordered([*(c for c in callbacks if type(c) not in replaced), *own]) if own else list(callbacks)
+
+
+def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
+    """The loggers that were passed, or the plan's default one.
+
+    Raises:
+        ConfigurationError: something passed is no logger.
+    """
+    given: Any = settings.logger
+    by_default = given is None or isinstance(given, bool)
+    found = [] if by_default else list(given) if isinstance(given, (list, tuple)) else [given]
+    contract = load("drivetrain.loggers:Logger")
+    for logger in found:
+        if not isinstance(logger, contract):
+            cure = "Pass a drivetrain.loggers.Logger, a list of them, True or False."
+            raise ConfigurationError(
+                f"Trainer(logger=...) got {described(logger)}. {_cure(logger, 'drivetrain.loggers', cure)}"
+            )
+    if plan.default_logger is not None and (by_default or settings.fast_dev_run):
+        return [load(f"drivetrain.loggers:{plan.default_logger}")(root_dir)]
+    return found
+
+
+_RENAMED = {
+    "training_epoch_end": ("on_train_epoch_end", 1),
+    "validation_epoch_end": ("on_validation_epoch_end", 1),
+    "test_epoch_end": ("on_test_epoch_end", 1),
+    "on_epoch_start": ("on_train_epoch_start", 0),
+    "on_epoch_end": ("on_train_epoch_end", 0),
+    "on_pretrain_routine_start": ("on_fit_start", 0),
+    "on_pretrain_routine_end": ("on_fit_start", 0),
+    "training_step_end": ("training_step", 1),
+    "validation_step_end": ("validation_step", 1),
+    "test_step_end": ("test_step", 1),
+    "on_hpc_save": ("on_save_checkpoint", 1),
+    "on_hpc_load": ("on_load_checkpoint", 1),
+    "get_progress_bar_dict": ("log", 0),
+    "configure_sharded_model": ("configure_model", 0),
+    "tbptt_split_batch": ("training_step", 2),
+}
+"""Hooks that are called no longer: what does their work, and how many arguments they were called with."""
+
+
+_GONE_FROM_CALLBACKS = {
+    "on_batch_start": "on_train_batch_start",
+    "on_batch_end": "on_train_batch_end",
+    "on_epoch_start": "on_train_epoch_start",
+    "on_epoch_end": "on_train_epoch_end",
+    "on_init_start": "setup",
+    "on_init_end": "setup",
+    "on_pretrain_routine_start": "on_fit_start",
+    "on_pretrain_routine_end": "on_fit_start",
+    "on_keyboard_interrupt": "on_exception",
+}
+"""The same for callbacks; these are warned of, because a callback may serve several libraries."""
+
+_STEPS = {
+    TrainerFn.FITTING: ("training_step", "validation_step"),
+    TrainerFn.VALIDATING: ("validation_step",),
+    TrainerFn.TESTING: ("test_step",),
+    TrainerFn.PREDICTING: ("predict_step",),
+}
+
+
+def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodule: Any) -> None:
+    """Whether each thing that an entry point was given is in its place and of its kind.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    call = f"trainer.{fn.value}"
+    if not isinstance(model, LightningModule):
+        cure = "Subclass drivetrain.LightningModule."
+        if any(isinstance(thing, LightningModule) for thing in (*passed.values(), datamodule)):
+            cure = f"The model comes first: write {call}(model, loader)."
+        elif isinstance(model, type) and issubclass(model, LightningModule):
+            cure = f"Write {call}({model.__name__}(...))."
+        raise ConfigurationError(f"{call} needs a LightningModule, not {described(model)}. {cure}")
+    if datamodule is not None:
+        if not isinstance(datamodule, LightningDataModule):
+            cure = "Pass loaders as train_dataloaders or dataloaders."
+            if isinstance(datamodule, type) and issubclass(datamodule, LightningDataModule):
+                cure = f"Write datamodule={datamodule.__name__}(...)."
+            raise ConfigurationError(
+                f"{call} needs a LightningDataModule as datamodule, not {described(datamodule)}. {cure}"
+            )
+        if any(loaders is not None for loaders in passed.values()):
+            raise ConfigurationError(
+                f"{call} got both loaders and a datamodule. Pass the loaders, or datamodule=, not both."
+            )
+    for stage, loaders in passed.items():
+        argument = {"fit": "train_dataloaders", "validate": "val_dataloaders"}.get(stage, "dataloaders")
+        start = f"{call}({argument if fn is TrainerFn.FITTING else 'dataloaders'}=...) got"
+        found = [] if loaders is None else list(leaves(loaders))
+        if stage == "fit" and loaders is not None and not found:
+            raise ConfigurationError(f"{start} an empty {type(loaders).__name__}. Give a loader.")
+        for _, loader in found:
+            check_iterable(loader, start)
+
+
+def check_module(module: LightningModule, fn: TrainerFn, settings: Settings) -> None:
+    """Whether ``module`` has what ``fn`` needs, before anything is built (trap T53).
+
+    Raises:
+        ConfigurationError: it lacks a step or its optimizers, a step cannot be called, or it optimizes by hand what
+            the Trainer's arguments would do.
+    """
+    name = type(module).__name__
+    if "_book" not in module.__dict__:
+        raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
+    for removed, (instead, arguments) in _RENAMED.items():
+        if _takes(getattr(module, removed, None), arguments):  # else it is the user's own, by the same name
+            raise ConfigurationError(
+                f"{name}.{removed} is never called: this hook is gone. Do its work in {instead}, and keep the steps' "
+                "outputs on self if you need them."
+            )
+    needed = {
+        TrainerFn.FITTING: ("training_step", "configure_optimizers"),
+        TrainerFn.VALIDATING: ("validation_step",),
+        TrainerFn.TESTING: ("test_step",),
+        TrainerFn.PREDICTING: (),
+    }[fn]
+    for method in needed:
+        if not overrides(module, method, LightningModule):
+            near = next(near_misses(type(module), LightningModule, [method], alike=0.8), None)
+            cure = "Define it." if near is None else f"Is it {near[0]}? Rename that to {method}."
+            raise ConfigurationError(f"{name} has no {method}, and trainer.{fn.value} calls it. {cure}")
+    predicts = overrides(module, "predict_step", LightningModule) or overrides(module, "forward", LightningModule)
+    if fn is TrainerFn.PREDICTING and not predicts:
+        raise ConfigurationError(f"{name} has neither predict_step nor forward, so it cannot predict. Define one.")
+    for method in _STEPS[fn]:
+        if overrides(module, method, LightningModule):
+            _check_step(name, method, getattr(module, method))
+    if fn is TrainerFn.FITTING and not module.automatic_optimization:
+        _check_manual(name, settings)
+
+
+def _takes(method: Any, arguments: int) -> bool:
+    """Whether ``method`` can be called with this many arguments."""
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not tell
+        return True
+    return True
+
+
+def _check_step(name: str, method: str, step: Any) -> None:
+    """Whether ``step`` takes what the loop gives it (traps T37, T39, T51)."""
+    index = "" if method == "training_step" else ", dataloader_idx=0"
+    cure = f"Write def {method}(self, batch, batch_idx{index})."
+    if not callable(step):
+        raise ConfigurationError(f"{name}.{method} is no method but {described(step)}. {cure}")
+    if takes_iterator(step):
+        return
+    parameters = inspect.signature(step).parameters
+    named = [key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    by_position = [key for key in named if parameters[key].kind is not inspect.Parameter.KEYWORD_ONLY]
+    if positional_arity(step) == 0 or (index and "dataloader_idx" in by_position[:2]):
+        raise ConfigurationError(
+            f"{name}.{method}({', '.join(parameters)}) does not take a batch and its index first. {cure}"
+        )
+    for key in named:
+        if (
+            key not in by_position[:2]
+            and parameters[key].default is inspect.Parameter.empty
+            and not (index and key == "dataloader_idx")
+        ):
+            raise ConfigurationError(f"{name}.{method} needs {key!r}, which nobody gives it. {cure}")
+
+
+def _check_manual(name: str, settings: Settings) -> None:
+    """Under manual optimization the arguments that act on the step have nobody to act on (trap T19)."""
+    for argument, off, instead in (
+        ("gradient_clip_val", None, "self.clip_gradients(optimizer, gradient_clip_val=...) before optimizer.step()"),
+        ("accumulate_grad_batches", 1, "optimizer.step() in every n-th training_step only"),
+    ):
+        if (value := getattr(settings, argument)) != off:
+            raise ConfigurationError(
+                f"{name}.automatic_optimization is False, so Trainer({argument}={value!r}) would do nothing. "
+                f"Leave it out and call {instead}."
+            )
+
+
+def check_hooks(parties: Iterable[Any]) -> None:
+    """Whether each hook that a party overrides can be called; a warning where it is only nearly a hook (trap T53).
+
+    Raises:
+        ConfigurationError: a hook is no method, or does not take the arguments it will be given.
+    """
+    for party in parties:
+        base = next((b for b in (LightningModule, LightningDataModule, Callback) if isinstance(party, b)), None)
+        if base is None or type(party).__module__.startswith("drivetrain."):  # ours are tested, and looking costs time
+            continue
+        name = type(party).__name__
+        hooks = {name for name in dir(base) if not name.startswith("_") and callable(getattr(base, name))}
+        if base is LightningModule:
+            hooks -= set(dir(torch.nn.Module))
+        for hook in sorted(hooks):
+            if _CALLED_BY_THE_LOOPS.fullmatch(hook) and overrides(party, hook, base):
+                _check_hook(name, hook, getattr(party, hook), getattr(base, hook))
+        for method, hook in near_misses(type(party), base, hooks):
+            rank_zero_warn(
+                f"{name}.{method} is never called by the Trainer. Did you mean {hook}? "
+                "If the name is meant, nothing is wrong."
+            )
+        for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
+            if callable(getattr(party, gone, None)):
+                rank_zero_warn(
+                    f"{name}.{gone} is never called by the Trainer: this hook is gone. Do its work in {instead}."
+                )
+
+
+_CALLED_BY_THE_LOOPS = re.compile(
+    r"on_\w+|configure_\w+|optimizer_\w+|\w+_dataloader|prepare_data|setup|teardown|transfer_batch_to_device|backward|"
+    r"lr_scheduler_step|state_dict|load_state_dict"
+)
+"""The others are called by the user, or, as the steps, checked on their own."""
+
+
+def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
+    if not callable(method):
+        raise ConfigurationError(
+            f"{name}.{hook} is no method but {described(method)}. Define {hook} with def, in the class."
+        )
+    if (wanted := missing_arguments(method, contract)) is not None:
+        raise ConfigurationError(
+            f"{name}.{hook}{inspect.signature(method)} cannot be called with the arguments it is given. "
+            f"Write def {hook}({wanted})."
+        )
+
+
+def check_savers(trainer: Trainer, fn: TrainerFn) -> None:
+    """Whether a fit of several processes can do what its callbacks want when it fails.
+
+    Raises:
+        NotSupportedError: it cannot.
+    """
+    savers = [callback for callback in trainer.checkpoint_callbacks if callback.saves_on_exception]
+    if savers and trainer.strategy.is_distributed and fn is TrainerFn.FITTING:
+        raise NotSupportedError(
+            f"{type(savers[0]).__name__} saves on exceptions, and where several processes train the others would wait "
+            "for the one that failed (trap T57). Leave save_on_exception and OnExceptionCheckpoint out."
+        )
+
+
+def log_hyperparameters(trainer: Trainer) -> None:
+    """Give what module and datamodule saved of their hyperparameters to the loggers.
+
+    Raises:
+        ConfigurationError: both have one of the same name, with different values.
+    """
+    if not trainer.loggers or not trainer.is_global_zero:
+        return
+    params: dict[str, Any] = {}
+    for party in (trainer.datamodule, trainer.lightning_module):
+        if party is None or not party._log_hyperparams or not trainer.settings.enable_autolog_hparams:
+            continue
+        own = party.hparams_initial
+        for name in set(own) & set(params):
+            if not _same(own[name], params[name]):
+                raise ConfigurationError(
+                    f"The module and the datamodule both have a hyperparameter {name!r}, {own[name]!r} and "
+                    f"{params[name]!r}. Rename one, or call save_hyperparameters(logger=False) in one of them."
+                )
+        params.update(own)
+    for logger in trainer.loggers:
+        if params:
+            logger.log_hyperparams(params)
+        logger.log_graph(trainer.lightning_module)
+        logger.save()
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (ValueError, RuntimeError):  # arrays and tensors compare to arrays
+        return one is other
+
+
+def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn, validates: bool) -> None:
+    """Whether the loaders that ``fn`` needs exist, and, if a fit ``validates``, steps and loaders match (trap T53).
+
+    Raises:
+        ConfigurationError: the loader of ``fn`` itself is missing.
+    """
+    if not loaders.available(fn.value):
+        hook = LOADER_HOOKS[fn.value]
+        raise ConfigurationError(
+            f"trainer.{fn.value} has no loader. Pass one, or define {hook} on {type(module).__name__} or a datamodule."
+        )
+    if fn is not TrainerFn.FITTING or not validates:
+        return
+    has_step = overrides(module, "validation_step", LightningModule)
+    has_loader = loaders.available("validate")
+    if has_step and not has_loader:
+        rank_zero_warn(
+            f"{type(module).__name__} has a validation_step but there is no validation loader, so it is not validated. "
+            "Pass val_dataloaders, or define val_dataloader."
+        )
+    if has_loader and not has_step:
+        rank_zero_warn(
+            f"There is a validation loader but {type(module).__name__} has no validation_step, so it is not validated. "
+            "Define it."
+        )

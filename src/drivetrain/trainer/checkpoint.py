@@ -1,0 +1,439 @@
+"""What a checkpoint holds (trap T24), and how a run takes it back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain import parity
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, expect, naming, restoring
+from drivetrain.base.seed import rng_state
+from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.errors import CheckpointError, ConfigurationError, closest, described
+from drivetrain.loops.restart import capture
+from drivetrain.loops.restart_checks import check_progress, check_restart
+from drivetrain.module.loading import (
+    HYPERPARAMETERS,
+    PARTS_WITHOUT_REFERENCES,
+    decode_parts,
+    encode_hparams,
+    raw_hparams,
+)
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
+
+# Tools of the field look for this key to know the layout of the others.
+_LAYOUT_VERSION = "2.6.0"
+
+
+def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) -> str | None:
+    """The file that ``ckpt_path`` means, before anything is built.
+
+    Args:
+        trainer: whose callbacks know "best" and "last".
+        ckpt_path: a path; "best"; "last": of all files that the callbacks offer for resuming, the one that was
+            written last; "hpc": the highest ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a
+            fit in a job that was put back into the queue, "hpc" if there is one (trap T33).
+        fitting: a fit begins from the start where "last" names none; anything else cannot do without.
+
+    Raises:
+        CheckpointError: there is no such file.
+        ConfigurationError: it is no path at all.
+    """
+    requeued = None
+    if fitting and ckpt_path in (None, "last"):
+        own = (getattr(callback, "own_checkpoint", None) for callback in trainer.callbacks)
+        requeued = next((path for ask in own if ask is not None and (path := ask(trainer))), None)
+    if ckpt_path is None:
+        return requeued
+    callbacks = trainer.checkpoint_callbacks
+    if ckpt_path in ("best", "last"):
+        if ckpt_path == "best":
+            found = next((path for callback in callbacks if (path := getattr(callback, "best_model_path", ""))), "")
+            if found and not os.path.exists(found):
+                raise CheckpointError(
+                    f'ckpt_path="best" means {found}, which ModelCheckpoint has saved, and that file is gone. '
+                    "Pass the path of another checkpoint."
+                )
+        else:
+            candidates = {path for callback in callbacks for path in callback.resume_candidates(trainer)}
+            candidates |= set() if requeued is None else {requeued}
+            found = max(candidates, key=_written_at, default="")
+        if found:
+            return found
+        if ckpt_path == "last" and fitting and callbacks:
+            rank_zero_info('ckpt_path="last": no checkpoint was saved so far, so training starts from the beginning.')
+            return None
+        why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
+        raise CheckpointError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}. Pass a path.')
+    if ckpt_path == "hpc":
+        by_number = numbered(trainer.default_root_dir)
+        if not by_number:
+            raise CheckpointError(
+                f'ckpt_path="hpc" names no checkpoint: there is no hpc_ckpt_<n>.ckpt in {trainer.default_root_dir}. '
+                "Pass a path."
+            )
+        return by_number[max(by_number)]
+    if not isinstance(ckpt_path, (str, os.PathLike)):
+        raise ConfigurationError(
+            f'ckpt_path is a path, "best" or "last", not {described(ckpt_path)}. Write ckpt_path="last".'
+        )
+    path = os.path.expanduser(os.fspath(ckpt_path))
+    if os.path.islink(path) and not os.path.exists(path):
+        raise CheckpointError(
+            f"{path} is a link to {os.readlink(path)}, which does not exist. Pass the path of another checkpoint."
+        )
+    if not os.path.exists(path):
+        likely = closest(path, ["best", "last"])
+        hint = "Check the path." if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
+        raise CheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint}")
+    if os.path.isdir(path) and isinstance(trainer.strategy.checkpoint_io, TorchCheckpointIO):
+        raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
+    return path
+
+
+def _written_at(path: str) -> float:
+    try:
+        return os.path.getmtime(path)
+    except OSError:  # another run has removed it since
+        return float("-inf")
+
+
+def numbered(folder: str | os.PathLike[str]) -> dict[int, str]:
+    """The checkpoints that jobs have left in ``folder`` when they went back into the queue, by number."""
+    found = {}
+    for path in Path(folder).glob("hpc_ckpt_*.ckpt"):
+        number = path.stem.removeprefix("hpc_ckpt_")
+        if number.isdecimal():
+            found[int(number)] = str(path)
+    return found
+
+
+def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = False) -> dict[str, Any]:
+    """The state of the run as plain data and tensors; every rank must call it.
+
+    Args:
+        trainer: the run.
+        weights_only: leave out optimizers, schedulers, callbacks, loops and random states.
+        allow_pickle: keep every object as it is; what is no plain data then loads only with ``weights_only=False``.
+            ``parity.current().pickle`` makes it the default.
+
+    Raises:
+        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` put in what cannot be stored.
+    """
+    import drivetrain
+
+    progress, strategy = trainer.progress, trainer.strategy
+    checkpoint: dict[str, Any] = {
+        "epoch": progress.current_epoch,
+        "global_step": progress.global_step,
+        "pytorch-lightning_version": _LAYOUT_VERSION,
+        "drivetrain_version": drivetrain.__version__,
+        "torch_version": str(torch.__version__),
+        "state_dict": strategy.lightning_module_state_dict(),
+    }
+    if not weights_only:
+        own = _loop_state(trainer, checkpoint)
+        kept = own.pop("callbacks", {})  # states of the moment at which the run will go on
+        checkpoint.update(own)
+        if strategy.is_distributed:
+            checkpoint["ranks"] = strategy.gather_objects({"rng": own["rng"], "restart": own.get("restart", {})})
+        checkpoint["callbacks"] = {
+            callback.state_key: state
+            for callback in trainer.callbacks
+            if (state := kept[callback.state_key] if callback.state_key in kept else callback.state_dict())
+        }
+        checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
+        checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs]
+        if state := strategy.precision_plugin.state_dict():
+            checkpoint[type(strategy.precision_plugin).__qualname__] = state
+    datamodule = trainer.datamodule
+    if datamodule is not None:
+        if state := datamodule.state_dict():
+            checkpoint[type(datamodule).__qualname__] = state
+        checkpoint.update(raw_hparams(datamodule, prefix="datamodule_"))
+    checkpoint.update(raw_hparams(trainer.lightning_module))
+    if not weights_only:
+        trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
+    trainer.hooks.call_method("on_save_checkpoint", checkpoint)
+    return checkpoint if allow_pickle or parity.current().pickle else _as_plain_data(trainer, checkpoint)
+
+
+def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Where the loop is. After an exception that is where its window began, and ``checkpoint`` is set back to there."""
+    run = trainer.current_run
+    if run is None or trainer.progress.fn != "fit":
+        return {"loops": {"drivetrain": trainer.progress.state_dict()}, "rng": rng_state()}
+    state = dict(capture(run))
+    progress = state.pop("progress")
+    checkpoint["epoch"], checkpoint["global_step"] = progress["current_epoch"], progress["global_step"]
+    weights = checkpoint["state_dict"]
+    weights.update({name: buffer for name, buffer in state.pop("buffers", {}).items() if name in weights})
+    callbacks = state.pop("callbacks", {})
+    return {"loops": {"drivetrain": progress}, "rng": state.pop("rng"), "restart": state, "callbacks": callbacks}
+
+
+def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
+    """Try now what a checkpoint will have to hold later: callbacks, datamodule and hyperparameters; nothing is written.
+
+    Warnings about hyperparameters that come now are not repeated when a checkpoint is saved.
+
+    Args:
+        trainer: with its module and its datamodule.
+        weights_only: as for the checkpoints to come: the callbacks are not in them.
+
+    Raises:
+        CheckpointError: a state cannot be stored; the message names its place.
+    """
+    from drivetrain.checkpoints.plain import encode
+
+    module, datamodule = trainer.lightning_module, trainer.datamodule
+    for callback in () if weights_only else trainer.callbacks:
+        encode(_state_now(callback), f"callbacks[{callback.state_key!r}]")
+    if datamodule is not None:
+        encode(_state_now(datamodule), type(datamodule).__qualname__)
+        encode_hparams(datamodule, raw_hparams(datamodule).get("hyper_parameters"))
+    encode_hparams(module, raw_hparams(module).get("hyper_parameters"))
+
+
+def check_at_start(trainer: Trainer) -> None:
+    """:func:`check_storable` for a fit that begins: an error if a callback will save, else a warning.
+
+    Raises:
+        CheckpointError: a state cannot be stored, and a callback will try.
+    """
+    savers = trainer.checkpoint_callbacks
+    if parity.current().pickle:
+        return  # anything can be stored
+    try:
+        check_storable(trainer, bool(savers) and all(getattr(saver, "save_weights_only", False) for saver in savers))
+    except CheckpointError as error:
+        if savers:
+            raise
+        rank_zero_warn(f"No callback saves in this fit, but trainer.save_checkpoint would fail: {error}")
+
+
+def _state_now(party: Any) -> Any:
+    """Its state; ``None`` where it has none before training, which may be a fault and may be not."""
+    try:
+        return party.state_dict()
+    except Exception:
+        return None
+
+
+def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
+    """What a store returned, with every value as :func:`dump` found it. A run has no use for the hyperparameters.
+
+    Raises:
+        CheckpointError: it is no checkpoint, damaged, or written by a newer version.
+    """
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(
+            f"The checkpoint is a {type(checkpoint).__name__} and no dictionary. Use one that a Trainer wrote."
+        )
+    return decode_parts(checkpoint, quiet=HYPERPARAMETERS)
+
+
+def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """``checkpoint`` as data that loads without running code; hyperparameters that are none become descriptions.
+
+    Raises:
+        CheckpointError: something else in it cannot be stored; the message names its place.
+    """
+    from drivetrain.checkpoints.plain import encode  # here, so that importing the Trainer stays quick
+
+    plain: dict[str, Any] = {}
+    for key, part in checkpoint.items():
+        if key in HYPERPARAMETERS:
+            plain[key] = encode_hparams(trainer.datamodule if "datamodule" in key else trainer.lightning_module, part)
+        else:
+            plain[key] = encode(part, str(key), references=key not in PARTS_WITHOUT_REFERENCES)
+    return plain
+
+
+def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
+    """The checkpoint at ``path``, in this version's layout and with its values as they were before they were stored."""
+    from drivetrain.module.migration import migrate
+
+    resuming = trainer.progress.fn == "fit"
+    with naming(path):
+        read = trainer.strategy.load_checkpoint(path, weights_only)
+        with restoring("the layout"):
+            read = migrate(read, resuming)
+        checkpoint = decode_checkpoint(read)
+        check_layout(checkpoint)
+    return checkpoint
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "state_dict": Mapping, "loops": Mapping, "callbacks": Mapping, "optimizer_states": (list, tuple),
+    "lr_schedulers": (list, tuple), "ranks": (list, tuple), "rng": Mapping, "restart": Mapping,
+}  # fmt: skip
+
+
+def check_layout(checkpoint: Mapping[str, Any]) -> None:
+    """Whether the entries of a checkpoint are of the kinds that the Trainer writes.
+
+    Raises:
+        CheckpointError: one is of another kind; the message names it.
+    """
+    for key, kinds in _KINDS.items():
+        if key in checkpoint:
+            with restoring(repr(key)):
+                expect(checkpoint[key], kinds)
+
+
+def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of the callbacks.
+
+    Raises:
+        CheckpointError: this package wrote the checkpoint, and they are missing.
+    """
+    if "callbacks" not in checkpoint and "drivetrain_version" in checkpoint and "loops" in checkpoint:
+        raise CheckpointError("The checkpoint has no 'callbacks'. Use another one, or load only its weights.")
+    states: dict[str, Any] = checkpoint.get("callbacks", {})
+    return states
+
+
+def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
+    """Give module, datamodule and, to go on training, callbacks their state; the optimizers do not exist yet.
+
+    Raises:
+        CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
+    """
+    path = trainer.ckpt_path
+    trainer.hooks.call_method("on_load_checkpoint", checkpoint)
+    with naming(path):
+        _restore_weights(trainer, checkpoint)
+        datamodule = trainer.datamodule
+        if datamodule is not None and (state := checkpoint.get(type(datamodule).__qualname__)) is not None:
+            with restoring(f"the datamodule {type(datamodule).__name__}"):
+                datamodule.load_state_dict(state)
+    if not fitting:
+        return
+    trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
+    with naming(path):
+        _restore_callbacks(trainer, expect_states(checkpoint))
+
+
+def _restore_weights(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    module = trainer.lightning_module
+    if "state_dict" not in checkpoint:
+        raise CheckpointError(
+            f"The checkpoint has no 'state_dict', only {sorted(map(str, checkpoint))}. Use one that a Trainer wrote."
+        )
+    trainer.strategy.convert(module)  # or what was saved in 64 bits would pass through 32
+    with restoring(f"the weights of {type(module).__name__}"):
+        try:
+            trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"The checkpoint does not fit {type(module).__name__}: {error} "
+                "Build the module as it was trained, or set strict_loading = False on it."
+            ) from error
+
+
+def _restore_callbacks(trainer: Trainer, states: dict[str, Any]) -> None:
+    known: set[str] = set()
+    for callback in trainer.callbacks:
+        by_class = type(callback).__qualname__  # as files of Lightning 1.4 and before name them
+        key = callback.state_key if callback.state_key in states else by_class
+        known |= {callback.state_key, by_class}
+        if key in states:
+            with restoring(f"the callback {key}"):
+                callback.load_state_dict(states[key])
+    if missing := sorted(map(str, set(states) - known)):
+        rank_zero_warn(
+            f"The checkpoint holds the state of callbacks that this Trainer does not have: {', '.join(missing)}. "
+            "Add them, or go on without that state."
+        )
+
+
+def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """:func:`_restore_training`, whose errors name the file."""
+    with naming(trainer.ckpt_path):
+        _restore_training(trainer, checkpoint)
+
+
+def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Give optimizers, schedulers, precision and progress their state; the loop takes up the rest when it begins.
+
+    Raises:
+        CheckpointError: it was saved with ``weights_only``, for another number of optimizers, or after more epochs.
+    """
+    strategy, progress = trainer.strategy, trainer.progress
+    if "optimizer_states" not in checkpoint or "loops" not in checkpoint:
+        raise CheckpointError(
+            "The checkpoint holds no optimizer states and no progress: it was saved with save_weights_only=True. "
+            "Resume from one that was saved without it, or load only its weights."
+        )
+    if "lr_schedulers" not in checkpoint:
+        raise CheckpointError("The checkpoint has no 'lr_schedulers'. Use another one.")
+    schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
+    kinds: tuple[tuple[str, Sequence[Any], Any, Callable[[Any, Any], None]], ...] = (
+        ("optimizer", strategy.optimizers, checkpoint["optimizer_states"], check_optimizer_state),
+        ("scheduler", schedulers, checkpoint["lr_schedulers"], check_scheduler_state),
+    )
+    for kind, parts, states, check in kinds:
+        if len(parts) != len(states):
+            raise CheckpointError(
+                f"The checkpoint holds {len(states)} {kind} states, and configure_optimizers made {len(parts)}. "
+                "Make as many as when it was saved."
+            )
+        for index, (part, state) in enumerate(zip(parts, states, strict=True)):
+            with restoring(f"{kind} {index} ({type(part).__name__})"):
+                check(state, part)
+                part.load_state_dict(state)
+    if (state := checkpoint.get(type(strategy.precision_plugin).__qualname__)) is not None:
+        with restoring(f"the precision ({type(strategy.precision_plugin).__name__})"):
+            strategy.precision_plugin.load_state_dict(state)
+    saved = checkpoint["loops"].get("drivetrain")
+    if saved is None:
+        raise CheckpointError(
+            f"The checkpoint's loops are those of {', '.join(map(repr, checkpoint['loops'])) or 'nobody'}, and do not "
+            "say where training was. Resume from one that a Trainer wrote, or load only its weights."
+        )
+    check_progress(saved)
+    progress.load_state_dict(saved, goes_on=saved.get("global_step", 0) < trainer.limits.max_steps)
+    epochs = progress.current_epoch + progress.epoch_ending
+    if epochs > trainer.limits.max_epochs:
+        raise CheckpointError(
+            f"The checkpoint was saved after {epochs} epochs, and "
+            f"Trainer(max_epochs={trainer.limits.max_epochs:.0f}) is less. Raise max_epochs."
+        )
+    run = trainer.current_run
+    assert run is not None  # it is being set up
+    own = _of_this_rank(trainer, checkpoint, 0 if progress.epoch_ending else progress.batches_done)
+    if own.get("rng") is None and "drivetrain_version" in checkpoint:
+        raise CheckpointError("The checkpoint has no random state, 'rng'. Use another one.")
+    loop = own.get("restart", {})
+    restart = {"rng": own.get("rng"), **loop}
+    check_restart(restart, trainer.lightning_module, complete=bool(loop) and "drivetrain_version" in checkpoint)
+    run.restart, run.resumed_from = restart, trainer.ckpt_path
+
+
+def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done: int) -> Mapping[str, Any]:
+    """Where this rank was: its random state, its place in the data, its gradients.
+
+    Raises:
+        CheckpointError: an epoch was under way, on another number of processes.
+    """
+    ranks = checkpoint.get("ranks", [checkpoint])
+    if len(ranks) == trainer.world_size:
+        with restoring(f"rank {trainer.global_rank}"):
+            own: Mapping[str, Any] = expect(ranks[trainer.global_rank], Mapping)
+            expect(own.get("rng"), (Mapping, type(None)), "['rng']")
+            expect(own.get("restart", {}), Mapping, "['restart']")
+        return own
+    if batches_done:
+        raise CheckpointError(
+            f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
+            f"{trainer.world_size}. Resume with as many, or from a checkpoint that was saved at the end of an epoch."
+        )
+    return {"rng": checkpoint.get("rng"), "restart": {}}

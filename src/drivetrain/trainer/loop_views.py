@@ -1,0 +1,239 @@
+"""``trainer.fit_loop`` and its relatives: the counters of a run under the names that third-party callbacks read.
+
+There are no loop objects: these are views over :class:`~drivetrain.loops.progress.Progress` and the Trainer's limits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from drivetrain.loops.progress import RunningStage
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
+
+
+class Counts(NamedTuple):
+    """How many of something were begun and how many are done.
+
+    Attributes:
+        ready, started: begun; ``started`` is the same, because nothing lies between the two here.
+        processed, completed: done, all their hooks included.
+    """
+
+    ready: int
+    started: int
+    processed: int
+    completed: int
+
+    @classmethod
+    def of(cls, begun: int, done: int) -> Counts:
+        """Counts from the two numbers that are kept."""
+        return cls(begun, begun, done, done)
+
+
+class ProgressView(NamedTuple):
+    """Counts over the whole run, and over the current epoch or pass; and whether that is at its last."""
+
+    total: Counts
+    current: Counts
+    is_last_batch: bool = False
+
+
+class DataSourceView:
+    """Where the loaders of a stage come from, as far as third parties ask."""
+
+    def __init__(self, trainer: Trainer, stage: str) -> None:
+        self._trainer = trainer
+        self._stage = stage
+
+    def is_defined(self) -> bool:
+        """Whether the run, or the last one, was given loaders for the stage or has a hook that makes them."""
+        run = self._trainer.current_run
+        return run is not None and run.loaders.available(self._stage)
+
+
+class _LoopView:
+    _stage = "fit"
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._progress = trainer.progress
+
+    @property
+    def _data_source(self) -> DataSourceView:
+        """Private in name only: GluonTS asks it in ``configure_optimizers`` whether the fit validates."""
+        return DataSourceView(self._trainer, self._stage)
+
+    @property
+    def restarting(self) -> bool:
+        """Whether the run goes on from a checkpoint and has not trained a batch since."""
+        return self._trainer.progress.restarting
+
+
+class TrainingEpochView(_LoopView):
+    """``fit_loop.epoch_loop``: the batches of the current epoch."""
+
+    @property
+    def batch_progress(self) -> ProgressView:
+        """Training batches."""
+        p = self._progress
+        begun = p.batch_idx + 1
+        return ProgressView(
+            total=Counts.of(p.earlier_batches + begun, p.total_batches),
+            current=Counts.of(begun, p.batches_done),
+            is_last_batch=p.is_last_batch,
+        )
+
+    @property
+    def batch_idx(self) -> int:
+        """Index of the current batch in its epoch; -1 before the first."""
+        return self._progress.batch_idx
+
+    @property
+    def total_batch_idx(self) -> int:
+        """Index of the current batch over all epochs; -1 before the first."""
+        return self._progress.earlier_batches + self._progress.batch_idx
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps so far."""
+        return self._progress.global_step
+
+    @property
+    def min_steps(self) -> int | None:
+        """The Trainer's limit; it can be set."""
+        return self._trainer.min_steps
+
+    @min_steps.setter
+    def min_steps(self, value: int | None) -> None:
+        self._trainer.min_steps = value
+
+    @property
+    def max_steps(self) -> int:
+        """The Trainer's limit; it can be set."""
+        return self._trainer.max_steps
+
+    @max_steps.setter
+    def max_steps(self, value: int) -> None:
+        self._trainer.max_steps = value
+
+    @property
+    def val_loop(self) -> EvaluationView:
+        """Validation inside this fit."""
+        return EvaluationView(self._trainer, "validate")
+
+
+class FitView(_LoopView):
+    """``trainer.fit_loop``: the epochs of a fit."""
+
+    @property
+    def epoch_loop(self) -> TrainingEpochView:
+        """The batches of the current epoch."""
+        return TrainingEpochView(self._trainer)
+
+    @property
+    def epoch_progress(self) -> ProgressView:
+        """Epochs of this fit and of those it resumed from."""
+        p = self._progress
+        begun = p.current_epoch + (p.stage is not None and p.batch_idx >= 0)
+        counts = Counts.of(begun, p.current_epoch)
+        return ProgressView(total=counts, current=counts)
+
+    @property
+    def max_epochs(self) -> int | None:
+        """The Trainer's limit; it can be set."""
+        return self._trainer.max_epochs
+
+    @max_epochs.setter
+    def max_epochs(self, value: int | None) -> None:
+        self._trainer.max_epochs = value
+
+    @property
+    def min_epochs(self) -> int | None:
+        """The Trainer's limit; it can be set."""
+        return self._trainer.min_epochs
+
+    @min_epochs.setter
+    def min_epochs(self, value: int | None) -> None:
+        self._trainer.min_epochs = value
+
+    @property
+    def max_steps(self) -> int:
+        """The Trainer's limit."""
+        return self._trainer.max_steps
+
+    @property
+    def min_steps(self) -> int | None:
+        """The Trainer's limit."""
+        return self._trainer.min_steps
+
+    @property
+    def total_batch_idx(self) -> int:
+        """Index of the current batch over all epochs."""
+        return self.epoch_loop.total_batch_idx
+
+    @property
+    def batch_idx(self) -> int:
+        """Index of the current batch in its epoch."""
+        return self._progress.batch_idx
+
+    @property
+    def max_batches(self) -> float:
+        """Training batches of an epoch."""
+        return self._trainer.num_training_batches
+
+    @property
+    def done(self) -> bool:
+        """Whether no further epoch begins."""
+        run = self._trainer.current_run
+        return run is None or run.training_done()
+
+
+class EvaluationView(_LoopView):
+    """``trainer.validate_loop`` and ``trainer.test_loop``: the pass that runs now, or ran last."""
+
+    def __init__(self, trainer: Trainer, stage: str) -> None:
+        super().__init__(trainer)
+        self._stage = stage
+
+    @property
+    def batch_progress(self) -> ProgressView:
+        """Batches of the current loader, and of all passes so far."""
+        p = self._progress
+        running = p.stage is not None and p.stage.value in (self._stage, RunningStage.SANITY_CHECKING.value)
+        begun = p.eval_batch_idx + 1 if running else 0
+        earlier = sum(p.eval_steps.get(self._stage, ()))
+        return ProgressView(
+            total=Counts.of(earlier + begun, earlier + max(begun - 1, 0)),
+            current=Counts.of(begun, max(begun - 1, 0)),
+            is_last_batch=running and begun == p.num_eval_batches,
+        )
+
+    @property
+    def max_batches(self) -> list[float]:
+        """Batches of each loader."""
+        return self._trainer.num_eval_batches(self._stage)
+
+
+class PredictionView(EvaluationView):
+    """``trainer.predict_loop``: also what was predicted so far."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer, "predict")
+
+    @property
+    def predictions(self) -> list[Any]:
+        """What the steps returned, in the host's memory; of several loaders a list for each."""
+        return self._trainer.predictions.result
+
+    @property
+    def epoch_batch_indices(self) -> list[list[list[int]]]:
+        """For each loader, for each batch, the numbers of its samples; recorded for a prediction writer."""
+        return self._trainer.predictions.batch_indices
+
+    @property
+    def current_batch_indices(self) -> list[int]:
+        """The numbers of the samples of the current batch."""
+        loaders = self._trainer.predictions.batch_indices
+        return loaders[-1][-1] if loaders and loaders[-1] else []

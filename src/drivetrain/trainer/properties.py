@@ -1,0 +1,454 @@
+"""What can be read of a Trainer: views of the run's parts, for user code, callbacks and loggers (spec 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.registry import load
+from drivetrain.callback import Callback, Checkpoint
+from drivetrain.engine.engine import Engine
+from drivetrain.engine.ranks import RankFacts
+from drivetrain.engine.wrappers import unwrapped
+from drivetrain.logbook.logbook import Logbook
+from drivetrain.loops.evaluate import Predictions, validation_follows
+from drivetrain.loops.progress import Progress, RunningStage, TrainerFn, TrainerStatus
+from drivetrain.loops.run import ENDLESS, Run
+from drivetrain.module.hooks import HookTable
+from drivetrain.module.optimizers import LRSchedulerConfig
+from drivetrain.plan import Plan
+from drivetrain.settings import Settings
+from drivetrain.strategies.strategy import Strategy
+from drivetrain.trainer.limits import LimitsView
+from drivetrain.trainer.loop_views import EvaluationView, FitView, PredictionView
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from drivetrain.loggers.logger import Logger
+
+
+class TrainerView(LimitsView, RankFacts):
+    """The Trainer's properties. It decides nothing; a part that is written takes effect at the next batch."""
+
+    settings: Settings
+    plan: Plan
+    progress: Progress
+    engine: Engine
+    logbook: Logbook
+    predictions: Predictions
+    default_root_dir: str
+    received_sigterm: bool = False
+    _callbacks: list[Callback]
+    _loggers: list[Logger]
+    _hooks: HookTable | None
+    _run_parts: Run | None
+
+    @property
+    def hooks(self) -> HookTable:
+        """The hook table of the current run."""
+        assert self._hooks is not None  # a run has begun
+        return self._hooks
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the model lives on its devices."""
+        return self.engine.strategy
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The kind of hardware; the strategy's own."""
+        return self.engine.accelerator
+
+    @property
+    def precision_plugin(self) -> Any:
+        """The numeric precision."""
+        return self.strategy.precision_plugin
+
+    @property
+    def precision(self) -> str:
+        """Its name, for example "32-true"."""
+        name: str = self.strategy.precision_plugin.name
+        return name
+
+    @property
+    def lightning_module(self) -> Any:
+        """The user's module, or ``None`` before the first run."""
+        return self.strategy.lightning_module
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The module as the strategy wrapped it."""
+        return self.strategy.model
+
+    @property
+    def current_run(self) -> Run | None:
+        """The parts of the run that is going on, or was last; ``None`` before the first."""
+        return self._run_parts
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The callbacks in the order in which they run."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, value: list[Callback]) -> None:
+        self._callbacks = list(value)
+        if self._hooks is not None:
+            self._hooks.callbacks = self._callbacks
+        for callback in self._callbacks:
+            callback.pl_module = self.lightning_module
+        self._touch()
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers of the current fit; new ones step from the next batch on."""
+        waiting = None if self._run_parts is None else self._run_parts.next_optimizers
+        return self.strategy.optimizers if waiting is None else waiting
+
+    @optimizers.setter
+    def optimizers(self, value: Sequence[Optimizer]) -> None:
+        optimizers, run = [unwrapped(optimizer) for optimizer in value], self._run_parts
+        if run is not None and self.training:
+            run.next_optimizers = optimizers  # the batch that is running is stepped by those it was begun with
+            self._touch()
+        else:
+            self.engine.bind_optimizers(optimizers, self.lr_scheduler_configs)
+            if run is not None:
+                run.wrap_optimizers()
+
+    @property
+    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
+        """The schedulers of the current fit."""
+        return self.strategy.lr_scheduler_configs
+
+    @lr_scheduler_configs.setter
+    def lr_scheduler_configs(self, value: Sequence[LRSchedulerConfig]) -> None:
+        self.strategy.lr_scheduler_configs = list(value)
+        self._touch()
+
+    @property
+    def scaler(self) -> Any:
+        """The gradient scaler of "16-mixed"; ``None`` otherwise."""
+        return self.strategy.precision_plugin.scaler
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
+        """How the data is split over the processes; ``None`` in one process."""
+        if not self.strategy.is_distributed:
+            return None
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines in the job."""
+        return self.settings.num_nodes
+
+    @property
+    def num_devices(self) -> int:
+        """Devices on this machine."""
+        return len(self.plan.devices)
+
+    @property
+    def device_ids(self) -> list[int]:
+        """Indices of the devices on this machine."""
+        return [device.index if device.index is not None else i for i, device in enumerate(self.plan.devices)]
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """The loggers."""
+        return self._loggers
+
+    @loggers.setter
+    def loggers(self, value: Sequence[Logger] | None) -> None:
+        self._loggers = list(value or [])
+        if (run := self._run_parts) is not None:
+            run.log = self._log if self._loggers else None
+        self._touch()
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger; setting it replaces all of them."""
+        return self.loggers[0] if self.loggers else None
+
+    @logger.setter
+    def logger(self, value: Logger | None) -> None:
+        self.loggers = [] if value is None else [value]
+
+    def _log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Give ``metrics`` to every logger. A metric called "step" is the x axis (trap T11)."""
+        given = dict(metrics)
+        step = int(given.pop("step", step))
+        given.setdefault("epoch", self.progress.current_epoch)
+        self.logbook.logged_metrics.update(given)
+        if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
+            for logger in self.loggers:
+                logger.log_metrics(given, step)
+
+    @property
+    def log_dir(self) -> str | None:
+        """The first logger's folder for this run; without loggers, ``default_root_dir``."""
+        if self.logger is None:
+            return self.default_root_dir
+        return self.logger.log_dir or self.logger.save_dir
+
+    @property
+    def checkpoint_callback(self) -> Checkpoint | None:
+        """The first callback that writes checkpoints."""
+        return next(iter(self.checkpoint_callbacks), None)
+
+    @property
+    def checkpoint_callbacks(self) -> list[Checkpoint]:
+        """The callbacks that write checkpoints."""
+        return [callback for callback in self.callbacks if isinstance(callback, Checkpoint)]
+
+    @property
+    def early_stopping_callback(self) -> Any:
+        """The first EarlyStopping."""
+        return next(iter(self.early_stopping_callbacks), None)
+
+    @property
+    def early_stopping_callbacks(self) -> list[Any]:
+        """The EarlyStopping callbacks."""
+        return self._callbacks_like("EarlyStopping")
+
+    @property
+    def progress_bar_callback(self) -> Any:
+        """The progress bar."""
+        return next(iter(self._callbacks_like("ProgressBar")), None)
+
+    def _callbacks_like(self, name: str) -> list[Any]:
+        kind = load(f"drivetrain.callbacks:{name}")
+        return [callback for callback in self.callbacks if isinstance(callback, kind)]
+
+    @property
+    def callback_metrics(self) -> dict[str, Any]:
+        """The latest value of every logged name, as tensors on their own device."""
+        return self.logbook.refresh()
+
+    @property
+    def logged_metrics(self) -> dict[str, float]:
+        """What the loggers were given last, by name."""
+        return self.logbook.logged_metrics
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """What was logged with ``prog_bar=True``, as of the last flush."""
+        return self.logbook.bar_metrics
+
+    @property
+    def current_epoch(self) -> int:
+        """Index of the running epoch; after fit, the number of epochs done."""
+        return self.progress.current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps so far."""
+        return self.progress.global_step
+
+    @property
+    def logger_step(self) -> int:
+        """The loggers' x axis: the index of the batch on which a step is being, or was just, taken."""
+        progress = self.progress
+        before_step = progress.batch_idx == -1 or progress.batch_idx >= progress.batches_done
+        closed = progress.epoch_ending or progress.between_epochs
+        if progress.stage is RunningStage.TRAINING and not closed and before_step:
+            return progress.stepped_batches
+        return progress.logger_step
+
+    @property
+    def is_logging_step(self) -> bool:
+        """Whether the values of the current training batch will be, or were just, flushed."""
+        every = self.limits.log_every_n_steps
+        return every > 0 and (self.logger_step + 1) % every == 0
+
+    @property
+    def should_stop(self) -> bool:
+        """Set it to end the run at the next batch, once min_epochs and min_steps are reached."""
+        return self.progress.should_stop
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        self.progress.should_stop = value
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the current training batch is the last of its epoch."""
+        return self.progress.is_last_batch
+
+    @property
+    def num_training_batches(self) -> float:
+        """Training batches of an epoch; ``inf`` where nobody knows, as before a fit is set up.
+
+        While a fit is set up, as in ``configure_optimizers``, it makes the training loader if that is not made yet.
+        With several processes whose loaders may differ in length, read it on all of them then.
+        """
+        run, progress = self._run_parts, self.progress
+        count = progress.num_training_batches
+        if count or self.limits.train_batches == 0:
+            return count
+        if run is None or run.loaders.makes_training:
+            return ENDLESS
+        if progress.fn is TrainerFn.FITTING and not progress.stopped:
+            return run.loaders.count_training()
+        return ENDLESS if run.loaders.made_training is None else count
+
+    @property
+    def num_val_batches(self) -> list[float]:
+        """Validation batches of each loader."""
+        return self.num_eval_batches("validate")
+
+    @property
+    def num_test_batches(self) -> list[float]:
+        """Test batches of each loader."""
+        return self.num_eval_batches("test")
+
+    @property
+    def num_predict_batches(self) -> list[float]:
+        """Prediction batches of each loader."""
+        return self.num_eval_batches("predict")
+
+    @property
+    def num_sanity_val_batches(self) -> list[float]:
+        """Validation batches of each loader that are tried before training."""
+        return [min(count, self.limits.sanity_batches) for count in self.num_val_batches]
+
+    def num_eval_batches(self, stage: str) -> list[float]:
+        """Batches of each loader of "validate", "test" or "predict"; empty until they are made."""
+        if self._run_parts is None:
+            return []
+        return [source.num_batches for source in self._run_parts.loaders.made_evaluation.get(stage, [])]
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The training loader, once it exists."""
+        return None if self._run_parts is None else self._run_parts.loaders.made_training
+
+    @property
+    def val_dataloaders(self) -> Any:
+        """The validation loaders, once they exist."""
+        return self._made_loaders("validate")
+
+    @property
+    def test_dataloaders(self) -> Any:
+        """The test loaders, once they exist."""
+        return self._made_loaders("test")
+
+    @property
+    def predict_dataloaders(self) -> Any:
+        """The prediction loaders, once they exist."""
+        return self._made_loaders("predict")
+
+    def _made_loaders(self, stage: str) -> Any:
+        made = {} if self._run_parts is None else self._run_parts.loaders.made_evaluation
+        found = [source.loader for source in made.get(stage, [])]
+        return None if not found else found[0] if len(found) == 1 else found
+
+    @property
+    def enable_validation(self) -> bool:
+        """Whether the fit validates at all."""
+        return self._run_parts is not None and self._run_parts.validates()
+
+    @property
+    def fit_loop(self) -> FitView:
+        """The counters of training under their usual names; so do the next three."""
+        return FitView(self)  # type: ignore[arg-type]  # this class is the Trainer's base
+
+    @property
+    def validate_loop(self) -> EvaluationView:
+        """Of validation."""
+        return EvaluationView(self, "validate")  # type: ignore[arg-type]
+
+    @property
+    def test_loop(self) -> EvaluationView:
+        """Of testing."""
+        return EvaluationView(self, "test")  # type: ignore[arg-type]
+
+    @property
+    def predict_loop(self) -> PredictionView:
+        """Of prediction; also what was predicted."""
+        return PredictionView(self)  # type: ignore[arg-type]
+
+    @property
+    def judges_at_epoch_end(self) -> bool:
+        """Whether callbacks that watch metrics look when a training epoch ends, and not after validation.
+
+        So it is if validation runs once per epoch, at its end, or not at all: then all metrics are there.
+        """
+        interval = self.limits.val_check_interval
+        whole_epoch = isinstance(interval, float) and interval == 1.0  # the int 1 means every batch
+        return not self.enable_validation or (whole_epoch and self.limits.check_val_every_n_epoch == 1)
+
+    @property
+    def validation_follows(self) -> bool:
+        """Whether a validation follows the training batch that has just ended."""
+        return self._run_parts is not None and self.training and validation_follows(self._run_parts)
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """Optimizer steps of the whole fit; ``inf`` without a limit. May make the training loader (trap T50).
+
+        With several processes whose loaders may differ in length, read it on all of them.
+        """
+        run = self._run_parts
+        if run is None or self.limits.max_epochs == ENDLESS:
+            return self.limits.max_steps
+        batches = run.loaders.count_training()
+        if batches == ENDLESS:
+            return self.limits.max_steps
+        epochs = range(int(self.limits.max_epochs))
+        schedule = next(iter(self._callbacks_like("GradientAccumulationScheduler")), None)
+        if schedule is None:
+            steps = ceil(batches / self.limits.accumulate) * len(epochs)
+        else:
+            steps = sum(ceil(batches / schedule.get_accumulate_grad_batches(epoch)) for epoch in epochs)
+        return min(steps, self.limits.max_steps)
+
+    @property
+    def fast_dev_run(self) -> int | bool:
+        """The argument of this name."""
+        return self.settings.fast_dev_run
+
+    @property
+    def state(self) -> Progress:
+        """``fn``, ``status`` and ``stage`` of the run, among the other counters."""
+        return self.progress
+
+    @property
+    def training(self) -> bool:
+        """Whether a training epoch is running."""
+        return self.progress.stage is RunningStage.TRAINING
+
+    @property
+    def validating(self) -> bool:
+        """Whether validation is running, the sanity check not counted."""
+        return self.progress.stage is RunningStage.VALIDATING
+
+    @property
+    def testing(self) -> bool:
+        """Whether testing is running."""
+        return self.progress.stage is RunningStage.TESTING
+
+    @property
+    def predicting(self) -> bool:
+        """Whether prediction is running."""
+        return self.progress.stage is RunningStage.PREDICTING
+
+    @property
+    def sanity_checking(self) -> bool:
+        """Whether the trial before training is running."""
+        return self.progress.stage is RunningStage.SANITY_CHECKING
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether validation or testing is running."""
+        return self.validating or self.testing
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the last run ended by an exception."""
+        return self.progress.status is TrainerStatus.INTERRUPTED

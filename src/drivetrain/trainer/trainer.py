@@ -1,0 +1,500 @@
+"""The Trainer: settings in, a plan, and the loops run over it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+
+import torch
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.files import encodable
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.callback import Callback
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.engine.engine import Engine
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
+from drivetrain.logbook.logbook import Logbook
+from drivetrain.loops.evaluate import Predictions, Stage, evaluate, predict, results_table
+from drivetrain.loops.fit import fit
+from drivetrain.loops.loaders import Loaders
+from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
+from drivetrain.loops.run import Limits, Run
+from drivetrain.loops.step import make_step
+from drivetrain.module.datamodule import LightningDataModule
+from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
+from drivetrain.module.module import LightningModule
+from drivetrain.module.optimizers import normalise
+from drivetrain.plan import Plan, resolve
+from drivetrain.precision.precision import Precision
+from drivetrain.settings import Settings, complete
+from drivetrain.strategies.strategy import Strategy
+from drivetrain.trainer import attach, checkpoint
+from drivetrain.trainer.job import Job, run_elsewhere
+from drivetrain.trainer.properties import TrainerView
+from drivetrain.trainer.switches import interrupts_ignored, torch_switches
+
+if TYPE_CHECKING:
+    from drivetrain.loggers.logger import Logger
+
+
+P = ParamSpec("P")
+
+
+def _completed(init: Callable[P, None]) -> Callable[P, None]:
+    """Let the environment fill in what was not passed, and say it well when an argument does not exist."""
+
+    @functools.wraps(init)
+    def complete_and_init(*args: P.args, **kwargs: P.kwargs) -> None:
+        if len(args) > 1:
+            cure = "Write their names, max_epochs=3."
+            if isinstance(args[1], LightningModule):
+                cure = "Pass the model to trainer.fit(model) instead."
+            raise UnknownArgumentError(f"Trainer({shown(args[1])}, ...): its arguments are keyword-only. {cure}")
+        init(*args, **complete(kwargs))
+
+    return complete_and_init
+
+
+class Trainer(TrainerView):
+    """Trains, validates and tests a LightningModule, and predicts with it.
+
+    Every argument is described in :class:`drivetrain.settings.Settings`; all are keyword-only, and one that is left
+    out may come from the environment (``PL_TRAINER_MAX_EPOCHS=3``). What they mean on this machine is decided here,
+    at once, and can be read: ``print(trainer.plan)``.
+
+    Raises:
+        ConfigurationError: an argument is wrong or contradicts another; nothing was built.
+        NotSupportedError: a legal argument that this version cannot honour.
+    """
+
+    @_completed
+    def __init__(
+        self,
+        *,
+        accelerator: str | Accelerator = "auto",
+        strategy: str | Strategy = "auto",
+        devices: int | list[int] | str = "auto",
+        num_nodes: int = 1,
+        precision: int | str | None = None,
+        logger: Logger | Iterable[Logger] | bool | None = None,
+        callbacks: list[Callback] | Callback | None = None,
+        fast_dev_run: int | bool = False,
+        max_epochs: int | None = None,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        min_steps: int | None = None,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        overfit_batches: int | float = 0.0,
+        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = None,
+        log_every_n_steps: int | None = None,
+        enable_checkpointing: bool | None = None,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+        deterministic: bool | Literal["warn"] | None = None,
+        benchmark: bool | None = None,
+        inference_mode: bool = True,
+        use_distributed_sampler: bool = True,
+        split_batches: bool = False,
+        profiler: Any | str | None = None,
+        detect_anomaly: bool = False,
+        barebones: bool = False,
+        plugins: Precision
+        | CheckpointIO
+        | ClusterEnvironment
+        | list[Precision | CheckpointIO | ClusterEnvironment]
+        | None = None,
+        sync_batchnorm: bool = False,
+        reload_dataloaders_every_n_epochs: int = 0,
+        default_root_dir: str | Path | None = None,
+        enable_autolog_hparams: bool = True,
+        model_registry: str | None = None,
+    ) -> None:
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        self.settings = Settings(**arguments)
+        self.plan: Plan = resolve(self.settings)
+        self.limits = Limits.of(self.settings)
+        self.progress = Progress()
+        self.default_root_dir = os.path.expanduser(self.settings.default_root_dir or Path.cwd())
+        self._run_parts: Run | None = None
+        self._hooks: HookTable | None = None
+        # Before the engine, which fills in what a strategy that was passed left open: nothing may be refused after it.
+        self._callbacks: list[Callback] = attach.callbacks_of(self.settings, self.plan.environment)
+        self._loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
+        self.engine = Engine(plan=self.plan)
+        self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
+        self.predictions = Predictions()
+        self.datamodule: LightningDataModule | None = None
+        self.ckpt_path: str | None = None
+        self._plan_shown = False
+
+    # ---- entry points --------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train ``model``.
+
+        Args:
+            model: what to train.
+            train_dataloaders: the training loader; ``None`` asks the datamodule, then the model.
+            val_dataloaders: the validation loader or a list of them; likewise.
+            datamodule: where the data comes from, instead of loaders.
+            ckpt_path: resume from this checkpoint ("best" and "last" name those of the ModelCheckpoint).
+            weights_only: ``None`` or True: a checkpoint is read as plain data, never unpickled as code. False unpickles
+                whatever it holds, which can run any code: only for files of your own.
+
+        Raises:
+            ConfigurationError: something is missing or contradicts itself; nothing has run yet.
+            SystemExit: with code 1 after Ctrl-C, when everything is cleaned up.
+        """
+        passed = {"fit": train_dataloaders, "validate": val_dataloaders}
+        self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only))
+
+    def validate(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[dict[str, float]]:
+        """One pass over the validation loaders, without gradients.
+
+        Args:
+            model: what to judge; ``None``: the one of the last run, with its best checkpoint.
+            dataloaders: the loader or a list of them; ``None`` asks the datamodule, then the model.
+            ckpt_path: weights to judge instead of the model's own.
+            verbose: print the metrics.
+            datamodule: where the data comes from, instead of loaders.
+            weights_only: as in :meth:`fit`.
+
+        Returns:
+            One dictionary of metrics per loader.
+        """
+        return self._evaluate(TrainerFn.VALIDATING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+    def test(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[dict[str, float]]:
+        """One pass over the test loaders; otherwise as :meth:`validate`."""
+        return self._evaluate(TrainerFn.TESTING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+    def predict(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Any]:
+        """What ``predict_step`` returns for every batch, in the host's memory.
+
+        Args:
+            model: what predicts; ``None``: the one of the last run, with its best checkpoint.
+            dataloaders: the loader or a list of them; ``None`` asks the datamodule, then the model.
+            datamodule: where the data comes from, instead of loaders.
+            return_predictions: False keeps nothing, for a callback that writes them; ``None``: True.
+            ckpt_path, weights_only: as in :meth:`validate`.
+
+        Returns:
+            One output per batch; with several loaders, a list of those for each. Empty if nothing is to be returned.
+        """
+        fn = TrainerFn.PREDICTING
+        model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
+        self.predictions = Predictions(keeps=return_predictions is not False)
+        return self.run_job(self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only))
+
+    def save_checkpoint(
+        self,
+        filepath: str | Path,
+        weights_only: bool = False,
+        storage_options: Any = None,
+        allow_pickle: bool = False,
+    ) -> None:
+        """Write the state of the run to ``filepath``; when this returns, it is durable. Call it on every rank.
+
+        Args:
+            filepath: the file; what lay there before stays whole until the new one is complete.
+            weights_only: leave out what only resuming needs.
+            storage_options: for a CheckpointIO that takes some.
+            allow_pickle: store any object by pickling it. Loading the file then needs ``weights_only=False``, which
+                lets it run code.
+
+        Raises:
+            ConfigurationError: no model has been attached by a run.
+            CheckpointError: it could not be written, or something in it is no plain data.
+        """
+        if self.lightning_module is None:
+            raise ConfigurationError("There is no model to save yet. Call trainer.fit(model) first.")
+        state = checkpoint.dump(self, weights_only, allow_pickle)
+        self.strategy.save_checkpoint(state, filepath, storage_options)
+        self.strategy.barrier("save_checkpoint")
+
+    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
+        """A block in which new layers are made on the device and in the precision of this Trainer.
+
+        Args:
+            empty_init: leave parameters as the memory was, because a checkpoint will fill them; ``None``: no.
+        """
+        return self.engine.init_module(empty_init)
+
+    # ---- a run ---------------------------------------------------------------------------------------------------
+
+    def _evaluate(
+        self,
+        fn: TrainerFn,
+        model: LightningModule | None,
+        dataloaders: Any,
+        ckpt_path: str | Path | None,
+        verbose: bool,
+        datamodule: LightningDataModule | None,
+        weights_only: bool | None,
+    ) -> list[dict[str, float]]:
+        model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
+        results = self.run_job(self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only))
+        if verbose:
+            self.print(encodable(results_table(fn.value, results)))
+        return results
+
+    def _model_or_last(
+        self, fn: TrainerFn, model: LightningModule | None, ckpt_path: str | Path | None
+    ) -> tuple[LightningModule, str | Path | None]:
+        if model is not None:
+            return model, ckpt_path
+        if self.lightning_module is None:
+            raise ConfigurationError(
+                f"trainer.{fn.value}() has no model, and none was run before. Write trainer.{fn.value}(model)."
+            )
+        best: str = getattr(self.checkpoint_callback, "best_model_path", "")
+        if ckpt_path is None and best:
+            ckpt_path = "best"
+        return self.lightning_module, ckpt_path
+
+    def _job(
+        self,
+        fn: TrainerFn,
+        model: LightningModule,
+        passed: dict[str, Any],
+        datamodule: LightningDataModule | None,
+        ckpt_path: str | Path | None,
+        weights_only: bool | None,
+    ) -> Job:
+        """What is to be done, once it is seen to make sense; nothing was built so far."""
+        first = next(iter(passed))
+        if isinstance(passed[first], LightningDataModule):
+            passed, datamodule = {**passed, first: None}, passed[first]
+        attach.check_passed(model, fn, passed, datamodule)
+        attach.check_module(model, fn, self.settings)
+        attach.check_hooks([model, datamodule, *self.callbacks])
+        attach.check_savers(self, fn)
+        checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
+        return Job(fn, model, passed, datamodule, checkpoint_path, weights_only)
+
+    def run_job(self, job: Job) -> list[Any]:
+        """Do it, here or in processes that are started for it; clean up and re-raise on any exception."""
+        results: list[Any] = []
+        try:
+            if not self.engine.launcher.is_external:
+                results = run_elsewhere(self, job, self._attach)
+            else:
+                with torch_switches(self.settings, training=job.fn is TrainerFn.FITTING):
+                    run = self._set_up(job, self._attach(job))
+                    if job.fn is TrainerFn.FITTING:
+                        fit(run)
+                    elif job.fn is TrainerFn.PREDICTING:
+                        results = predict(run, self.predictions)
+                    else:
+                        stage: Stage = "validate" if job.fn is TrainerFn.VALIDATING else "test"
+                        results = evaluate(run, stage, run.loaders.evaluation(stage))
+                    self._tear_down(job.fn)
+        except KeyboardInterrupt as interrupt:
+            rank_zero_info("Interrupted: cleaning up.")
+            self._abort(interrupt)
+            raise SystemExit(1) from interrupt
+        except BaseException as error:
+            self._abort(error)
+            raise
+        self.progress.status, self.progress.stage = TrainerStatus.FINISHED, None
+        return results
+
+    def __getstate__(self) -> dict[str, Any]:
+        # on its way into another process, which begins a run of its own
+        return {**self.__dict__, "_run_parts": None, "_hooks": None}
+
+    def _attach(self, job: Job) -> Loaders:
+        """Everything before the first process and the first device, in the order of spec 3.3."""
+        progress, strategy, model, fn = self.progress, self.strategy, job.model, job.fn
+        progress.begin_run(fn)
+        datamodule = self.datamodule = job.datamodule
+        self.ckpt_path = job.ckpt_path
+        self._run_parts = None
+        self.predictions.records = any(callback.needs_batch_indices for callback in self.callbacks)
+        self.logbook.start_run()
+        if fn is TrainerFn.FITTING or strategy.lightning_module is not model:
+            strategy.optimizers, strategy.lr_scheduler_configs = [], []
+        strategy.connect(model)
+        model.trainer = self
+        if datamodule is not None:
+            datamodule.trainer = self
+        self.callbacks = attach.with_module_callbacks(self.callbacks, model)
+        for callback in self.callbacks:
+            callback.pl_module = model
+        hooks = self._hooks = HookTable(self, model, self.callbacks, strategy, LightningModule, self.logbook)
+        loaders = Loaders(
+            model, datamodule, job.passed, self.limits.batches, hooks.call_method, lambda: progress.current_epoch,
+            overfits=bool(self.settings.overfit_batches),
+            share=strategy.share if strategy.is_distributed and self.settings.use_distributed_sampler else None,
+            splits=self.settings.split_batches,
+            gather=strategy.gather_objects if strategy.is_distributed else None,
+        )  # fmt: skip
+        if not job.checked:
+            attach.check_loaders(model, loaders, fn, validates=self.limits.val_batches != 0)
+        if fn is TrainerFn.FITTING and not self._plan_shown and self.progress_bar_callback is not None:
+            self._plan_shown = True
+            self.print(encodable(str(self.plan)))
+        return loaders
+
+    def _set_up(self, job: Job, loaders: Loaders) -> Run:
+        """Everything from there to the first loop."""
+        progress, strategy, hooks, stage = self.progress, self.strategy, self.hooks, job.fn.value
+        model, datamodule, fn = job.model, job.datamodule, job.fn
+        self.engine.launch()
+        for logger in self.loggers:
+            logger.agree_on_run(strategy.broadcast)
+        self.logbook.gather = strategy.gather_keyed if strategy.is_distributed else None
+        self.logbook.device = strategy.root_device
+        for party in (datamodule, model):
+            if party is not None and self._prepares_data(party):
+                party.prepare_data()
+        strategy.wait_for_first("prepare_data")
+        if datamodule is not None:
+            datamodule.setup(stage)
+        hooks.call_callbacks("setup", stage)
+        hooks.call_method("setup", stage)
+        with self.engine.init_module():
+            hooks.call_method("configure_model")
+        loaded = None if job.ckpt_path is None else checkpoint.load(self, job.ckpt_path, job.weights_only)
+        if loaded is not None:
+            checkpoint.restore_parts(self, loaded, fitting=fn is TrainerFn.FITTING)
+        if fn is TrainerFn.FITTING and not self.settings.barebones:
+            checkpoint.check_at_start(self)
+        strategy.setup(self)
+        run = self._run_parts = Run(
+            engine=self.engine,
+            module=model,
+            hooks=hooks,
+            book=self.logbook,
+            progress=progress,
+            limits=self.limits,
+            settings=self.settings,
+            transfer=bind_transfer(
+                model, datamodule, strategy.root_device, self.logbook, self.engine.input_conversion()
+            ),
+            loaders=loaders,
+            log=self._log if self.loggers else None,
+            saves_on_exception=any(callback.saves_on_exception for callback in self.checkpoint_callbacks),
+        )
+        run.window.gather = strategy.all_gather if strategy.is_distributed else None
+        if fn is TrainerFn.FITTING:
+            self._set_up_optimizers(run)
+            hooks.call("on_fit_start")
+            attach.log_hyperparameters(self)
+            if loaded is not None:
+                checkpoint.restore_training(self, loaded)
+        model.zero_grad()
+        return run
+
+    def _set_up_optimizers(self, run: Run) -> None:
+        optimizers, schedulers = normalise(run.hooks.call_method("configure_optimizers"))
+        if not optimizers:
+            rank_zero_warn(
+                f"{type(self.lightning_module).__name__}.configure_optimizers returned no optimizer, so gradients are "
+                "computed and nothing is updated."
+            )
+        self.engine.bind_optimizers(optimizers, schedulers)
+        run.wrap_optimizers()
+        make_step(run)  # what does not go together is said before anything is trained
+
+    def _prepares_data(self, party: DataHooks) -> bool:
+        """One process per node, or one in the whole job (trap T41)."""
+        once_per_node = party.prepare_data_per_node or self.strategy.node_rank == 0
+        return overrides(party, "prepare_data", DataHooks) and self.strategy.local_rank == 0 and once_per_node
+
+    def _tear_down(self, fn: TrainerFn) -> None:
+        """Everything after the last loop, in the order of spec 3.3."""
+        self._clean_up()
+        self.engine.teardown()
+        if fn is TrainerFn.FITTING:
+            self.hooks.call("on_fit_end")
+        if self.datamodule is not None:
+            self.datamodule.teardown(fn.value)
+        self.hooks.call_callbacks("teardown", fn.value)
+        self.hooks.call_method("teardown", fn.value)
+        for logger in self.loggers if self.is_global_zero else ():
+            logger.finalize("success")
+
+    def _abort(self, error: BaseException) -> None:
+        """Tell everybody that the run ends by ``error`` and free what it held, however little was built (T58)."""
+        self.progress.status = TrainerStatus.INTERRUPTED
+        if not self.engine.launcher.is_external:
+            return  # there was nothing here; the processes have told everybody, and cleaned up
+        self.logbook.leave_batch()
+        with interrupts_ignored():
+            for callback in self.callbacks:
+                if overrides(callback, "on_exception", Callback):
+                    _attempt(callback.on_exception, self, self.lightning_module, error)
+            if self.datamodule is not None:
+                _attempt(self.datamodule.on_exception, error)
+            _attempt(self.strategy.on_exception, error)
+            for logger in self.loggers if self.is_global_zero else ():
+                _attempt(logger.finalize, "failed")
+            _attempt(self._clean_up)
+            _attempt(self.engine.teardown)
+
+    def _clean_up(self) -> None:
+        if self._run_parts is not None:
+            self._run_parts.unbind()
+            self._run_parts.loaders.close()
+            run = self._run_parts
+            run.swap_optimizers()
+            run.let_go()
+            run.module.untoggle_optimizer(None)  # an exception may have come in between
+
+
+def _attempt(fn: Callable[..., Any], *args: Any) -> None:
+    """Call ``fn`` while an exception is on its way: a second one must not hide the first, nor stop the clean-up."""
+    try:
+        fn(*args)
+    except Exception as error:
+        rank_zero_warn(f"While cleaning up after an exception, {getattr(fn, '__qualname__', fn)} failed: {error!r}.")

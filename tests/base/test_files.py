@@ -1,0 +1,97 @@
+"""Files that are replaced: complete or not at all, and a failure says why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drivetrain.base import files
+
+
+def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    with files.replacing(target) as stream:
+        stream.write(b"new")
+        assert not target.exists()
+    assert target.read_bytes() == b"new"
+    files.write(target, b"newer")
+    assert target.read_bytes() == b"newer"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_exception_leaves_the_old_content(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.write_bytes(b"old")
+
+    def interrupted() -> None:
+        with files.replacing(target) as stream:
+            stream.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_temporary_names_are_short_and_differ(tmp_path: Path) -> None:
+    names = {files.temporary_beside(tmp_path / ("x" * 255)).name for _ in range(100)}
+    assert len(names) == 100
+    assert max(map(len, names)) < 64
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="pipe, a device or a socket") as caught:
+        files.write(pipe, b"new")
+    assert caught.value.errno == errno.EINVAL
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
+    link.symlink_to(pipe)  # a link is replaced, not followed
+    for target in (link, file):
+        files.write(target, b"new")
+        assert target.read_bytes() == b"new"
+    assert pipe.is_fifo()
+
+
+def test_new_refuses_a_file_that_appeared_meanwhile(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+
+    def overtaken() -> None:
+        with files.replacing(target, new=True) as stream:
+            stream.write(b"mine")
+            target.write_bytes(b"theirs")
+
+    with pytest.raises(FileExistsError):
+        overtaken()
+    assert target.read_bytes() == b"theirs"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+from drivetrain.base import files
+try:
+    files.write(Path(sys.argv[1]), b"x" * 100_000)
+except OSError as error:
+    print(error.errno, error.strerror)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on file sizes")
+def test_a_limit_on_file_sizes_is_named(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.write_bytes(b"old")
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(target)], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{errno.EFBIG} file too large (EFBIG, errno {errno.EFBIG})\n"
+    assert target.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.txt"]
