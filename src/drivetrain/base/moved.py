@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 _PLACES = {
     "base": ("introspect", "lazy", "rank_zero", "registry", "seed", "tree"),
@@ -28,13 +31,13 @@ MOVED = {
 """By earlier name, the module that holds the same classes and functions now."""
 
 
-class MovedModules(MetaPathFinder, Loader):
+class MovedModules:  # importlib.abc, which has the base classes, is slow to import
     """Finds a module under its earlier name, for those who ask for it: it is asked last, and only of this package."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
+        return ModuleSpec(fullname, cast("Loader", self)) if fullname in MOVED else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(MOVED[spec.name])

@@ -161,10 +161,20 @@ def gives_up(loader: Any, num_batches: float) -> bool:
     return left and not any(map(_is_its_own_iterator, _parts(loader)))
 
 
-def was_asked_for_end(loader: Any, mark: dict[str, Any]) -> bool:
-    """Whether a pass over ``loader`` had been asked for its end when ``mark`` was taken."""
-    ended = (part.get("ended", False) for part in mark.get("parts", [mark]))
-    return any(ended) if getattr(loader, "mode", None) == "min_size" else all(ended)
+def mark_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> dict[str, Any]:
+    """Where ``passes`` are, now that a loader that was resumed at ``before`` has been asked for its end.
+
+    A loader with a state of its own that gave no further batch keeps its state of before: it may not have one yet.
+    """
+    ended = [part["ended"] for part in before.get("parts", [before])]
+    if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
+        return before  # it had been asked before
+    mark = passes.mark(states=False)
+    parts = zip(mark.get("parts", [mark]), before.get("parts", [before]), _parts(passes.loader), strict=True)
+    for part, old, loader in parts:
+        if "loader" in part:
+            part["loader"] = old["loader"] if part["given"] == old["given"] else loader.state_dict()
+    return mark
 
 
 def _parts(loader: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from drivetrain.base.introspect import takes_iterator
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import naming
 from drivetrain.base.seed import rng_state, set_rng_state
-from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead, gives_up, set_epoch, was_asked_for_end
+from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead, gives_up, mark_after_end, set_epoch
 from drivetrain.data.passes import is_replayed
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loops.evaluate import agree_on_counts, evaluate, sanity_check, validates_in, validation_due
@@ -362,8 +362,7 @@ def _take_up_epoch(run: Run, loader: Any) -> tuple[Iterator[tuple[Any, bool]], _
             passes.resume(data)
         take_up_random_state(run)
         next(source, None)  # asks the loader for its end, unless the checkpoint was saved after that
-        if not was_asked_for_end(loader, data):
-            state["data"] = passes.mark()  # for what is saved in the validation that follows
+        state["data"] = mark_after_end(passes, data)  # for what is saved in the validation that follows
     else:
         if progress.is_last_batch:
             take_up_between_passes(run)
