@@ -133,7 +133,8 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
         WrongForm: another kind at some place.
     """
     if own is None:
-        expect(saved, (type(None), bool, int, float, str, Tensor), place)
+        if isinstance(expect(saved, (type(None), bool, int, float, str, Tensor), place), Tensor):
+            number(saved, place)
     elif isinstance(own, bool):
         expect(saved, bool, place)
     elif isinstance(own, int):

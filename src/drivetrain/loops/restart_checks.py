@@ -125,6 +125,11 @@ def _check_logged(state: Any, place: str) -> None:
     number(entry(state, "weight", (Tensor, bool, int, float), place), f"{place}['weight']")
     entry(state, "fresh", bool, place)
     entry(state, "metric", (str, type(None)), place)
+    number(expect(state.get("last_weight", 1), (Tensor, bool, int, float), f"{place}['last_weight']"), place)
+    if (pending := state.get("pending")) is not None:  # files of earlier versions have none
+        if expect(pending, Tensor, f"{place}['pending']").ndim != 1 or not len(pending) or pending.is_complex():
+            raise WrongForm(f"{place}['pending']", f"has the shape {tuple(pending.shape)}, and a list is expected")
+        number(entry(state, "pending_weight", (Tensor, bool, int, float), place), f"{place}['pending_weight']")
 
 
 def _check_window(restart: State, module: nn.Module) -> None:
