@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+import networkx
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -83,3 +84,20 @@ def test_no_posix_only_import_at_module_level() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found += [f"{path.name}: {name}" for name in names if name.split(".")[0] in POSIX_ONLY]
     assert found == []
+
+
+def imports_of(path: Path, modules: dict[str, Path]) -> set[str]:
+    """The package's modules that a file names in ``from ... import``, those for type checkers only included."""
+    froms = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and node.module]
+    candidates = {(f"{node.module}.{alias.name}", node.module) for node in froms for alias in node.names}
+    return {inner if inner in modules else outer for inner, outer in candidates if inner in modules or outer in modules}
+
+
+def test_few_modules_know_each_other_also_where_only_types_are_imported() -> None:
+    modules = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in SOURCES
+    }
+    graph = networkx.DiGraph({name: imports_of(path, modules) - {name} for name, path in modules.items()})
+    knots = [sorted(knot) for knot in networkx.strongly_connected_components(graph) if len(knot) > 1]
+    assert max(map(len, knots)) <= 10, max(knots, key=len)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import (
@@ -30,12 +30,17 @@ from drivetrain.errors import (
 
 if TYPE_CHECKING:
     from drivetrain.accelerators.accelerator import Accelerator
-    from drivetrain.callback import Callback
     from drivetrain.checkpoints.io import CheckpointIO
     from drivetrain.clusters.environment import ClusterEnvironment
     from drivetrain.loggers.logger import Logger
     from drivetrain.precision.precision import Precision
     from drivetrain.strategies.strategy import Strategy
+
+
+class Callback(Protocol):
+    """What the settings know of a callback; the contract is :class:`drivetrain.callback.Callback`."""
+
+    ends_training: bool
 
 
 def _argument(default: Any, doc: str) -> Any:

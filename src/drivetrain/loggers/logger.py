@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from drivetrain.callback import Checkpoint
-
 
 class Logger(ABC):
     """Receives plain floats, a few times a second at most, on global rank 0 only.
@@ -69,5 +67,5 @@ class Logger(ABC):
     def finalize(self, status: str) -> None:
         """The run ended: ``"success"`` or ``"failed"``. Write what is left and close what is open."""
 
-    def after_save_checkpoint(self, checkpoint_callback: Checkpoint) -> None:
-        """A checkpoint was written."""
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """A checkpoint was written, by this callback: a :class:`~drivetrain.callback.Checkpoint`."""

@@ -19,6 +19,7 @@ from drivetrain.data.passes import CombinedPasses, Passes, passes_over
 from drivetrain.data.resample import without_shuffle
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.module.hooks import DataHooks
+from drivetrain.module.trainable import TrainableModule
 
 LOADER_HOOKS = {
     "fit": "train_dataloader",
@@ -158,10 +159,8 @@ class Loaders:
 
     def defined(self, stage: str) -> bool:
         """Whether the evaluation ``stage`` has both a loader and a step."""
-        from drivetrain.module.module import LightningModule
-
         step = "validation_step" if stage == "validate" else "test_step"
-        return overrides(self._module, step, LightningModule) and self.available(stage)
+        return overrides(self._module, step, TrainableModule) and self.available(stage)
 
     def training(self) -> Any:
         """The training loader; several are combined, the shorter ones starting again until the longest ends.

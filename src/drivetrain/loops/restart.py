@@ -21,11 +21,9 @@ from typing import Any
 
 from torch import nn
 
-from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import naming, restoring
 from drivetrain.base.seed import rng_state, set_rng_state
-from drivetrain.callback import Callback, Checkpoint
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.metrics import copied_states, metrics_in, set_states, state_of
 from drivetrain.loops.progress import RunningStage, TrainerStatus
@@ -99,7 +97,8 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         state.update(run.before_validation)
         state["progress"]["eval_steps"] = state.pop("eval_steps")
         if not sanity and "callbacks" not in state:
-            state["ahead"] = [type(callback).__name__ for callback in _stateful(run) if callback.state_dict()]
+            stateful = run.hooks.stateful_callbacks()
+            state["ahead"] = [type(callback).__name__ for callback in stateful if callback.state_dict()]
     state.update(_at_epoch_start(run))
     if run.holds_gradients:
         state["window"] = run.window.state_dict()
@@ -161,18 +160,11 @@ def states_now(run: Run) -> State:
     """
     if not run.saves_on_exception:
         return {}
+    stateful = run.hooks.stateful_callbacks()
     return {
-        "callbacks": {callback.state_key: copy.deepcopy(callback.state_dict()) for callback in _stateful(run)},
+        "callbacks": {callback.state_key: copy.deepcopy(callback.state_dict()) for callback in stateful},
         "buffers": {name: buffer.clone() for name, buffer in run.module.named_buffers()},
     }
-
-
-def _stateful(run: Run) -> list[Callback]:
-    return [
-        callback
-        for callback in run.hooks.callbacks
-        if overrides(callback, "state_dict", Callback) and not isinstance(callback, Checkpoint)
-    ]
 
 
 def validation_start(run: Run) -> State:

@@ -19,8 +19,8 @@ from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import Progress
 from drivetrain.module.hooks import Call, HookTable
 from drivetrain.module.losses import Window
-from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LightningOptimizer
+from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings, val_interval_of
 
 ENDLESS = float("inf")
@@ -139,7 +139,7 @@ class Run:
     """
 
     engine: Engine
-    module: LightningModule
+    module: TrainableModule
     hooks: HookTable
     book: Logbook
     progress: Progress

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import move
-from drivetrain.callback import Callback
 from drivetrain.logbook.entry import LogRule
 from drivetrain.logbook.logbook import Logbook, Scope
 from drivetrain.strategies.strategy import Strategy
@@ -200,6 +199,19 @@ class ModelHooks:
         """``checkpoint`` was read; the module has not taken its weights yet."""
 
 
+class HookParty(Protocol):
+    """What the loops know of a callback; the contract is :class:`drivetrain.callback.Callback`."""
+
+    position: Literal["first", "any", "last"]
+    monitors: bool
+    idle_hooks: frozenset[str]
+
+    @property
+    def state_key(self) -> str: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+
 class HookTable:
     """Every hook of one run, bound to the parties that override it.
 
@@ -214,7 +226,8 @@ class HookTable:
 
     Args:
         trainer, module, callbacks, strategy: the parties; callbacks get ``(trainer, module)`` first.
-        module_base: the class whose methods count as "not overridden".
+        bases: the classes whose methods count as "not overridden": of the module, of callbacks; and the class of the
+            callbacks that save.
         book: told which hook is running, so that ``self.log`` knows its defaults.
     """
 
@@ -222,22 +235,30 @@ class HookTable:
         self,
         trainer: Any,
         module: Any,
-        callbacks: Sequence[Callback],
+        callbacks: Sequence[HookParty],
         strategy: Strategy,
-        module_base: type,
+        bases: tuple[type, type, type],
         book: Logbook,
     ) -> None:
         self._trainer = trainer
         self._module = module
         self.callbacks = callbacks
         self._strategy = strategy
-        self._module_base = module_base
+        self._module_base, self._callback_base, self._saver_base = bases
         self._book = book
         self.completes: frozenset[str] = frozenset()
 
     def scope(self, hook: str, dataloader_idx: int | None = None) -> Scope:
         """The logging scope of ``hook``."""
         return self._book.scope_for(_group(hook), hook, LOG_RULES.get(hook), dataloader_idx)
+
+    def stateful_callbacks(self) -> list[HookParty]:
+        """The callbacks that have a state, without those that save: their states describe files."""
+        return [
+            callback
+            for callback in self.callbacks
+            if overrides(callback, "state_dict", self._callback_base) and not isinstance(callback, self._saver_base)
+        ]
 
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
         """What to call for ``hook``: nothing, or one callable that calls all parties in order."""
@@ -287,7 +308,7 @@ class HookTable:
         early_calls: list[Call] = []
         late_calls: list[Call] = []
         for callback in self.callbacks:
-            if overrides(callback, hook, Callback) and hook not in callback.idle_hooks:
+            if overrides(callback, hook, self._callback_base) and hook not in callback.idle_hooks:
                 call = partial(getattr(callback, hook), self._trainer, self._module)
                 late = saving and (callback.position == "last" or (callback.monitors and hook == "on_train_epoch_end"))
                 (late_calls if late else early_calls).append(call)

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
-from drivetrain.errors import ConfigurationError, LoggingError, described
+from drivetrain.errors import LoggingError, described
 from drivetrain.logbook.entry import Options
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.module.export import ExportMixin
-from drivetrain.module.hooks import DataHooks, ModelHooks
 from drivetrain.module.hparams import HyperparametersMixin
 from drivetrain.module.loading import LoadableMixin
 from drivetrain.module.optimizers import parameters_of
+from drivetrain.module.trainable import TrainableModule
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -36,18 +36,12 @@ class _Toggle(NamedTuple):
     found: dict[nn.Parameter, bool]
 
 
-class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin, ExportMixin, nn.Module):
+class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, ExportMixin, nn.Module):
     """An ``nn.Module`` with its steps, its optimizers and its hooks.
 
     Define ``training_step`` and ``configure_optimizers``; everything else is optional. The module holds no state of
     a run besides a reference to the Trainer, which neither copies nor pickles with it.
     """
-
-    automatic_optimization: bool = True
-    """Whether the loop calls backward and the optimizer; with False, ``training_step`` does (``manual_backward``)."""
-
-    strict_loading: bool = True
-    """Whether a checkpoint must hold exactly this module's parameters."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -55,135 +49,13 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
         self.__dict__["_book"] = None
         self.__dict__["_toggles"] = []
 
-    allow_zero_length_dataloader_with_multiple_devices: bool = False
-    """Whether a loader may be empty on some of several processes."""
-
     _trainer: Any
     _book: Logbook | None
     _toggles: list[_Toggle]
 
-    # ---- what the user defines -----------------------------------------------------------------------------------
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the loss of one batch: ``(batch)`` or ``(batch, batch_idx)``.
-
-        Returns:
-            The loss, a tensor with one element and a graph; or a :class:`~drivetrain.WeightedLoss`; or a mapping with
-            one of them under "loss"; or ``None`` to skip backward for this batch. Under manual optimization, anything
-            of these, for ``on_train_batch_end`` only.
-        """
-        raise NotImplementedError
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Judge one batch: ``(batch)``, ``(batch, batch_idx)``, and ``dataloader_idx`` if there are several loaders."""
-        raise NotImplementedError
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The same for testing."""
-        raise NotImplementedError
-
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs for one batch; by default those of ``forward``."""
-        return self(args[0])
-
-    def configure_optimizers(self) -> Any:
-        """The optimizers and schedulers, made from parameters that are on the device already.
-
-        Returns:
-            An optimizer; ``[optimizer]``; ``([optimizer], [schedulers])``; a dictionary with "optimizer" and
-            perhaps "lr_scheduler" (a scheduler, or a dictionary with the fields of
-            :class:`~drivetrain.module.optimizers.LRSchedulerConfig`) and "monitor"; or ``None`` to train without one.
-        """
-        raise NotImplementedError
-
     def configure_callbacks(self) -> list[Callback] | Callback:
         """Callbacks that belong to the model; each replaces the Trainer's callbacks of its own class."""
         return []
-
-    def configure_model(self) -> None:
-        """Build layers where they will live. Called in every run: do nothing if they exist already."""
-
-    # ---- what the loop calls and the user may override -----------------------------------------------------------
-
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Clear the gradients; called on the first batch of a window, after its ``training_step``."""
-        optimizer.zero_grad()
-
-    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of ``loss``, which is divided and scaled already."""
-        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Under manual optimization: compute the gradients of ``loss`` as the precision and the strategy want it.
-
-        Raises:
-            ConfigurationError: the loop optimizes automatically.
-        """
-        run = None if self._trainer is None else self._trainer.current_run
-        if run is not None and self.automatic_optimization:
-            raise ConfigurationError(
-                f"{type(self).__name__} called manual_backward, but the loop calls backward itself. "
-                "Set self.automatic_optimization = False in __init__, or return the loss instead."
-            )
-        if self._trainer is None and self.fabric is not None:
-            self.fabric.backward(loss, *args, **kwargs)
-        elif run is None or run.manual_backward is None:
-            self.backward(loss, *args, **kwargs)
-        else:
-            run.manual_backward(loss, *args, **kwargs)
-
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any) -> None:
-        """Step ``optimizer``. An override must run ``optimizer_closure``: it holds training_step and backward."""
-        optimizer.step(closure=optimizer_closure)
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip by the Trainer's arguments; override for another policy."""
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
-    def clip_gradients(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip this optimizer's gradients: by total L2 "norm" (the default) or each element by "value"."""
-        if gradient_clip_algorithm not in (None, "norm", "value"):
-            raise ConfigurationError(
-                f"clip_gradients(gradient_clip_algorithm={gradient_clip_algorithm!r}) is unknown. "
-                'Write "norm" or "value".'
-            )
-        if gradient_clip_val is not None:
-            self.trainer.engine.precision.clip_gradients(
-                unwrapped(optimizer), gradient_clip_val, "value" if gradient_clip_algorithm == "value" else "norm"
-            )
-
-    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
-        """Step ``scheduler``, with the monitored value if it wants one."""
-        if metric is None:
-            scheduler.step()
-        else:
-            scheduler.step(metric)
-
-    def on_validation_model_zero_grad(self) -> None:
-        """Free the gradients before validation inside a fit; not called while they are being accumulated."""
-        self.zero_grad()
-
-    def on_validation_model_eval(self) -> None:
-        """Go into evaluation mode."""
-        self.eval()
-
-    def on_test_model_eval(self) -> None:
-        """Go into evaluation mode."""
-        self.eval()
-
-    def on_predict_model_eval(self) -> None:
-        """Go into evaluation mode."""
-        self.eval()
 
     # ---- logging -------------------------------------------------------------------------------------------------
 
@@ -342,11 +214,6 @@ class LightningModule(DataHooks, ModelHooks, HyperparametersMixin, LoadableMixin
     def device_mesh(self) -> Any:
         """The mesh of devices of a strategy that shards the model; ``None`` otherwise."""
         return None if self._trainer is None else getattr(self._trainer.strategy, "device_mesh", None)
-
-    @property
-    def fabric(self) -> Any:
-        """The Engine that has set this module up; ``None`` without one, and always in a Trainer."""
-        return self.__dict__.get("_engine")
 
     def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
         """Let logging, backward and optimizers of this module go through a loop of one's own; an Engine calls it.

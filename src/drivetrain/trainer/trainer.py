@@ -14,8 +14,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.files import encodable
-from drivetrain.base.introspect import overrides
-from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -24,22 +23,19 @@ from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions, Stage, evaluate, predict, results_table
 from drivetrain.loops.fit import fit
-from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
 from drivetrain.loops.run import Limits, Run
-from drivetrain.loops.step import make_step
 from drivetrain.module.datamodule import LightningDataModule
-from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
+from drivetrain.module.hooks import HookTable
 from drivetrain.module.module import LightningModule
-from drivetrain.module.optimizers import normalise
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import Settings, complete
 from drivetrain.strategies.strategy import Strategy
-from drivetrain.trainer import attach, checkpoint
+from drivetrain.trainer import attach, checkpoint, life
 from drivetrain.trainer.job import Job, run_elsewhere
 from drivetrain.trainer.properties import TrainerView
-from drivetrain.trainer.switches import interrupts_ignored, torch_switches
+from drivetrain.trainer.switches import torch_switches
 
 if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
@@ -326,10 +322,10 @@ class Trainer(TrainerView):
         results: list[Any] = []
         try:
             if not self.engine.launcher.is_external:
-                results = run_elsewhere(self, job, self._attach)
+                results = run_elsewhere(self, job, functools.partial(life.connect, self))
             else:
                 with torch_switches(self.settings, training=job.fn is TrainerFn.FITTING):
-                    run = self._set_up(job, self._attach(job))
+                    run = life.set_up(self, job, life.connect(self, job))
                     if job.fn is TrainerFn.FITTING:
                         fit(run)
                     elif job.fn is TrainerFn.PREDICTING:
@@ -337,13 +333,13 @@ class Trainer(TrainerView):
                     else:
                         stage: Stage = "validate" if job.fn is TrainerFn.VALIDATING else "test"
                         results = evaluate(run, stage, run.loaders.evaluation(stage))
-                    self._tear_down(job.fn)
+                    life.tear_down(self, job.fn)
         except KeyboardInterrupt as interrupt:
             rank_zero_info("Interrupted: cleaning up.")
-            self._abort(interrupt)
+            life.abort(self, interrupt)
             raise SystemExit(1) from interrupt
         except BaseException as error:
-            self._abort(error)
+            life.abort(self, error)
             raise
         self.progress.status, self.progress.stage = TrainerStatus.FINISHED, None
         return results
@@ -351,150 +347,3 @@ class Trainer(TrainerView):
     def __getstate__(self) -> dict[str, Any]:
         # on its way into another process, which begins a run of its own
         return {**self.__dict__, "_run_parts": None, "_hooks": None}
-
-    def _attach(self, job: Job) -> Loaders:
-        """Everything before the first process and the first device, in the order of spec 3.3."""
-        progress, strategy, model, fn = self.progress, self.strategy, job.model, job.fn
-        progress.begin_run(fn)
-        datamodule = self.datamodule = job.datamodule
-        self.ckpt_path = job.ckpt_path
-        self._run_parts = None
-        self.predictions.records = any(callback.needs_batch_indices for callback in self.callbacks)
-        self.logbook.start_run()
-        if fn is TrainerFn.FITTING or strategy.lightning_module is not model:
-            strategy.optimizers, strategy.lr_scheduler_configs = [], []
-        strategy.connect(model)
-        model.trainer = self
-        if datamodule is not None:
-            datamodule.trainer = self
-        self.callbacks = attach.with_module_callbacks(self.callbacks, model)
-        for callback in self.callbacks:
-            callback.pl_module = model
-        hooks = self._hooks = HookTable(self, model, self.callbacks, strategy, LightningModule, self.logbook)
-        loaders = Loaders(
-            model, datamodule, job.passed, self.limits.batches, hooks.call_method, lambda: progress.current_epoch,
-            overfits=bool(self.settings.overfit_batches),
-            share=strategy.share if strategy.is_distributed and self.settings.use_distributed_sampler else None,
-            splits=self.settings.split_batches,
-            gather=strategy.gather_objects if strategy.is_distributed else None,
-        )  # fmt: skip
-        if not job.checked:
-            attach.check_loaders(model, loaders, fn, validates=self.limits.val_batches != 0)
-        if fn is TrainerFn.FITTING and not self._plan_shown and self.progress_bar_callback is not None:
-            self._plan_shown = True
-            self.print(encodable(str(self.plan)))
-        return loaders
-
-    def _set_up(self, job: Job, loaders: Loaders) -> Run:
-        """Everything from there to the first loop."""
-        progress, strategy, hooks, stage = self.progress, self.strategy, self.hooks, job.fn.value
-        model, datamodule, fn = job.model, job.datamodule, job.fn
-        self.engine.launch()
-        for logger in self.loggers:
-            logger.agree_on_run(strategy.broadcast)
-        self.logbook.gather = strategy.gather_keyed if strategy.is_distributed else None
-        self.logbook.device = strategy.root_device
-        for party in (datamodule, model):
-            if party is not None and self._prepares_data(party):
-                party.prepare_data()
-        strategy.wait_for_first("prepare_data")
-        if datamodule is not None:
-            datamodule.setup(stage)
-        hooks.call_callbacks("setup", stage)
-        hooks.call_method("setup", stage)
-        with self.engine.init_module():
-            hooks.call_method("configure_model")
-        loaded = None if job.ckpt_path is None else checkpoint.load(self, job.ckpt_path, job.weights_only)
-        if loaded is not None:
-            checkpoint.restore_parts(self, loaded, fitting=fn is TrainerFn.FITTING)
-        if fn is TrainerFn.FITTING and not self.settings.barebones:
-            checkpoint.check_at_start(self)
-        strategy.setup(self)
-        run = self._run_parts = Run(
-            engine=self.engine,
-            module=model,
-            hooks=hooks,
-            book=self.logbook,
-            progress=progress,
-            limits=self.limits,
-            settings=self.settings,
-            transfer=bind_transfer(
-                model, datamodule, strategy.root_device, self.logbook, self.engine.input_conversion()
-            ),
-            loaders=loaders,
-            log=self._log if self.loggers else None,
-            saves_on_exception=any(callback.saves_on_exception for callback in self.checkpoint_callbacks),
-        )
-        run.window.gather = strategy.all_gather if strategy.is_distributed else None
-        if fn is TrainerFn.FITTING:
-            self._set_up_optimizers(run)
-            hooks.call("on_fit_start")
-            attach.log_hyperparameters(self)
-            if loaded is not None:
-                checkpoint.restore_training(self, loaded)
-        model.zero_grad()
-        return run
-
-    def _set_up_optimizers(self, run: Run) -> None:
-        optimizers, schedulers = normalise(run.hooks.call_method("configure_optimizers"))
-        if not optimizers:
-            rank_zero_warn(
-                f"{type(self.lightning_module).__name__}.configure_optimizers returned no optimizer, so gradients are "
-                "computed and nothing is updated."
-            )
-        self.engine.bind_optimizers(optimizers, schedulers)
-        run.wrap_optimizers()
-        make_step(run)  # what does not go together is said before anything is trained
-
-    def _prepares_data(self, party: DataHooks) -> bool:
-        """One process per node, or one in the whole job (trap T41)."""
-        once_per_node = party.prepare_data_per_node or self.strategy.node_rank == 0
-        return overrides(party, "prepare_data", DataHooks) and self.strategy.local_rank == 0 and once_per_node
-
-    def _tear_down(self, fn: TrainerFn) -> None:
-        """Everything after the last loop, in the order of spec 3.3."""
-        self._clean_up()
-        self.engine.teardown()
-        if fn is TrainerFn.FITTING:
-            self.hooks.call("on_fit_end")
-        if self.datamodule is not None:
-            self.datamodule.teardown(fn.value)
-        self.hooks.call_callbacks("teardown", fn.value)
-        self.hooks.call_method("teardown", fn.value)
-        for logger in self.loggers if self.is_global_zero else ():
-            logger.finalize("success")
-
-    def _abort(self, error: BaseException) -> None:
-        """Tell everybody that the run ends by ``error`` and free what it held, however little was built (T58)."""
-        self.progress.status = TrainerStatus.INTERRUPTED
-        if not self.engine.launcher.is_external:
-            return  # there was nothing here; the processes have told everybody, and cleaned up
-        self.logbook.leave_batch()
-        with interrupts_ignored():
-            for callback in self.callbacks:
-                if overrides(callback, "on_exception", Callback):
-                    _attempt(callback.on_exception, self, self.lightning_module, error)
-            if self.datamodule is not None:
-                _attempt(self.datamodule.on_exception, error)
-            _attempt(self.strategy.on_exception, error)
-            for logger in self.loggers if self.is_global_zero else ():
-                _attempt(logger.finalize, "failed")
-            _attempt(self._clean_up)
-            _attempt(self.engine.teardown)
-
-    def _clean_up(self) -> None:
-        if self._run_parts is not None:
-            self._run_parts.unbind()
-            self._run_parts.loaders.close()
-            run = self._run_parts
-            run.swap_optimizers()
-            run.let_go()
-            run.module.untoggle_optimizer(None)  # an exception may have come in between
-
-
-def _attempt(fn: Callable[..., Any], *args: Any) -> None:
-    """Call ``fn`` while an exception is on its way: a second one must not hide the first, nor stop the clean-up."""
-    try:
-        fn(*args)
-    except Exception as error:
-        rank_zero_warn(f"While cleaning up after an exception, {getattr(fn, '__qualname__', fn)} failed: {error!r}.")

@@ -1,0 +1,179 @@
+"""The life of one run: parties are attached, everything is set up, and torn down or cleaned up after an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base.files import encodable
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.callback import Callback, Checkpoint
+from drivetrain.loops.loaders import Loaders
+from drivetrain.loops.progress import TrainerFn, TrainerStatus
+from drivetrain.loops.run import Run
+from drivetrain.loops.step import make_step
+from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
+from drivetrain.module.module import LightningModule
+from drivetrain.module.optimizers import normalise
+from drivetrain.trainer import attach, checkpoint
+from drivetrain.trainer.job import Job
+from drivetrain.trainer.switches import interrupts_ignored
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
+
+
+def connect(trainer: Trainer, job: Job) -> Loaders:
+    """Everything before the first process and the first device, in the order of spec 3.3."""
+    progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
+    progress.begin_run(fn)
+    datamodule = trainer.datamodule = job.datamodule
+    trainer.ckpt_path = job.ckpt_path
+    trainer._run_parts = None
+    trainer.predictions.records = any(callback.needs_batch_indices for callback in trainer.callbacks)
+    trainer.logbook.start_run()
+    if fn is TrainerFn.FITTING or strategy.lightning_module is not model:
+        strategy.optimizers, strategy.lr_scheduler_configs = [], []
+    strategy.connect(model)
+    model.trainer = trainer
+    if datamodule is not None:
+        datamodule.trainer = trainer
+    trainer.callbacks = attach.with_module_callbacks(trainer.callbacks, model)
+    for callback in trainer.callbacks:
+        callback.pl_module = model
+    bases = (LightningModule, Callback, Checkpoint)
+    hooks = trainer._hooks = HookTable(trainer, model, trainer.callbacks, strategy, bases, trainer.logbook)
+    loaders = Loaders(
+        model, datamodule, job.passed, trainer.limits.batches, hooks.call_method, lambda: progress.current_epoch,
+        overfits=bool(trainer.settings.overfit_batches),
+        share=strategy.share if strategy.is_distributed and trainer.settings.use_distributed_sampler else None,
+        splits=trainer.settings.split_batches,
+        gather=strategy.gather_objects if strategy.is_distributed else None,
+    )  # fmt: skip
+    if not job.checked:
+        attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
+    if fn is TrainerFn.FITTING and not trainer._plan_shown and trainer.progress_bar_callback is not None:
+        trainer._plan_shown = True
+        trainer.print(encodable(str(trainer.plan)))
+    return loaders
+
+
+def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
+    """Everything from there to the first loop."""
+    progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn.value
+    model, datamodule, fn = job.model, job.datamodule, job.fn
+    trainer.engine.launch()
+    for logger in trainer.loggers:
+        logger.agree_on_run(strategy.broadcast)
+    trainer.logbook.gather = strategy.gather_keyed if strategy.is_distributed else None
+    trainer.logbook.device = strategy.root_device
+    for party in (datamodule, model):
+        if party is not None and _prepares_data(trainer, party):
+            party.prepare_data()
+    strategy.wait_for_first("prepare_data")
+    if datamodule is not None:
+        datamodule.setup(stage)
+    hooks.call_callbacks("setup", stage)
+    hooks.call_method("setup", stage)
+    with trainer.engine.init_module():
+        hooks.call_method("configure_model")
+    loaded = None if job.ckpt_path is None else checkpoint.load(trainer, job.ckpt_path, job.weights_only)
+    if loaded is not None:
+        checkpoint.restore_parts(trainer, loaded, fitting=fn is TrainerFn.FITTING)
+    if fn is TrainerFn.FITTING and not trainer.settings.barebones:
+        checkpoint.check_at_start(trainer)
+    strategy.setup(trainer)
+    run = trainer._run_parts = Run(
+        engine=trainer.engine,
+        module=model,
+        hooks=hooks,
+        book=trainer.logbook,
+        progress=progress,
+        limits=trainer.limits,
+        settings=trainer.settings,
+        transfer=bind_transfer(
+            model, datamodule, strategy.root_device, trainer.logbook, trainer.engine.input_conversion()
+        ),
+        loaders=loaders,
+        log=trainer._log if trainer.loggers else None,
+        saves_on_exception=any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks),
+    )
+    run.window.gather = strategy.all_gather if strategy.is_distributed else None
+    if fn is TrainerFn.FITTING:
+        _set_up_optimizers(trainer, run)
+        hooks.call("on_fit_start")
+        attach.log_hyperparameters(trainer)
+        if loaded is not None:
+            checkpoint.restore_training(trainer, loaded)
+    model.zero_grad()
+    return run
+
+
+def _set_up_optimizers(trainer: Trainer, run: Run) -> None:
+    optimizers, schedulers = normalise(run.hooks.call_method("configure_optimizers"))
+    if not optimizers:
+        rank_zero_warn(
+            f"{type(trainer.lightning_module).__name__}.configure_optimizers returned no optimizer, so gradients are "
+            "computed and nothing is updated."
+        )
+    trainer.engine.bind_optimizers(optimizers, schedulers)
+    run.wrap_optimizers()
+    make_step(run)  # what does not go together is said before anything is trained
+
+
+def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
+    """One process per node, or one in the whole job (trap T41)."""
+    once_per_node = party.prepare_data_per_node or trainer.strategy.node_rank == 0
+    return overrides(party, "prepare_data", DataHooks) and trainer.strategy.local_rank == 0 and once_per_node
+
+
+def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
+    """Everything after the last loop, in the order of spec 3.3."""
+    _clean_up(trainer)
+    trainer.engine.teardown()
+    if fn is TrainerFn.FITTING:
+        trainer.hooks.call("on_fit_end")
+    if trainer.datamodule is not None:
+        trainer.datamodule.teardown(fn.value)
+    trainer.hooks.call_callbacks("teardown", fn.value)
+    trainer.hooks.call_method("teardown", fn.value)
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        logger.finalize("success")
+
+
+def abort(trainer: Trainer, error: BaseException) -> None:
+    """Tell everybody that the run ends by ``error`` and free what it held, however little was built (T58)."""
+    trainer.progress.status = TrainerStatus.INTERRUPTED
+    if not trainer.engine.launcher.is_external:
+        return  # there was nothing here; the processes have told everybody, and cleaned up
+    trainer.logbook.leave_batch()
+    with interrupts_ignored():
+        for callback in trainer.callbacks:
+            if overrides(callback, "on_exception", Callback):
+                _attempt(callback.on_exception, trainer, trainer.lightning_module, error)
+        if trainer.datamodule is not None:
+            _attempt(trainer.datamodule.on_exception, error)
+        _attempt(trainer.strategy.on_exception, error)
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            _attempt(logger.finalize, "failed")
+        _attempt(_clean_up, trainer)
+        _attempt(trainer.engine.teardown)
+
+
+def _clean_up(trainer: Trainer) -> None:
+    if trainer._run_parts is not None:
+        trainer._run_parts.unbind()
+        trainer._run_parts.loaders.close()
+        run = trainer._run_parts
+        run.swap_optimizers()
+        run.let_go()
+        trainer.lightning_module.untoggle_optimizer(None)  # an exception may have come in between
+
+
+def _attempt(fn: Callable[..., Any], *args: Any) -> None:
+    """Call ``fn`` while an exception is on its way: a second one must not hide the first, nor stop the clean-up."""
+    try:
+        fn(*args)
+    except Exception as error:
+        rank_zero_warn(f"While cleaning up after an exception, {getattr(fn, '__qualname__', fn)} failed: {error!r}.")
