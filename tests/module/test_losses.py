@@ -23,11 +23,9 @@ def run_window(slopes: list[float], weights: list[Any], expected: int | None = N
     weight, optimizer = parameter()
     window = Window()
     window.expected = len(slopes) if expected is None else expected
-    for slope, share in zip(slopes, weights, strict=True):
+    for position, (slope, share) in enumerate(zip(slopes, weights, strict=True), start=1):
         loss = (weight * slope).sum()
-        loss = window.divide(loss) if share is None else window.weigh(loss, share, optimizer)
-        window.graded += 1
-        loss.backward()
+        window.part(loss, share, optimizer, position, last=position == len(slopes)).backward()
     factor = window.factor()
     assert weight.grad is not None
     if factor is not None:

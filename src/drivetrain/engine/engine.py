@@ -100,8 +100,7 @@ class Engine(Ranks):
         self.callbacks: list[Any] = _listed(callbacks)
         self.loggers: list[Logger] = _listed(loggers)
         self.launcher = _launcher(plan)
-        numbers = self.strategy.precision_plugin
-        self._differentiates_plainly = not (numbers.scales_loss or overrides(numbers, "backward", Precision))
+        self._differentiates_plainly = self.strategy.differentiates_plainly
         self._modules: list[nn.Module] = []  # what was set up
 
     # ---- what and where ------------------------------------------------------------------------------------------
@@ -225,22 +224,15 @@ class Engine(Ranks):
     def _handle(self, optimizer: Optimizer) -> OptimizerHandle:
         known = [other for other in self.strategy.optimizers if other is not optimizer]
         self.bind_optimizers([*known, optimizer], self.strategy.lr_scheduler_configs)
-        if not self.precision.scales_loss:
+        if not (self.precision.scales_loss or overrides(self.strategy, "optimizer_step", Strategy)):
             return OptimizerHandle(optimizer)
-        if requires_closure(optimizer):
+        if self.precision.scales_loss and requires_closure(optimizer):
             raise ConfigurationError(
                 f"{type(optimizer).__name__} evaluates the loss several times per step, which the scaled loss of "
                 f'precision={self.precision.name!r} does not allow. Write precision="bf16-mixed" or "32-true".'
             )
-        return OptimizerHandle(optimizer, self._scaled_step)
-
-    def _scaled_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
-        loss = None
-        if closure is not None:  # before the step and not inside: the scaler looks at the gradients first (trap T21)
-            with torch.enable_grad():
-                loss = closure()
-        self.precision.step(optimizer, **kwargs)
-        return loss
+        step = self.strategy.optimizer_step
+        return OptimizerHandle(optimizer, lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs))
 
     def _check_module(self, module: Any) -> None:
         if isinstance(module, EngineModule):
@@ -287,8 +279,7 @@ class Engine(Ranks):
         if self._differentiates_plainly:
             tensor.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
         else:
-            precision = self.strategy.precision_plugin
-            precision.backward(precision.scale(tensor) if precision.scales_loss else tensor, *args, **kwargs)
+            self.strategy.backward(tensor, None, *args, **kwargs)
 
     def clip_gradients(
         self,
@@ -319,12 +310,13 @@ class Engine(Ranks):
         if (clip_val is None) == (max_norm is None):
             both = "neither clip_val nor max_norm" if clip_val is None else f"{clip_val=} and {max_norm=}"
             raise ConfigurationError(f"Engine.clip_gradients got {both}. Give one of them, max_norm=1.0.")
-        plain = unwrapped(optimizer)
+        plain, own = unwrapped(optimizer), module.module if isinstance(module, EngineModule) else module
         if clip_val is not None:
-            return self.precision.clip_gradients(plain, clip_val, "value")
+            self.strategy.clip_gradients_value(own, plain, clip_val)
+            return None
         assert max_norm is not None  # one of the two is given
         strict = not self.precision.scales_loss if error_if_nonfinite is None else error_if_nonfinite
-        return self.precision.clip_gradients(plain, max_norm, "norm", norm_type, strict)
+        return self.strategy.clip_gradients_norm(own, plain, max_norm, norm_type, strict)
 
     @contextmanager
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:
@@ -339,7 +331,7 @@ class Engine(Ranks):
         """
         if not isinstance(module, EngineModule):
             raise ConfigurationError(f"no_backward_sync got {described(module)}. Pass what Engine.setup returned.")
-        with self.strategy.block_backward_sync(module._forward_module) if enabled else nullcontext():
+        with self.strategy.accumulating(module._forward_module) if enabled else nullcontext():
             yield
 
     # ---- building models -----------------------------------------------------------------------------------------
@@ -368,7 +360,7 @@ class Engine(Ranks):
 
     def sharded_model(self) -> AbstractContextManager[Any]:
         """A block in which a strategy may shard layers as they are made; the others do nothing."""
-        return nullcontext()
+        return self.strategy.model_sharded_context()
 
     # ---- saying things -------------------------------------------------------------------------------------------
 

@@ -106,7 +106,8 @@ def evaluate(
     in_fit = progress.fn == "fit"
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{_WORDS[stage]}_model_train")
     modes = {module: module.training for module in run.module.modules()}
-    with torch.inference_mode() if run.limits.inference_mode and not in_fit else torch.no_grad():
+    inference = run.limits.inference_mode and not in_fit and run.engine.strategy.allows_inference_mode
+    with torch.inference_mode() if inference else torch.no_grad():
         try:
             rows = _evaluate_loaders(run, stage, loaders, sanity, not in_fit, predictions)
             if own_train is not None:
@@ -255,9 +256,9 @@ def bind_eval_step(
 ) -> Callable[[Any, int], Any]:
     """The stage's step with the arguments its signature asks for (traps T37, T39, T51)."""
     name = f"{_WORDS[stage]}_step"
-    fn = getattr(run.module, name)
+    fn, call = getattr(run.module, name), run.engine.strategy.bound_step(name)
     if takes_iterator(fn):
-        return _with_iterator(run, fn, batches, 0 if index is None else index)
+        return _with_iterator(run, call, batches, 0 if index is None else index)
     parameters = inspect.signature(fn).parameters
     takes_index = "dataloader_idx" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if index is not None and not takes_index:
@@ -276,9 +277,9 @@ def bind_eval_step(
 
     def step(batch: Any, batch_idx: int) -> Any:
         if context is None:
-            return fn(*(batch, batch_idx)[:arity], **extra)
+            return call(*(batch, batch_idx)[:arity], **extra)
         with context:
-            return fn(*(batch, batch_idx)[:arity], **extra)
+            return call(*(batch, batch_idx)[:arity], **extra)
 
     return step
 

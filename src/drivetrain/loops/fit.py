@@ -29,6 +29,7 @@ from drivetrain.data.passes import is_replayed
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loops.evaluate import agree_on_counts, evaluate, sanity_check, validates_in, validation_due
 from drivetrain.loops.loaders import check_counts
+from drivetrain.loops.pieces import Step
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.restart import (
     states_now,
@@ -44,7 +45,7 @@ from drivetrain.loops.restart import (
 from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
-from drivetrain.loops.step import Step, make_step
+from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import Call
 from drivetrain.module.losses import outputs_for_hooks
 from drivetrain.module.optimizers import LRSchedulerConfig
@@ -82,7 +83,7 @@ def _bind(run: Run) -> _Bound:
         schedules=schedules,
         step_schedulers=schedules.step,
         batch_start=hooks.bind_callbacks("on_train_batch_start"),
-        module_batch_start=hooks.bind_method("on_train_batch_start"),
+        module_batch_start=hooks.bind_batch_start(),
         batch_end=hooks.bind("on_train_batch_end"),
         accumulate=limits.accumulate,
         windowed=ENDLESS if run.window.undersized else run.progress.num_training_batches,

@@ -100,6 +100,7 @@ class Loaders:
         share: makes of a loader the one that gives this process's part of the data: :meth:`Strategy.share`.
         splits: a loader's batch size is that of all processes together.
         gather: every rank's object, on every rank; ``None`` where one is alone.
+        process: a strategy's last word on each loader: :meth:`Strategy.process_dataloader`.
         overfits: training and validation draw in order, so that they see the same batches in every epoch (trap T35).
     """
 
@@ -115,6 +116,7 @@ class Loaders:
         share: Callable[..., Any] | None = None,
         splits: bool = False,
         gather: Callable[[Any], list[Any]] | None = None,
+        process: Callable[[Any], Any] | None = None,
     ) -> None:
         self._module = module
         self._datamodule = datamodule
@@ -126,6 +128,7 @@ class Loaders:
         self._share = share
         self._splits = splits
         self._gather = gather
+        self._process = process
         self._evaluation: dict[str, list[EvalLoader]] = {}
         self._training: Any = None
         self._lengths: list[int | None] = []  # of the training loader on every rank, once it is counted
@@ -292,7 +295,8 @@ class Loaders:
             if self._overfits and stage in ("fit", "validate"):
                 loader = without_shuffle(loader)
             # Several loaders at once go round each at its own pace, so no batch of theirs may count for less.
-            return loader if self._share is None else self._share(loader, self._splits, pads=several)
+            loader = loader if self._share is None else self._share(loader, self._splits, pads=several)
+            return loader if self._process is None else self._process(loader)
 
         if isinstance(made, CombinedLoader):
             made = made if self._share is None else copy.copy(made)  # the user's own may be shared out again

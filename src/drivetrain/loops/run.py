@@ -170,6 +170,10 @@ class Run:
     all_stop: bool = False
     together: Any = None
 
+    def mark_stale(self) -> None:
+        """Somebody has changed a part of the run: the loop binds anew at the next batch."""
+        self.stale = True
+
     def publish(self, rows: list[Row], step: int, read_all: bool = False) -> list[Row]:
         """Read ``rows`` from the device and give the loggers what is theirs; return what was read.
 

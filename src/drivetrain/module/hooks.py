@@ -17,6 +17,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import move
 from drivetrain.logbook.entry import LogRule
 from drivetrain.logbook.logbook import Logbook, Scope
+from drivetrain.strategies.stepping import Stepping
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -289,6 +290,28 @@ class HookTable:
 
         return call
 
+    def bind_batch_start(self) -> Call | None:
+        """The module's ``on_train_batch_start`` and after it, unless that skips the rest, the strategy's."""
+        own, others = self.bind_method("on_train_batch_start"), self._strategy_calls("on_train_batch_start")
+        if not others:
+            return own
+
+        def call(batch: Any, batch_idx: int) -> Any:
+            answer = None if own is None else own(batch, batch_idx)
+            if answer != -1:
+                others[0](batch, batch_idx)
+            return answer
+
+        return call
+
+    def overridden(self, name: str) -> str:
+        """Who overrides ``name``: the class of the module or of a callback; empty if nobody does."""
+        if overrides(self._module, name, self._module_base):
+            return type(self._module).__name__
+        mine = hasattr(self._callback_base, name)
+        found = (each for each in self.callbacks if mine and overrides(each, name, self._callback_base))
+        return next((type(callback).__name__ for callback in found), "")
+
     def call(self, hook: str, *args: Any) -> None:
         """Bind and call at once, for hooks outside of the step."""
         for bound in self.bind(hook):
@@ -357,21 +380,23 @@ def _group(hook: str) -> str:
 
 
 def bind_transfer(
-    module: Any, datamodule: Any, device: torch.device, book: Logbook, convert: Call | None = None
+    module: Any, datamodule: Any, strategy: Strategy, book: Logbook, convert: Call | None = None
 ) -> tuple[Call, Call | None]:
     """How a batch gets to the device: ``(move, hooks)``. ``convert`` brings its numbers into the run's precision.
 
     ``move(batch)`` may run as early as the batch is there. ``hooks(batch, dataloader_idx)`` is set instead where the
-    module or the datamodule overrides a transfer hook; it must run in its documented place, right before the batch's
-    start hooks. A hook of the datamodule wins over the module's.
+    module or the datamodule overrides a transfer hook, or the strategy ``batch_to_device``; it must run in its
+    documented place, right before the batch's start hooks. A hook of the datamodule wins over the module's.
     """
+    device = strategy.root_device
     names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
     owners = [
         next((party for party in (datamodule, module) if party is not None and overrides(party, name, DataHooks)), None)
         for name in names
     ]
-    to_device = partial(move, device=device)
-    if not any(owners):
+    to_device: Call = partial(move, device=device)
+    own = strategy.batch_to_device if overrides(strategy, "batch_to_device", Stepping) else None
+    if not any(owners) and own is None:
         return to_device if convert is None else lambda batch: to_device(convert(batch)), None
     before, transfer, after = (
         getattr(owner if owner is not None else module, name) for owner, name in zip(owners, names, strict=True)
@@ -379,13 +404,19 @@ def bind_transfer(
 
     scope = book.scope_for("train", "a transfer hook", None)
 
+    def by_hooks(batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        batch = before(batch, dataloader_idx)
+        moved = transfer(batch, device, dataloader_idx)
+        return after(batch if moved is None else moved, dataloader_idx)  # None: it has moved in place
+
+    strategy.driver.transfer = by_hooks
+    through = by_hooks if own is None else own
+
     def hooks(batch: Any, dataloader_idx: int) -> Any:
         outer, book.scope = book.scope, scope
         if convert is not None:
             batch = convert(batch)
-        batch = before(batch, dataloader_idx)
-        moved = transfer(batch, device, dataloader_idx)
-        batch = after(batch if moved is None else moved, dataloader_idx)  # None: it has moved in place
+        batch = through(batch, device, dataloader_idx)
         book.scope = outer
         return batch
 

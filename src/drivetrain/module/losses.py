@@ -117,6 +117,7 @@ class Window:
             :class:`drivetrain.data.samplers.Share`. 0 for a batch that is repeated: it counts for nothing.
         gather: every rank's tensor, stacked; ``None`` where one is alone. Gradients are then averaged over the ranks
             in the backward pass of a window's last batch.
+        exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
         undersized: a plain window that ended early keeps what the full one has divided by (``drivetrain.parity``).
         expected: how many batches the window was thought to have when it began: plain losses are divided by it.
         graded: how many gave gradients. position: the last of those, counted from 1.
@@ -125,10 +126,11 @@ class Window:
     """
 
     _STATE = ("expected", "graded", "position", "reference", "total")
-    __slots__ = ("factor_here", "gather", "undersized", *_STATE)
+    __slots__ = ("exchanges_always", "factor_here", "gather", "undersized", *_STATE)
 
     def __init__(self, undersized: bool = False) -> None:
         self.undersized = undersized
+        self.exchanges_always = False
         self.factor_here = 1.0
         self.gather: Callable[[Tensor], Tensor] | None = None
         self.expected = 1
@@ -136,6 +138,31 @@ class Window:
         self.position = 0
         self.reference: float | Tensor | None = None
         self.total: float | Tensor = 0
+
+    def begin(self, size: int) -> None:
+        """A window begins, of ``size`` batches."""
+        self.expected, self.graded, self.position, self.reference = size, 0, 0, None
+
+    def part(
+        self, loss: Tensor, weight: float | Tensor | None, optimizer: Optimizer | None, position: int, last: bool
+    ) -> Tensor:
+        """``loss`` as its part of the window's mean, which is counted; ``position`` counts its batches from 1.
+
+        Raises:
+            ConfigurationError: the window holds both weighted and plain losses.
+        """
+        if weight is None:
+            if self.reference is not None:
+                raise _mixed()
+            loss = loss / self.expected
+        elif self.gather is not None and (last or self.exchanges_always):
+            loss = self.weigh_together(loss, weight, optimizer)
+        else:
+            loss = self.weigh(loss, weight, optimizer, again=position == self.position)
+        if position != self.position:  # a closure may be run twice
+            self.position = position
+            self.graded += 1
+        return loss
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint inside of a window keeps, next to the gradients."""
@@ -179,7 +206,7 @@ class Window:
         return loss * (weight / reference)
 
     def weigh_together(self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None) -> Tensor:
-        """:meth:`weigh` for the last batch of a window that several ranks share: in units of the largest weight of all.
+        """:meth:`weigh` for a backward pass that averages over the ranks: in units of the largest weight of all.
 
         One small exchange; nothing is read from the device.
         """
@@ -187,6 +214,8 @@ class Window:
         before, there = self.reference, self.graded > 0
         if before is None and there:
             raise _mixed()
+        if self.exchanges_always and before is not None and there:
+            return self._weigh_further(loss, weight, optimizer, before)
         here, held, total = (
             _wide(number, loss)
             for number in (weight, 0 if before is None or not there else before, self.total if there else 0)
@@ -200,6 +229,19 @@ class Window:
         self.total = everyones[:, 1].sum()
         return loss * (here / unit)
 
+    def _weigh_further(
+        self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None, reference: float | Tensor
+    ) -> Tensor:
+        """:meth:`weigh_together` where the gradients that are there are averages over the ranks already."""
+        assert self.gather is not None  # the caller has looked
+        everyones = self.gather(_wide(weight, loss).reshape(1)).flatten()  # (ranks,)
+        held = _wide(reference, loss) / len(everyones)
+        unit = _at_least_tiny(torch.maximum(held, everyones.amax()))
+        rescale(optimizer, held / unit)
+        self.reference = unit * len(everyones)
+        self.total = _wide(self.total, loss) + everyones.sum()
+        return loss * (_wide(weight, loss) / unit)
+
     def mean_over_ranks(self, loss: Tensor | None, weight: float | Tensor | None) -> Tensor:
         """Return the loss of the batches of all ranks: what an optimizer that looks at the loss must see on each.
 
@@ -212,16 +254,6 @@ class Window:
         scale = torch.as_tensor(here, dtype=loss.dtype, device=loss.device)
         sums = self.gather(torch.stack([loss.detach() * scale, scale])).sum(0)
         return sums[0] / sums[1]
-
-    def divide(self, loss: Tensor) -> Tensor:
-        """A plain ``loss`` as its part of the window's mean.
-
-        Raises:
-            ConfigurationError: an earlier batch of this window returned a weighted loss.
-        """
-        if self.reference is not None:
-            raise _mixed()
-        return loss / self.expected
 
     def factor(self) -> float | Tensor | None:
         """What the finished gradients must still be multiplied by; ``None`` for 1.

@@ -126,9 +126,10 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
             )
         if gradient_clip_val is not None:
             trainer: Any = self.trainer
-            trainer.engine.precision.clip_gradients(
-                unwrapped(optimizer), gradient_clip_val, "value" if gradient_clip_algorithm == "value" else "norm"
-            )
+            if gradient_clip_algorithm == "value":
+                trainer.strategy.clip_gradients_value(self, unwrapped(optimizer), gradient_clip_val)
+            else:
+                trainer.strategy.clip_gradients_norm(self, unwrapped(optimizer), gradient_clip_val)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
         """Step ``scheduler``, with the monitored value if it wants one."""

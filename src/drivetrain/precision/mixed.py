@@ -134,7 +134,7 @@ class MixedPrecision(Precision):
                 self._scaler.step(optimizer, **kwargs)
         finally:
             hook.remove()
-        really = bool(called)
+        self.stepped = really = bool(called)
         self._unscaled.discard(optimizer)
         self._stepped.add(optimizer)
         if self._optimizers is not None and not self._held():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,11 @@ class Precision:
     name: str = "32-true"
     scales_loss: bool = False
     """Whether backward needs a scaled loss: only then are ``scale``, ``unscale`` and ``step`` called (trap T21)."""
+
+    stepped: bool = True
+    """Whether the last ``step`` really stepped."""
+
+    _device_type: str = "cpu"
 
     # ---- numbers -------------------------------------------------------------------------------------------------
 
@@ -40,6 +45,16 @@ class Precision:
     def init_context(self) -> AbstractContextManager[Any] | None:
         """A reusable context for the building of layers, in which new parameters have this precision, or ``None``."""
         return None
+
+    def bind_device(self, device_type: str) -> None:
+        """Know the type of the device that steps run on, for the contexts that follow."""
+        self._device_type = device_type
+
+    def train_step_context(self) -> AbstractContextManager[Any]:
+        """A new context for one ``training_step``; the three others are the same."""
+        return self.forward_context(self._device_type) or nullcontext()
+
+    val_step_context = test_step_context = predict_step_context = train_step_context
 
     # ---- gradients -----------------------------------------------------------------------------------------------
 

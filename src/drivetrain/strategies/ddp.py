@@ -135,6 +135,9 @@ class DDPStrategy(ParallelStrategy):
             self.share_from_rank_zero(list(self.model.buffers()))
 
     def bind(self, name: str) -> Callable[..., Any]:
+        if name != "training_step":
+            method: Callable[..., Any] = getattr(self.lightning_module, name)
+            return method
         if isinstance(self.model, DistributedDataParallel) and _trained(self.lightning_module) - self._averaged:
             # layers have thawed that it does not know of, and would leave to each rank
             self.model = self._wrapped(self.lightning_module)
@@ -254,8 +257,8 @@ class DDPStrategy(ParallelStrategy):
         if self._synchronises:
             count_batches(self.lightning_module, not repeats)
 
-    def block_backward_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
-        return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+    def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def _static_from_first_exchange(model: DistributedDataParallel) -> None:

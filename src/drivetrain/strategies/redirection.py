@@ -8,14 +8,18 @@ from typing import Any
 from torch import nn
 
 
-def redirected(method: Callable[..., Any], module: nn.Module, wrapped: nn.Module) -> Callable[..., Any]:
+def redirected(
+    method: Callable[..., Any], module: nn.Module, wrapped: nn.Module, always: bool = False
+) -> Callable[..., Any]:
     """``method`` of ``module`` as it must be called so that ``wrapped`` sees the call as a forward pass (trap T42).
 
     A wrapper (DDP, say) watches ``forward``, and training calls ``training_step``. So the wrapper is called, and where
     it calls the module's forward it finds ``method``, once: inside, ``self(x)`` means forward again, and whatever is
     raised, forward is what it was.
+
+    A module that was wrapped in place is its own wrapper: with ``always``, its own ``__call__`` is called.
     """
-    if wrapped is module:
+    if wrapped is module and not always:
         return method
 
     def through(*args: Any, **kwargs: Any) -> Any:

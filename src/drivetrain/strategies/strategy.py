@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.introspect import overrides
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
@@ -20,10 +21,10 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.collectives import operation_of
 from drivetrain.strategies.placement import place
-from drivetrain.strategies.redirection import redirected
+from drivetrain.strategies.stepping import Driver, Stepping
 
 
-class Strategy(ABC):
+class Strategy(Stepping, ABC):
     """Owns the accelerator, the precision and the checkpoint store of a run; knows ranks, never the Trainer.
 
     A subclass says where the root device is and, where it differs from one process, how the model is set up and what
@@ -39,9 +40,6 @@ class Strategy(ABC):
 
     start_method: str | None = None
     """How its processes start where no cluster starts them: "popen", "spawn", "fork", "forkserver", "ray"; or here."""
-
-    handles_gradient_accumulation: bool = False
-    """Whether its optimizers add up micro-batches themselves: they are then stepped after each (trap T13)."""
 
     def __init__(
         self,
@@ -59,11 +57,12 @@ class Strategy(ABC):
         self.model: nn.Module | None = None
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[Any] = []
+        self.driver = Driver()
         self._converted: nn.Module | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # on its way into another process, where a run makes its own
-        return {**self.__dict__, "optimizers": [], "lr_scheduler_configs": []}
+        return {**self.__dict__, "optimizers": [], "lr_scheduler_configs": [], "driver": Driver()}
 
     global_rank: int = 0
     local_rank: int = 0
@@ -99,6 +98,7 @@ class Strategy(ABC):
     def connect(self, module: nn.Module) -> None:
         """Take the user's module, before any process or device exists."""
         self.lightning_module = self.model = module
+        self.driver = Driver()
         self._converted = None
 
     def know_job(self, environment: Any, num_nodes: int) -> None:
@@ -114,16 +114,25 @@ class Strategy(ABC):
         """Make the device current (and, with several processes, create the group)."""
         if self.accelerator is not None:
             self.accelerator.setup_device(self.root_device)
+            self.precision_plugin.bind_device(self.accelerator.autocast_device_type)
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:
         """Around the building of layers in ``configure_model``: where new parameters are made."""
         return self.root_device
+
+    def model_sharded_context(self) -> AbstractContextManager[Any]:
+        """Around ``configure_model``: where a strategy may shard layers as they are made."""
+        return nullcontext()
 
     def setup(self, trainer: Any) -> None:
         """Convert, move and wrap the model. Afterwards optimizers may be made from its parameters."""
         if self.accelerator is not None:
             self.accelerator.setup(trainer)
         self.model = self.setup_module(self.lightning_module)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Let the Trainer make the run's optimizers and schedulers. Called after :meth:`setup`, unless that did it."""
+        self.optimizers, self.lr_scheduler_configs = trainer.make_optimizers()
 
     def convert(self, module: nn.Module) -> nn.Module:
         """``module`` in the precision of the run; what is so already stays. Weights that are loaded need it before."""
@@ -135,28 +144,16 @@ class Strategy(ABC):
         """``module`` in this precision, on the root device unless it stays, and wrapped where processes share it."""
         own = module is self.lightning_module
         module = self.convert(module) if own else self.precision_plugin.convert_module(module)
+        if own and move_to_device and overrides(self, "model_to_device", Strategy):
+            self.model = module
+            self.model_to_device()
+            return module
         return place(module, self.root_device) if move_to_device else module
 
     def model_to_device(self) -> None:
         """Move the model to the root device."""
         assert self.model is not None  # connect() came first
         place(self.model, self.root_device)
-
-    def bind(self, name: str) -> Callable[..., Any]:
-        """The module's method of this name, called so that what is wrapped around the module sees it (trap T42)."""
-        method: Callable[..., Any] = getattr(self.lightning_module, name)
-        assert self.model is not None  # setup() came first
-        return redirected(method, self.lightning_module, self.model)
-
-    def before_manual_backward(self, loss: torch.Tensor) -> None:
-        """A backward pass begins that user code has asked for, inside its step (trap T19)."""
-
-    def after_manual_backward(self) -> None:
-        """It is done."""
-
-    def block_backward_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """A block whose backward passes leave gradients to this process, to be averaged by a later one."""
-        return nullcontext()
 
     def repeat_batch(self, repeats: bool) -> None:
         """The batch that comes is one that this rank repeats, because others have more; it must leave no trace."""

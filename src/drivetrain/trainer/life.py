@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,15 @@ from drivetrain.base.files import encodable
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint
+from drivetrain.loops.evaluate import Stage, evaluate, predict
+from drivetrain.loops.fit import fit
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn, TrainerStatus
 from drivetrain.loops.run import Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
-from drivetrain.module.optimizers import normalise
+from drivetrain.strategies.stepping import Stepping
 from drivetrain.trainer import attach, checkpoint
 from drivetrain.trainer.job import Job
 from drivetrain.trainer.switches import interrupts_ignored
@@ -30,7 +33,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     progress.begin_run(fn)
     datamodule = trainer.datamodule = job.datamodule
     trainer.ckpt_path = job.ckpt_path
-    trainer._run_parts = None
+    trainer._run_parts, trainer._optimizers_made = None, False
     trainer.predictions.records = any(callback.needs_batch_indices for callback in trainer.callbacks)
     trainer.logbook.start_run()
     if fn is TrainerFn.FITTING or strategy.lightning_module is not model:
@@ -50,6 +53,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
         share=strategy.share if strategy.is_distributed and trainer.settings.use_distributed_sampler else None,
         splits=trainer.settings.split_batches,
         gather=strategy.gather_objects if strategy.is_distributed else None,
+        process=strategy.process_dataloader if overrides(strategy, "process_dataloader", Stepping) else None,
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
@@ -76,7 +80,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         datamodule.setup(stage)
     hooks.call_callbacks("setup", stage)
     hooks.call_method("setup", stage)
-    with trainer.engine.init_module():
+    with trainer.engine.init_module(), trainer.engine.sharded_model():
         hooks.call_method("configure_model")
     loaded = None if job.ckpt_path is None else checkpoint.load(trainer, job.ckpt_path, job.weights_only)
     if loaded is not None:
@@ -92,9 +96,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         progress=progress,
         limits=trainer.limits,
         settings=trainer.settings,
-        transfer=bind_transfer(
-            model, datamodule, strategy.root_device, trainer.logbook, trainer.engine.input_conversion()
-        ),
+        transfer=bind_transfer(model, datamodule, strategy, trainer.logbook, trainer.engine.input_conversion()),
         loaders=loaders,
         log=trainer._log if trainer.loggers else None,
         saves_on_exception=any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks),
@@ -111,13 +113,15 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
 
 
 def _set_up_optimizers(trainer: Trainer, run: Run) -> None:
-    optimizers, schedulers = normalise(run.hooks.call_method("configure_optimizers"))
-    if not optimizers:
+    strategy = trainer.strategy
+    if not (strategy.optimizers or trainer._optimizers_made):  # a strategy's setup may have made them
+        strategy.setup_optimizers(trainer)
+    if not strategy.optimizers:
         rank_zero_warn(
             f"{type(trainer.lightning_module).__name__}.configure_optimizers returned no optimizer, so gradients are "
             "computed and nothing is updated."
         )
-    trainer.engine.bind_optimizers(optimizers, schedulers)
+    trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
     make_step(run)  # what does not go together is said before anything is trained
 
@@ -126,6 +130,16 @@ def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
     """One process per node, or one in the whole job (trap T41)."""
     once_per_node = party.prepare_data_per_node or trainer.strategy.node_rank == 0
     return overrides(party, "prepare_data", DataHooks) and trainer.strategy.local_rank == 0 and once_per_node
+
+
+def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
+    """The loop of this run, ready to be called."""
+    if fn is TrainerFn.FITTING:
+        return functools.partial(fit, run)
+    if fn is TrainerFn.PREDICTING:
+        return functools.partial(predict, run, trainer.predictions)
+    stage: Stage = "validate" if fn is TrainerFn.VALIDATING else "test"
+    return functools.partial(evaluate, run, stage, run.loaders.evaluation(stage))
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:

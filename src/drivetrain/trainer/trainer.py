@@ -14,6 +14,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.files import encodable
+from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
@@ -21,16 +22,17 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
 from drivetrain.logbook.logbook import Logbook
-from drivetrain.loops.evaluate import Predictions, Stage, evaluate, predict, results_table
-from drivetrain.loops.fit import fit
+from drivetrain.loops.evaluate import Predictions, results_table
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
 from drivetrain.loops.run import Limits, Run
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.hooks import HookTable
 from drivetrain.module.module import LightningModule
+from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import Settings, complete
+from drivetrain.strategies.stepping import Stepping
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, life
 from drivetrain.trainer.job import Job, run_elsewhere
@@ -38,6 +40,8 @@ from drivetrain.trainer.properties import TrainerView
 from drivetrain.trainer.switches import torch_switches
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from drivetrain.loggers.logger import Logger
 
 
@@ -129,6 +133,7 @@ class Trainer(TrainerView):
         self.progress = Progress()
         self.default_root_dir = os.path.expanduser(self.settings.default_root_dir or Path.cwd())
         self._run_parts: Run | None = None
+        self._optimizers_made = False
         self._hooks: HookTable | None = None
         # Before the engine, which fills in what a strategy that was passed left open: nothing may be refused after it.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, self.plan.environment)
@@ -257,6 +262,11 @@ class Trainer(TrainerView):
         self.strategy.save_checkpoint(state, filepath, storage_options)
         self.strategy.barrier("save_checkpoint")
 
+    def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+        """What the module's ``configure_optimizers`` returns, as lists; :meth:`Strategy.setup_optimizers` calls it."""
+        self._optimizers_made = True
+        return normalise(self.hooks.call_method("configure_optimizers"))
+
     def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
         """A block in which new layers are made on the device and in the precision of this Trainer.
 
@@ -326,13 +336,9 @@ class Trainer(TrainerView):
             else:
                 with torch_switches(self.settings, training=job.fn is TrainerFn.FITTING):
                     run = life.set_up(self, job, life.connect(self, job))
-                    if job.fn is TrainerFn.FITTING:
-                        fit(run)
-                    elif job.fn is TrainerFn.PREDICTING:
-                        results = predict(run, self.predictions)
-                    else:
-                        stage: Stage = "validate" if job.fn is TrainerFn.VALIDATING else "test"
-                        results = evaluate(run, stage, run.loaders.evaluation(stage))
+                    loop = life.loop_of(self, job.fn, run)
+                    wraps = overrides(self.strategy, "run", Stepping)
+                    results = (self.strategy.run(loop) if wraps else loop()) or []
                     life.tear_down(self, job.fn)
         except KeyboardInterrupt as interrupt:
             rank_zero_info("Interrupted: cleaning up.")

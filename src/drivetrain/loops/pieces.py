@@ -1,0 +1,171 @@
+"""The pieces of a step, each bound to what the module, the callbacks, the precision and the strategy want."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from drivetrain.base.introspect import overrides, positional_arity
+from drivetrain.errors import ConfigurationError
+from drivetrain.loops.run import Run
+from drivetrain.module.losses import Window, rescale
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.stepping import Stepping
+
+Step = Callable[[Any, int, int, bool, int], Any]
+"""``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
+
+``position`` counts the window's batches from 1, ``last`` says that the window ends here; the loss is divided by
+``divisor``, the number of batches the window was expected to hold. Counts its optimizer steps in
+``progress.global_step``.
+"""
+
+TrainingStep = Callable[[Any, int], Any]
+Backward = Callable[..., Any]
+
+
+def bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[Any] | None]:
+    """``training_step`` with the arguments its signature asks for, and the context to run it in (traps T37, T51)."""
+    strategy = run.engine.strategy
+    training_step = strategy.bound_step("training_step")
+    if overrides(strategy, "post_training_step", Stepping):
+        training_step = _then(training_step, strategy.post_training_step)
+    context = run.engine.forward_context()
+    if (batches := run.batches) is not None:
+        return batches.bound(training_step), context
+    if positional_arity(run.module.training_step) > 1:
+        return training_step, context
+    return lambda batch, batch_idx: training_step(batch), context
+
+
+def _then(first: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
+    """Call ``first``, then ``then``; return what ``first`` did."""
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        output = first(*args, **kwargs)
+        then()
+        return output
+
+    return both
+
+
+def bind_backward(run: Run, optimizer: Optimizer | None = None) -> Backward:
+    """Backward as the strategy wants it, for a loss that is ready."""
+    strategy, differentiate = run.engine.strategy, _bind_differentiate(run)
+    strategy.driver.differentiate = differentiate
+    if overrides(strategy, "backward", Stepping):
+        own = strategy.backward
+        return lambda loss, *args, **kwargs: own(loss, optimizer, *args, **kwargs)
+    before, after = (overrides(strategy, name, Stepping) for name in ("pre_backward", "post_backward"))
+    if not before and not after:
+        return differentiate
+
+    def between(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        strategy.pre_backward(loss)
+        differentiate(loss, *args, **kwargs)
+        strategy.post_backward(loss)
+
+    return between
+
+
+def _bind_differentiate(run: Run) -> Backward:
+    """Scaling, the backward hooks and the module's backward."""
+    precision = run.engine.precision
+    scale = precision.scale if precision.scales_loss else None
+    before_backward = run.hooks.bind("on_before_backward")
+    after_backward = run.hooks.bind("on_after_backward")
+    backward: Backward = run.hooks.bind_method("backward") or (
+        precision.backward if overrides(precision, "backward", Precision) else Tensor.backward
+    )
+
+    def differentiate(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if scale is not None:
+            loss = scale(loss)
+        for hook in before_backward:
+            hook(loss)
+        backward(loss, *args, **kwargs)
+        for hook in after_backward:
+            hook()
+
+    bare = scale is None and not before_backward and not after_backward
+    return backward if bare else differentiate
+
+
+def bind_zero_grad(run: Run, optimizer: Optimizer) -> Callable[[], None]:
+    """What happens when a window begins: the hook before it, then gradients are cleared."""
+    progress, hooks, strategy = run.progress, run.hooks, run.engine.strategy
+    before, own = hooks.bind("on_before_zero_grad"), hooks.bind_method("optimizer_zero_grad")
+    clear: Callable[[], None] = optimizer.zero_grad
+    if own is not None:
+        clear = lambda: own(progress.current_epoch, progress.batch_idx, optimizer)  # noqa: E731
+    elif overrides(strategy, "zero_grad", Stepping):
+        clear = functools.partial(strategy.zero_grad, optimizer)
+
+    def zero_grad() -> None:
+        for hook in before:
+            hook(optimizer)
+        clear()
+
+    return zero_grad if before else clear
+
+
+def as_one_of_many(
+    window: Window, loss: Tensor | None, weight: float | Tensor | None
+) -> tuple[Tensor, float | Tensor | None]:
+    """A rank's loss as its part of the mean over the ranks' batches.
+
+    Raises:
+        ConfigurationError: there is none, and the other ranks would wait for its gradients (trap T21).
+    """
+    if loss is None:
+        raise ConfigurationError(
+            "training_step returned no loss on one of several ranks, and the others wait for its gradients. "
+            "Return a loss of zero that depends on the parameters, or a WeightedLoss of weight 0."
+        )
+    factor = window.factor_here
+    if weight is not None:
+        return loss, weight if factor else weight * 0
+    return (loss if factor == 1 else loss * factor), None
+
+
+def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
+    """The strategy's block whose gradients stay on this rank; ``None`` if it exchanges them in every backward pass."""
+    strategy = run.engine.strategy
+    if overrides(strategy, "block_backward_sync", Stepping):
+        return strategy.block_backward_sync
+    assert strategy.model is not None  # it was set up
+    accumulates = overrides(strategy, "accumulating", Stepping)
+    return functools.partial(strategy.accumulating, strategy.model) if accumulates else None
+
+
+def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> Callable[[], None] | None:
+    """What happens to the finished gradients before the optimizer takes them; ``None`` if nothing does."""
+    hooks, settings, precision = run.hooks, run.settings, run.engine.precision
+    before_step_hooks = hooks.bind("on_before_optimizer_step")
+    clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
+    clip = hooks.bind_method("configure_gradient_clipping")
+    if clip is None and clip_val is not None:
+        clip = run.module.configure_gradient_clipping
+    unscale = precision.unscale if precision.scales_loss else None
+    # A window may have begun under another limit; several ranks divide by the weights of all.
+    several = run.limits.accumulate > 1 or run.progress.held > 0 or window.gather is not None
+    may_rescale = several and not run.engine.strategy.handles_gradient_accumulation
+    if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):
+        return None
+
+    def before_step() -> None:
+        if unscale is not None:
+            unscale(optimizer)
+        if may_rescale and (factor := window.factor()) is not None:
+            rescale(optimizer, factor)
+        for hook in before_step_hooks:
+            hook(optimizer)
+        if clip is not None:
+            clip(optimizer, clip_val, algorithm)
+
+    return before_step

@@ -1,0 +1,311 @@
+"""What a strategy may do differently in a step: verbs that may be overridden one by one, or the whole step.
+
+A verb that nobody overrides is not called: whoever runs the step binds what the verb would do. An override counts on
+the class and on the instance, also one that is set while a run goes on (from the next batch on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.base.introspect import overrides
+from drivetrain.base.tree import move
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.redirection import redirected
+
+OwnStep = Callable[[Any, int, int, bool, int], "tuple[Any, int]"]
+"""``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that owns its step.
+
+``index_in_window`` counts the window's batches from 0, ``last`` says that the window ends with this one, and ``size``
+is how many batches the window is expected to hold. Returns what ``training_step`` returned, for the hooks of the
+batch's end, and how many optimizer steps were made.
+"""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step is made of, for a strategy that puts it together itself.
+
+    A window in pieces, which is what a Trainer does with one batch per window::
+
+        parts.begin(size=1)
+        output = parts.training_step(batch, batch_idx)
+        loss = parts.loss_of(output, index=0, last=True)
+        if loss is not None:
+            parts.backward(loss)
+            parts.before_step()
+            steps = int(parts.optimizer_step())
+
+    The pieces call the hooks in :attr:`HOOKS`, where the field expects them.
+
+    Attributes:
+        training_step: ``(batch, batch_idx)``: the module's, in the context of the precision, through what is wrapped
+            around the module. A part of a batch will do as well.
+        begin: ``(size, optimizer)``: a window begins, of ``size`` backward passes; clears the optimizer's gradients.
+        loss_of: ``(output, index, last)``: the loss in what ``training_step`` returned, as its part of the window's
+            mean; ``None`` where there is none. ``index`` counts the window's passes from 0.
+        backward: ``(loss)``: computes gradients, scaled as the precision wants it.
+        before_step: ``(optimizer)``: finished gradients are unscaled, weighed, shown to the hooks and clipped.
+        optimizer_step: ``(optimizer)``: steps it; whether it really stepped, which a precision may skip.
+        module, model: the user's module, and what the strategy made of it.
+        optimizers: of this run; where a piece takes an optimizer, the first is its default.
+        precision: of this run.
+        data: the ranks that see different samples.
+    """
+
+    HOOKS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward", "on_after_backward",
+            "on_before_optimizer_step", "configure_gradient_clipping", "clip_gradients",
+        }
+    )  # fmt: skip
+
+    training_step: Callable[[Any, int], Any]
+    begin: Callable[..., None]
+    loss_of: Callable[[Any, int, bool], Tensor | None]
+    backward: Callable[..., None]
+    before_step: Callable[..., None]
+    optimizer_step: Callable[..., bool]
+    module: nn.Module
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    precision: Precision
+    data: Any
+
+
+@dataclass
+class Driver:
+    """What the verbs reach of the program that drives the strategy; an Engine's own loop leaves all of it open.
+
+    Attributes:
+        differentiate: ``(loss, *args, **kwargs)``: scales it, calls the hooks around backward and the module's own.
+        transfer: ``(batch, device, dataloader_idx)``: the transfer hooks of the module and the datamodule.
+        steps: the module's steps by name, as they were bound.
+        rebind: somebody has replaced a verb: what was bound is to be bound anew.
+    """
+
+    differentiate: Callable[..., Any] | None = None
+    transfer: Callable[[Any, torch.device, int], Any] | None = None
+    steps: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    rebind: Callable[[], None] | None = None
+
+
+class Stepping:
+    """The verbs of a step. What each does here is the whole of it, so that ``super()`` is right in an override."""
+
+    calls_through_forward: bool = False
+    """Whether steps run inside the module's ``__call__``: for what hooks itself into the module in place (FSDP2)."""
+
+    allows_inference_mode: bool = True
+    """Whether evaluation may run under ``torch.inference_mode``; otherwise it runs under ``torch.no_grad``."""
+
+    handles_gradient_accumulation: bool = False
+    """Whether its optimizers add up micro-batches themselves: they are then stepped after each (trap T13)."""
+
+    honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
+    """Of a strategy that owns its step: the hooks inside a step that it calls, of those in :data:`HOOKS_IN_A_STEP`.
+    One that it does not call and somebody overrides is an error at set-up. ``StepParts.HOOKS`` are those that the parts
+    call; "all" means it."""
+
+    lightning_module: Any
+    model: nn.Module | None
+    precision_plugin: Precision
+    driver: Driver
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device this process computes on."""
+        raise NotImplementedError
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _VERBS and (driver := self.__dict__.get("driver")) is not None and driver.rebind is not None:
+            driver.rebind()
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name in _VERBS and (driver := self.__dict__.get("driver")) is not None and driver.rebind is not None:
+            driver.rebind()
+
+    # ---- the four steps ------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's ``training_step``, with the arguments that it takes."""
+        with self.precision_plugin.train_step_context():
+            return self._module_step("training_step")(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's ``validation_step``."""
+        with self.precision_plugin.val_step_context():
+            return self._module_step("validation_step")(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's ``test_step``."""
+        with self.precision_plugin.test_step_context():
+            return self._module_step("test_step")(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's ``predict_step``."""
+        with self.precision_plugin.predict_step_context():
+            return self._module_step("predict_step")(*args, **kwargs)
+
+    def post_training_step(self) -> None:
+        """A ``training_step`` has returned; its backward pass is still to come."""
+
+    def bind(self, name: str) -> Callable[..., Any]:
+        """The module's method of this name, called so that what is wrapped around the module sees it (trap T42)."""
+        method: Callable[..., Any] = getattr(self.lightning_module, name)
+        assert self.model is not None  # setup() came first
+        return redirected(method, self.lightning_module, self.model, self.calls_through_forward)
+
+    def bound_step(self, name: str) -> Callable[..., Any]:
+        """What runs the step of this name: the module's, or the strategy's own if it is overridden."""
+        bound = self.driver.steps[name] = self.bind(name)
+        return getattr(self, name) if overrides(self, name, Stepping) else bound
+
+    def _module_step(self, name: str) -> Callable[..., Any]:
+        return self.driver.steps.get(name) or self.bind(name)
+
+    # ---- a batch -------------------------------------------------------------------------------------------------
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """The batch on ``device``, by the transfer hooks of module and datamodule; ``None``: on the root device."""
+        device = self.root_device if device is None else device
+        if self.driver.transfer is None:
+            return move(batch, device)
+        return self.driver.transfer(batch, device, dataloader_idx)
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """A backward pass begins."""
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute gradients, with everything that belongs to it: scaling, the hooks, the module's own ``backward``.
+
+        Args:
+            closure_loss: the loss, not scaled yet.
+            optimizer: who will take the gradients; ``None`` where nobody has said it.
+            args, kwargs: for ``Tensor.backward``.
+
+        Returns: ``closure_loss``.
+        """
+        self.pre_backward(closure_loss)
+        (self.driver.differentiate or self._differentiate)(closure_loss, *args, **kwargs)
+        self.post_backward(closure_loss)
+        return closure_loss
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """A backward pass is done."""
+
+    def before_manual_backward(self, loss: Tensor) -> None:
+        """A backward pass begins that user code has asked for, inside its step (trap T19)."""
+
+    def after_manual_backward(self) -> None:
+        """It is done."""
+
+    @property
+    def differentiates_plainly(self) -> bool:
+        """Whether ``loss.backward()`` is all there is to a backward pass, where no hooks are called."""
+        verbs, precision = ("pre_backward", "backward", "post_backward"), self.precision_plugin
+        plain = not (precision.scales_loss or overrides(precision, "backward", Precision))
+        return plain and not any(overrides(self, verb, Stepping) for verb in verbs)
+
+    def _differentiate(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        precision = self.precision_plugin
+        precision.backward(precision.scale(loss) if precision.scales_loss else loss, *args, **kwargs)
+
+    def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """A block whose backward passes leave gradients to this process, to be exchanged by a later one.
+
+        A strategy that exchanges them in every backward pass, as sharded ones do, leaves it as it is.
+        """
+        return nullcontext()
+
+    def block_backward_sync(self) -> AbstractContextManager[Any]:
+        """:meth:`accumulating` for the model of the run."""
+        assert self.model is not None  # setup() came first
+        return self.accumulating(self.model)
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Clear the gradients, on a window's first batch."""
+        optimizer.zero_grad()
+
+    # ---- the optimizer -------------------------------------------------------------------------------------------
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any] | None,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Step ``optimizer`` in this precision.
+
+        Args:
+            optimizer: the user's.
+            closure: computes the loss and the gradients, unscaled and clipped, and returns the loss. ``None``: the
+                gradients are there.
+            model: whose parameters are stepped.
+            kwargs: for ``optimizer.step``.
+
+        Returns: what ``closure`` returned.
+        """
+        precision = self.precision_plugin
+        if not precision.scales_loss:
+            return optimizer.step(**kwargs) if closure is None else optimizer.step(closure=closure, **kwargs)
+        loss = None
+        if closure is not None:  # before the step and not inside: the scaler looks at the gradients first (trap T21)
+            with torch.enable_grad():
+                loss = closure()
+        precision.step(optimizer, **kwargs)
+        return loss
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor | None:
+        """Clip this optimizer's gradients by their total norm; see :meth:`Precision.clip_gradients`.
+
+        Returns: the norm before clipping; ``None`` where none was computed.
+        """
+        return self.precision_plugin.clip_gradients(optimizer, max_norm, "norm", norm_type, error_if_nonfinite)
+
+    def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
+        """Clip each element of this optimizer's gradients to ``clip_val``."""
+        self.precision_plugin.clip_gradients(optimizer, clip_val, "value")
+
+    # ---- more than a verb ----------------------------------------------------------------------------------------
+
+    def bind_step(self, parts: StepParts) -> OwnStep | None:
+        """The whole step, for a strategy that owns it; ``None``: the loop's. Asked in automatic optimization only.
+
+        Called when the run is set up, at the start of each epoch, and when somebody has changed a part of the run.
+        A strategy that returns one says in ``honoured_hooks`` which hooks inside a step it calls.
+        """
+        return None
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Run ``function``, which is the whole training, evaluation or prediction, and return what it returns."""
+        return function()
+
+    def process_dataloader(self, loader: Any) -> Any:
+        """``loader``, or what is iterated in its place; each loader of a run comes by, its samplers set."""
+        return loader
+
+
+_VERBS = frozenset(name for name, value in vars(Stepping).items() if callable(value) and not name.startswith("_"))
+
+HOOKS_IN_A_STEP = StepParts.HOOKS | {"optimizer_step"}
+"""The hooks that run inside a step, which a strategy that owns its step calls or not."""
