@@ -68,13 +68,15 @@ def test_every_reader_reads_what_is_valid(tmp_path: Path, valid: dict[str, bytes
 
 
 @pytest.mark.parametrize(
-    ("check", "part"), [("check_optimizer_state", "optimizer_states"), ("check_progress", "loops")]
+    ("check", "part"),
+    [
+        ("drivetrain.strategies.strategy.check_optimizer_state", "optimizer_states"),
+        ("drivetrain.trainer.checkpoint.check_progress", "loops"),
+    ],
 )
 def test_the_sweep_finds_a_check_that_is_missing(
     tmp_path: Path, valid: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, check: str, part: str
 ) -> None:  # the control of the sweep
-    import drivetrain.trainer.checkpoint
-
-    monkeypatch.setattr(drivetrain.trainer.checkpoint, check, lambda *args: None)
+    monkeypatch.setattr(check, lambda *args: None)
     cases = (case for case in malformed.cases(20, 2000, valid) if f" at ('{part}'" in case.damage)
     assert any(sweep(tmp_path, iter([case]), every=False)[0] for case in itertools.islice(cases, 60))

@@ -268,6 +268,36 @@ def _check_parameter_state(
                 raise WrongForm(where, f"has the shape {tuple(shape)}, and its parameter {tuple(parameter.shape)}")
 
 
+def load_states(
+    kind: str,
+    parts: Sequence[Any],
+    states: Sequence[Any],
+    check: Callable[[Any, Any], None],
+    load: Callable[[Any, Any], None] = lambda part, state: part.load_state_dict(state),
+) -> None:
+    """Check each of ``states`` and load it into its part.
+
+    Args:
+        kind: "optimizer" or "scheduler", for messages.
+        parts: what ``configure_optimizers`` returned.
+        states: what a checkpoint holds, in the same order.
+        check: called with state and part; raises :class:`WrongForm` for a state that no such part returns.
+        load: called with part and state, after that.
+
+    Raises:
+        CheckpointError: there are more or fewer states than parts, or one does not fit its part.
+    """
+    if len(parts) != len(states):
+        raise CheckpointError(
+            f"The checkpoint holds {len(states)} {kind} states, and configure_optimizers made {len(parts)}. "
+            "Make as many as when it was saved."
+        )
+    for index, (part, state) in enumerate(zip(parts, states, strict=True)):
+        with restoring(f"{kind} {index} ({type(part).__name__})"):
+            check(state, part)
+            load(part, state)
+
+
 _BY_GROUP = frozenset({"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.introspect import overrides
 from drivetrain.base.registry import Registry
+from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO
@@ -40,6 +42,12 @@ class Strategy(Stepping, ABC):
 
     start_method: str | None = None
     """How its processes start where no cluster starts them: "popen", "spawn", "fork", "forkserver", "ray"; or here."""
+
+    restore_checkpoint_after_setup: bool = False
+    """Whether the Trainer reads a checkpoint and loads the weights after :meth:`setup` instead of before it.
+
+    For strategies whose :meth:`setup` shards the model, and for those whose :meth:`load_checkpoint` fills it in place.
+    """
 
     def __init__(
         self,
@@ -229,28 +237,74 @@ class Strategy(Stepping, ABC):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's state under its own names; every rank must call it."""
+        """Return the module's state under the module's own names; every rank must call it.
+
+        Rank 0 writes what it returns; the result of the other ranks may be empty.
+
+        Raises:
+            CheckpointError: the module holds DTensors, and this strategy does not override the method.
+        """
         state: dict[str, Any] = self.lightning_module.state_dict()
+        self._refuse_dtensors(state, "lightning_module_state_dict")
         return state
 
+    def _refuse_dtensors(self, state: Mapping[str, Any], method: str, optimizer: Optimizer | None = None) -> None:
+        if "torch.distributed.tensor" in sys.modules:  # whoever has made one has imported it
+            from drivetrain.strategies.sharded_state import refuse_dtensors
+
+            refuse_dtensors(state, f"{type(self).__name__}.{method}", self.lightning_module, optimizer)
+
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Give the module the weights of ``checkpoint``."""
+        """Load ``checkpoint["state_dict"]`` into the module."""
         self.lightning_module.load_state_dict(checkpoint["state_dict"], strict=strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load ``checkpoint["optimizer_states"]``, one entry for each optimizer, in their order.
+
+        Raises:
+            CheckpointError: the number of entries is another one, or an entry does not fit its optimizer.
+        """
+        load_states("optimizer", self.optimizers, checkpoint["optimizer_states"], check_optimizer_state)
+
+    def rank_state(self) -> dict[str, Any]:
+        """Return what this strategy must keep of this rank to resume; every rank stores its own, even if others differ.
+
+        Plain data and tensors. An empty dictionary stores nothing.
+        """
+        return {}
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`rank_state` returned on this rank; not called where nothing was stored."""
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write on global rank 0."""
         if self.is_global_zero:
             self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
 
-    def load_checkpoint(self, path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read into host memory; with ``weights_only=False``, unpickle what is no plain data, which can run code."""
+    def load_checkpoint(
+        self, path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Read a checkpoint into host memory.
+
+        Args:
+            path: where it lies.
+            weights_only: ``None`` or True reads plain data only. False unpickles everything, which can run code.
+            into: modules, optimizers and tensors by name, for a strategy that reads straight into them. This one
+                ignores it: it returns all that the file holds, and the caller loads that.
+        """
         if weights_only is None:
             return self.checkpoint_io.load_checkpoint(path)
         return self.checkpoint_io.load_checkpoint(path, weights_only=weights_only)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What of an optimizer a checkpoint holds; every rank must call it."""
-        return optimizer.state_dict()
+        """Return what a checkpoint holds of an optimizer; every rank must call it.
+
+        Raises:
+            CheckpointError: the state holds DTensors, and this strategy does not override the method.
+        """
+        state = optimizer.state_dict()
+        self._refuse_dtensors(state, "optimizer_state", optimizer)
+        return state
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """``optimizer`` as a process that is no rank can use it; every rank must call it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, expect, naming, restoring
+from drivetrain.base.restoring import check_scheduler_state, expect, load_states, naming, restoring
 from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, closest, described
@@ -301,6 +301,15 @@ def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return states
 
 
+def restore(trainer: Trainer, path: str | None, weights_only: bool | None) -> dict[str, Any] | None:
+    """Read the checkpoint at ``path``, if there is one, and restore all that exists before the optimizers do."""
+    if path is None:
+        return None
+    checkpoint = load(trainer, path, weights_only)
+    restore_parts(trainer, checkpoint, fitting=trainer.progress.fn == "fit")
+    return checkpoint
+
+
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
     """Give module, datamodule and, to go on training, callbacks their state; the optimizers do not exist yet.
 
@@ -375,21 +384,9 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         )
     if "lr_schedulers" not in checkpoint:
         raise CheckpointError("The checkpoint has no 'lr_schedulers'. Use another one.")
+    strategy.load_optimizer_state_dict(checkpoint)
     schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
-    kinds: tuple[tuple[str, Sequence[Any], Any, Callable[[Any, Any], None]], ...] = (
-        ("optimizer", strategy.optimizers, checkpoint["optimizer_states"], check_optimizer_state),
-        ("scheduler", schedulers, checkpoint["lr_schedulers"], check_scheduler_state),
-    )
-    for kind, parts, states, check in kinds:
-        if len(parts) != len(states):
-            raise CheckpointError(
-                f"The checkpoint holds {len(states)} {kind} states, and configure_optimizers made {len(parts)}. "
-                "Make as many as when it was saved."
-            )
-        for index, (part, state) in enumerate(zip(parts, states, strict=True)):
-            with restoring(f"{kind} {index} ({type(part).__name__})"):
-                check(state, part)
-                part.load_state_dict(state)
+    load_states("scheduler", schedulers, checkpoint["lr_schedulers"], check_scheduler_state)
     if (state := checkpoint.get(type(strategy.precision_plugin).__qualname__)) is not None:
         with restoring(f"the precision ({type(strategy.precision_plugin).__name__})"):
             strategy.precision_plugin.load_state_dict(state)

@@ -82,12 +82,12 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     hooks.call_method("setup", stage)
     with trainer.engine.init_module(), trainer.engine.sharded_model():
         hooks.call_method("configure_model")
-    loaded = None if job.ckpt_path is None else checkpoint.load(trainer, job.ckpt_path, job.weights_only)
-    if loaded is not None:
-        checkpoint.restore_parts(trainer, loaded, fitting=fn is TrainerFn.FITTING)
+    restore = functools.partial(checkpoint.restore, trainer, job.ckpt_path, job.weights_only)
+    loaded = None if strategy.restore_checkpoint_after_setup else restore()
     if fn is TrainerFn.FITTING and not trainer.settings.barebones:
         checkpoint.check_at_start(trainer)
     strategy.setup(trainer)
+    loaded = restore() if strategy.restore_checkpoint_after_setup else loaded
     run = trainer._run_parts = Run(
         engine=trainer.engine,
         module=model,

@@ -1,0 +1,247 @@
+"""States of models whose parameters are DTensors: refused where unsupported, made whole for a file, sharded again.
+
+A strategy for sharded models overrides four methods of :class:`Strategy` with the functions here, so that its files are
+those of a strategy that shards nothing, and each can resume the other's::
+
+    class FSDP2Strategy(ParallelStrategy):
+        restore_checkpoint_after_setup = True
+
+        def lightning_module_state_dict(self):
+            return whole_model_state(self.lightning_module)
+
+        def load_model_state_dict(self, checkpoint, strict=True):
+            load_whole_model_state(self.lightning_module, checkpoint["state_dict"], strict)
+
+        def optimizer_state(self, optimizer):
+            return whole_optimizer_state(optimizer)
+
+        def load_optimizer_state_dict(self, checkpoint):
+            load_whole_optimizer_states(self.optimizers, checkpoint["optimizer_states"])
+
+[Note: torch's own functions]
+``torch.distributed.checkpoint.state_dict`` has functions for this too, and they cannot be used for exact checkpoints.
+``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step which never was; it
+drops the state of parameters that are frozen now (pytorch#192202), and it cannot read LBFGS. ``set_model_state_dict``
+accepts a state with missing names even if ``strict``. :func:`named_optimizer_state` returns what they return otherwise,
+parameters by name and shards as they are, for ``torch.distributed.checkpoint.save``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.base.restoring import check_optimizer_state, load_states
+from drivetrain.base.tree import leaves, map_leaves, move_to_host
+from drivetrain.errors import CheckpointError, shown
+
+State = dict[str, Any]
+
+_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether ``value`` is a DTensor. It does not import DTensor: whoever made one has imported it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def refuse_dtensors(
+    state: Mapping[str, Any], method: str, module: nn.Module, optimizer: Optimizer | None = None
+) -> None:
+    """Raise an error if ``state`` holds a DTensor: rank 0 would write its own shard as if it were the whole tensor.
+
+    Args:
+        state: the state dict of ``module``, or of ``optimizer``.
+        method: "DDPStrategy.optimizer_state": what returns it, and what a strategy for sharded models overrides.
+        module: the strategy's.
+        optimizer: whose state it is; ``None``: the module's.
+
+    Raises:
+        CheckpointError: it does; the message names the parameter.
+    """
+    for path, leaf in leaves(state):
+        if is_dtensor(leaf):
+            name = path if optimizer is None else f"{path} of {type(optimizer).__name__}"
+            kind, _, rest = path.partition("/")
+            number = rest.partition("/")[0]
+            if optimizer is not None and kind == "state" and number.isdecimal():
+                name = f"{type(optimizer).__name__}'s state of {_name(module, optimizer, int(number))}"
+            raise CheckpointError(
+                f"{name} is a DTensor, of which each process holds a shard, and {method} returns state for a file that "
+                f"holds whole tensors. Use a strategy that handles sharded models, or override {method} with "
+                "the functions of drivetrain.strategies.sharded_state."
+            )
+
+
+def _name(module: nn.Module, optimizer: Optimizer, number: int) -> str:
+    parameters = _parameters(optimizer)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return names.get(id(parameters[number]), f"parameter {number}") if number < len(parameters) else str(number)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    """Its parameters in the order in which its state dict numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+# ---- whole tensors for a file, and shards again ----------------------------------------------------------------------
+
+
+def whole_model_state(module: nn.Module) -> State:
+    """Return ``module.state_dict()`` with whole tensors in host memory on rank 0, and an empty one on the other ranks.
+
+    Every rank must call it. Besides its result it needs memory for one whole parameter at a time.
+    """
+    return _whole(module.state_dict())
+
+
+def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
+    """Load whole tensors into a module whose parameters may be DTensors; each rank copies its own shards.
+
+    Every rank passes the same whole ``state``; nothing is exchanged. Parameters on the meta device are replaced.
+
+    Raises:
+        RuntimeError: torch's own, if names or shapes do not fit.
+    """
+    own = module.state_dict(keep_vars=True)
+    sharded = {name: _like(value, own.get(name)) for name, value in state.items()}
+    assign = any(isinstance(value, Tensor) and value.is_meta for value in own.values())
+    module.load_state_dict(sharded, strict=strict, assign=assign)
+
+
+def whole_optimizer_state(optimizer: Optimizer) -> State:
+    """Return ``optimizer.state_dict()`` with whole tensors in host memory on rank 0, and ``{}`` on the other ranks.
+
+    Parameters are numbered, as torch's optimizers do it. Every rank must call it.
+    """
+    return _whole(optimizer.state_dict())
+
+
+def load_whole_optimizer_states(optimizers: Sequence[Optimizer], states: Sequence[Any]) -> None:
+    """Load one whole state into each optimizer; each rank takes its own shards of it, and nothing is exchanged.
+
+    What has its parameter's shape is sharded like the parameter. Any other tensor with dimensions (LBFGS keeps flat
+    ones) is a DTensor that every rank has as a whole, and a number stays a plain tensor.
+
+    Raises:
+        CheckpointError: the number of states is another one, or a state does not fit its optimizer.
+    """
+    load_states("optimizer", optimizers, states, check_optimizer_state, _load_whole)
+
+
+def _whole(state: Mapping[Any, Any]) -> State:
+    from torch import distributed
+
+    keeps = not distributed.is_initialized() or distributed.get_rank() == 0
+
+    def gathered(leaf: Any) -> Any:
+        if is_dtensor(leaf):
+            device = leaf.device_mesh.device_type  # its shard may lie on the host, which the mesh cannot exchange
+            leaf = leaf.detach().to(device).full_tensor()  # every rank takes part
+        return move_to_host(leaf) if keeps else None
+
+    whole = {key: map_leaves(gathered, value) for key, value in state.items()}
+    return whole if keeps else {}
+
+
+def _load_whole(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = dict(zip(numbers, _parameters(optimizer), strict=True))
+    sharded = {
+        number: {key: map_leaves(partial(_state_like, parameters[number], key), value) for key, value in each.items()}
+        for number, each in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": sharded})
+
+
+def _state_like(parameter: Tensor, key: Any, value: Any) -> Any:
+    """``value``, an entry ``key`` of an optimizer's state, as that optimizer keeps it for ``parameter``."""
+    if not isinstance(value, Tensor) or not is_dtensor(parameter) or key == "step":
+        return value
+    if value.shape == parameter.shape:
+        return _like(value, parameter)
+    return _replicated(value, parameter) if value.ndim else value
+
+
+def _like(value: Any, own: Any) -> Any:
+    """``value`` as shards that lie like those of ``own``, if that is a DTensor."""
+    if not isinstance(value, Tensor) or not isinstance(own, Tensor) or is_dtensor(value):
+        return value
+    if own.is_meta and value.is_floating_point():
+        value = value.to(own.dtype)  # it takes the place of ``own``, and nothing else converts it
+    return _distributed(value, own, own.placements) if is_dtensor(own) else value  # type: ignore[attr-defined]
+
+
+def _replicated(value: Tensor, own: Any) -> Tensor:
+    from torch.distributed.tensor import Replicate
+
+    return _distributed(value, own, [Replicate()] * own.device_mesh.ndim)
+
+
+def _distributed(value: Tensor, own: Any, placements: Sequence[Any]) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, own.device_mesh, placements, src_data_rank=None)  # None: each rank has it all
+
+
+# ---- the names of torch.distributed.checkpoint -----------------------------------------------------------------------
+
+
+def named_optimizer_state(module: nn.Module, optimizers: Iterable[Optimizer]) -> State:
+    """Return the state of all optimizers in one dictionary whose keys are parameter names; DTensors stay as they are.
+
+    It has the layout of ``torch.distributed.checkpoint.state_dict.get_optimizer_state_dict``; see [Note: torch's own
+    functions] for the differences.
+
+    Returns:
+        ``state``, a dictionary for each parameter's name; ``param_groups``, those of all optimizers in their order.
+    """
+    names = _names(module)
+    state: State = {"state": {}, "param_groups": []}
+    for optimizer in optimizers:
+        own, parameters = optimizer.state_dict(), _parameters(optimizer)
+        named = {number: names[id(parameter)] for number, parameter in enumerate(parameters)}
+        state["state"] |= {named[number]: each for number, each in own["state"].items()}
+        groups = ({**group, "params": [named[number] for number in group["params"]]} for group in own["param_groups"])
+        state["param_groups"] += groups
+    return state
+
+
+def numbered_optimizer_states(
+    module: nn.Module, optimizers: Iterable[Optimizer], state: Mapping[str, Any]
+) -> list[State]:
+    """Return what :func:`named_optimizer_state` has returned as one state for each optimizer, in torch's own layout.
+
+    Raises:
+        CheckpointError: the parameter groups are not those of ``optimizers``.
+    """
+    names, states = _names(module), []
+    saved = iter(state["param_groups"])
+    for optimizer in optimizers:
+        numbers = {names[id(parameter)]: number for number, parameter in enumerate(_parameters(optimizer))}
+        groups = []
+        for own in optimizer.param_groups:
+            mine, group = [names[id(parameter)] for parameter in own["params"]], next(saved, None)
+            if group is None or set(group["params"]) != set(mine):
+                found = "no further group" if group is None else f"one with {shown(group['params'])}"
+                raise CheckpointError(
+                    f"The checkpoint's optimizer state has {found}, where {type(optimizer).__name__} has a group with "
+                    f"{shown(mine)}. Make the optimizers as they were when it was saved."
+                )
+            groups.append({**group, "params": [numbers[name] for name in mine]})
+        of_own = {numbers[name]: each for name, each in state["state"].items() if name in numbers}
+        states.append({"state": of_own, "param_groups": groups})
+    return states
+
+
+def _names(module: nn.Module) -> dict[int, str]:
+    """The name of each parameter by its identity, without what wrappers for compiling and checkpointing put in."""
+    named = module.named_parameters()
+    return {id(parameter): _WRAPPERS.sub("", name) for name, parameter in named}
