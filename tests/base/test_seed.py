@@ -13,8 +13,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from drivetrain.base.seed import isolate_rng, rng_state, seed_everything, set_rng_state, worker_seed_init
-from drivetrain.errors import ConfigurationError
+from drivetrain.base.seed import (
+    Generators,
+    isolate_rng,
+    rng_state,
+    seed_everything,
+    set_rng_state,
+    worker_seed_init,
+)
+from drivetrain.errors import CheckpointError, ConfigurationError
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +143,25 @@ def worker_draws(worker: int, base: int, rank: str, monkeypatch: pytest.MonkeyPa
     torch.manual_seed(base + worker)  # a DataLoader does this before it calls worker_init_fn
     worker_seed_init(worker)
     return random.random(), float(np.random.rand()), float(torch.rand(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranks": 3}, r"\['ranks'\] is 3"),
+        ({}, r"\['ranks'\] is missing"),
+        (
+            {"ranks": [{**rng_state(), "torch": torch.ones(3)}]},
+            r"\['ranks'\]\[0\]\['torch'\] is not the state of a gen",
+        ),
+        ({"ranks": []}, "saved by 0 processes, and there are 1"),
+    ],
+)
+def test_a_checkpoints_state_is_checked_before_any_generator_moves(change: Any, message: str) -> None:
+    before = random.getstate()
+    with pytest.raises(CheckpointError, match=message):
+        Generators().load_state_dict(change)
+    assert random.getstate() == before
 
 
 def test_t47_workers_ranks_and_seeds_all_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
-from drivetrain.callbacks._checkpoint_files import is_below
+from drivetrain.callbacks._checkpoint_files import check_state, is_below
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 from drivetrain.loggers import CSVLogger, TensorBoardLogger
@@ -294,3 +294,20 @@ def test_a_folder_and_values_that_are_no_utf_8_end_no_run(
                 ckpt_path=callback.last_model_path, max_epochs=2, module=Net(note, "loss\udce9"))  # fmt: skip
     assert again.global_step == 4
     capsys.readouterr().out.encode()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"best_model_path": None}, r"\['best_model_path'\] is None"),
+        ({"current_score": "x"}, r"\['current_score'\] is 'x'"),
+        ({"current_score": torch.ones(2)}, r"\['current_score'\] is tensor.*a number is expected"),
+        ({"best_k_models": {"a": "x"}}, r"\['best_k_models'\]\['a'\] is 'x'"),
+        ({"last_at_batch": "x"}, r"\['last_at_batch'\] is 'x'"),
+    ],
+)
+def test_a_state_of_another_form_is_refused(change: dict[str, Any], message: str) -> None:
+    state = ModelCheckpoint().state_dict()
+    check_state(state)
+    with pytest.raises(CheckpointError, match=message):
+        check_state({**state, **change})

@@ -9,6 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback, Trainer
+from drivetrain.base.restoring import WrongForm
 from drivetrain.callbacks import Timer
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.progress import RunningStage
@@ -174,3 +175,20 @@ def test_wrong_arguments() -> None:
         Timer().time_elapsed("fit")
     with pytest.raises(ConfigurationError, match="both limit the time. Keep one"):
         Trainer(max_time="00:00:01:00", callbacks=Timer())
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "message"),
+    [
+        (3, r"\['time_elapsed'\] is 3"),
+        ({}, r"\['time_elapsed'\]\['train'\] is missing"),
+        ({"train": "x"}, r"\['train'\] is 'x'"),
+        ({"train": float("nan")}, r"\['train'\] is nan, and a number of seconds is expected"),
+        ({"train": -1.0}, r"\['train'\] is -1.0, and a number of seconds is expected"),
+    ],
+)
+def test_a_state_of_another_form_is_refused(elapsed: Any, message: str) -> None:
+    timer = Timer("00:00:00:09")
+    with pytest.raises(WrongForm, match=message):
+        timer.load_state_dict({"time_elapsed": elapsed})
+    assert timer.time_elapsed() == 0

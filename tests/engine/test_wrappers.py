@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from drivetrain import Engine
+from drivetrain.base.restoring import WrongForm
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import SingleDeviceStrategy
 
@@ -280,6 +281,14 @@ def test_compiling_in_place_and_a_loaders_epoch_in_a_checkpoint(model: Any) -> N
     fresh.load_state_dict({"passes": 2, "loader": None})
     assert [int(x) for (x,) in fresh] == orders[2] != orders[0]
     assert fresh.state_dict() == {"passes": 3, "loader": None}
+
+
+@pytest.mark.parametrize("state", [{}, {"passes": "x", "loader": None}, {"passes": -1, "loader": None}])
+def test_a_loaders_state_of_another_form_is_refused(state: Any) -> None:
+    loader = Engine(accelerator="cpu").setup_dataloaders(DataLoader(TensorDataset(torch.arange(8))))
+    with pytest.raises(WrongForm, match=r"\['passes'\]"):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == {"passes": 0, "loader": None}
 
 
 def test_what_cannot_run_as_forward_is_not_marked(net: Net) -> None:

@@ -13,6 +13,7 @@ from torch.amp import GradScaler
 from torch.optim import SGD
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from drivetrain.base.restoring import WrongForm
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision import MixedPrecision, Precision
 
@@ -435,6 +436,32 @@ def test_an_empty_state_is_no_harm(steps: int) -> None:
     plugin.load_state_dict(MixedPrecision("bf16-mixed").state_dict())
     assert plugin.state_dict() == before
     assert trained(plugin, 1).state_dict()["scale"] == 2.0 ** (15 - steps)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale": ...}, r"\['scale'\] is missing"),
+        ({"scale": float("nan")}, r"\['scale'\] is nan, and a finite number above 0 is expected"),
+        ({"scale": 0.0}, r"\['scale'\] is 0.0"),
+        ({"growth_factor": INF}, r"\['growth_factor'\] is inf"),
+        ({"backoff_factor": "x"}, r"\['backoff_factor'\] is 'x', and int or float is expected"),
+        ({"growth_interval": -1}, r"\['growth_interval'\] is -1, and a count is expected"),
+        ({"_growth_tracker": 1.5}, r"\['_growth_tracker'\] is 1.5, and int is expected"),
+        ({"optimizers": 3}, r"\['optimizers'\] is 3, and list or tuple is expected"),
+        ({"optimizers": [3]}, r"\['optimizers'\]\[0\] is 3, and Mapping is expected"),
+        ({"optimizers": [{"unscaled": True, "found_inf": None}]}, r"\['optimizers'\]\[0\]\['stepped'\] is missing"),
+        ({"optimizers": [{"stepped": True, "unscaled": None}]}, r"\[0\]\['unscaled'\] is None, and bool is expected"),
+        ({"optimizers": [{"stepped": True, "unscaled": True, "found_inf": "x"}]}, r"\[0\]\['found_inf'\] is 'x'"),
+    ],
+)
+def test_a_state_of_another_form_is_refused_before_anything_changes(change: dict[str, Any], message: str) -> None:
+    plugin = trained(MixedPrecision("16-mixed"), 1)
+    before = plugin.state_dict()
+    state = {key: value for key, value in {**before, **change}.items() if value is not ...}
+    with pytest.raises(WrongForm, match=message):
+        plugin.load_state_dict(state)
+    assert plugin.state_dict() == before
 
 
 def test_bf16_ignores_a_scalers_state() -> None:

@@ -335,13 +335,23 @@ def check_rng_state(state: Any, place: str = "") -> None:
     _tried(torch.Generator().set_state, entry(state, "torch", Tensor, place), f"{place}['torch']")
     if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
         _tried(numpy.random.RandomState().set_state, expect(state["numpy"], Sequence), f"{place}['numpy']")
+    if "device" in state and torch.accelerator.is_available():
+        generator = torch.Generator(torch.accelerator.current_accelerator())
+        _tried(generator.set_state, expect(state["device"], Tensor, f"{place}['device']"), f"{place}['device']")
     check_generators(state.get("generators", []), f"{place}['generators']")
 
 
 def check_generators(states: Any, place: str) -> None:
-    """The same for a list of states of torch's generators."""
+    """The same for a list of states of torch's generators, on the host or on the accelerator."""
     for index, state in enumerate(expect(states, (list, tuple), place)):
-        _tried(torch.Generator().set_state, expect(state, Tensor, f"{place}[{index}]"), f"{place}[{index}]")
+        expect(state, Tensor, f"{place}[{index}]")
+        try:
+            _tried(torch.Generator().set_state, state, f"{place}[{index}]")
+        except WrongForm:
+            if not torch.accelerator.is_available():
+                raise
+            generator = torch.Generator(torch.accelerator.current_accelerator())
+            _tried(generator.set_state, state, f"{place}[{index}]")
 
 
 def _tried(take: Callable[[Any], Any], state: Any, place: str) -> None:

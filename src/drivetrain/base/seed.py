@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from drivetrain.base.rank_zero import rank_from_environ
+from drivetrain.base.restoring import check_rng_state, entry
 from drivetrain.errors import CheckpointError, ConfigurationError
 
 _MAX_SEED = 2**32 - 1  # numpy's limit, the smallest of the three generators
@@ -116,12 +117,13 @@ class Generators:
         Raises:
             CheckpointError: they were more or less.
         """
-        everyones, processes = state["ranks"], len(self._gather(None))
+        everyones, processes = entry(state, "ranks", (list, tuple)), len(self._gather(None))
         if len(everyones) != processes:
             raise CheckpointError(
                 f"The random state was saved by {len(everyones)} processes, and there are {processes}. "
                 "Run as many, or leave the random state out of what is loaded."
             )
+        check_rng_state(everyones[self._rank], f"['ranks'][{self._rank}]")
         set_rng_state(everyones[self._rank])
 
 

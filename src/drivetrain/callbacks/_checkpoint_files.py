@@ -78,6 +78,8 @@ def check_state(state: Any) -> None:
     for name in ("best_model_score", "kth_value"):
         if entry(state, name, (Tensor, int, float, type(None))) is not None:
             number(state[name], f"[{name!r}]")
+    if expect(state.get("current_score"), (Tensor, int, float, type(None)), "['current_score']") is not None:
+        number(state["current_score"], "['current_score']")
     expect(state.get("newest_path", ""), str, "['newest_path']")  # files of earlier versions have none of these
     for name in ("saved_at_step", "awaited_at_step", "last_at_batch"):
         expect(state.get(name, -1), int, f"[{name!r}]")

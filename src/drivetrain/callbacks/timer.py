@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.base.restoring import entry, number
+from drivetrain.base.restoring import WrongForm, entry, number
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 from drivetrain.settings import seconds_of
@@ -149,9 +150,11 @@ class Timer(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         elapsed = entry(state_dict, "time_elapsed", Mapping)
-        self._earlier_s.update(
-            {stage: float(number(entry(elapsed, stage, (int, float), "['time_elapsed']"))) for stage in _STAGES}
-        )
+        for stage in _STAGES:
+            place = f"['time_elapsed'][{stage!r}]"
+            if not 0 <= number(entry(elapsed, stage, (int, float), "['time_elapsed']"), place) < math.inf:
+                raise WrongForm(place, f"is {elapsed[stage]}, and a number of seconds is expected")
+        self._earlier_s.update({stage: float(elapsed[stage]) for stage in _STAGES})
         self._starts.clear()
         self._ends.clear()
 

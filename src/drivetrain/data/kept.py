@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import ctypes
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from drivetrain.base.restoring import WrongForm, check_generators, check_rng_state, entry, expect, restoring
 from drivetrain.base.seed import isolate_rng
 from drivetrain.data.combined import CombinedLoader
 
@@ -50,10 +54,29 @@ def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
     ]
 
 
+def check_loader_states(states: Any) -> None:
+    """Check what a checkpoint holds as the result of :func:`loader_states`.
+
+    Raises:
+        WrongForm: an entry is missing or of another kind.
+    """
+    for index, state in enumerate(expect(states, (list, tuple))):
+        check_generators(entry(state, "generators", (list, tuple), f"[{index}]"), f"[{index}]['generators']")
+        for part, alive in enumerate(entry(state, "workers", (list, tuple), f"[{index}]")):
+            expect(alive, bool, f"[{index}]['workers'][{part}]")
+
+
 def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]]) -> None:
     """Bring fresh loaders to what :func:`loader_states` returned of them; no global generator is disturbed.
 
     Workers that persist are started now: their seed was drawn when they were, and must not be drawn again.
+
+    Args:
+        loaders: fresh ones; a loader without a state stays as it is.
+        states: of the form that :func:`check_loader_states` accepts.
+
+    Raises:
+        CheckpointError: a generator refuses its state.
     """
     for loader, state in zip(loaders, states, strict=False):
         for part, alive in zip(parts_of(loader), state["workers"], strict=False):
@@ -62,7 +85,8 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
                     iter(part)
         generators = [generator for part in parts_of(loader) for generator in generators_of(part)]
         for generator, saved in zip(generators, state["generators"], strict=False):
-            generator.set_state(saved)
+            with restoring("the validation loaders"):
+                generator.set_state(saved)
 
 
 def parts_of(loader: Any) -> list[Any]:
@@ -80,3 +104,46 @@ def generators_of(loader: Any) -> list[torch.Generator]:
         if isinstance(generator, torch.Generator) and not any(generator is other for other in found):
             found.append(generator)
     return found
+
+
+def worker_state() -> tuple[Any, ...]:
+    """Python's, torch's and, if it is loaded, numpy's generators, in a form that is cheap to compare and to send."""
+    state = torch.get_rng_state()
+    words = ctypes.string_at(state.data_ptr(), state.numel())
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return random.getstate(), words, None
+    name, keys, *rest = numpy.random.get_state()
+    return random.getstate(), words, (name, keys.tobytes(), *rest)
+
+
+def set_worker_state(state: Sequence[Any]) -> None:
+    """Restore what :func:`worker_state` returned."""
+    python, words, numbers = state
+    random.setstate(python)
+    torch.set_rng_state(torch.frombuffer(bytearray(words), dtype=torch.uint8).clone())
+    if numbers is not None and (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, *rest = numbers
+        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
+
+
+def check_worker_state(state: Any, place: str) -> None:
+    """Check what a checkpoint holds as the result of :func:`worker_state`.
+
+    Raises:
+        WrongForm: a part of it is missing or of another kind, or a generator refuses it.
+    """
+    if len(expect(state, (list, tuple), place)) != 3:
+        raise WrongForm(place, f"has {len(state)} items, and 3 are expected")
+    python, words, numpy = state
+    if not expect(words, bytes, f"{place}[1]"):
+        raise WrongForm(f"{place}[1]", "is empty")
+    states = {"python": python, "torch": torch.frombuffer(bytearray(words), dtype=torch.uint8)}
+    if numpy is not None:
+        if len(expect(numpy, (list, tuple), f"{place}[2]")) != 5:
+            raise WrongForm(f"{place}[2]", f"has {len(numpy)} items, and 5 are expected")
+        name, keys, *rest = numpy
+        if len(expect(keys, bytes, f"{place}[2][1]")) % 4:
+            raise WrongForm(f"{place}[2][1]", f"has {len(keys)} bytes, which are no numbers of 32 bits")
+        states["numpy"] = (name, list(memoryview(keys).cast("I")), *rest)
+    check_rng_state(states, place)

@@ -19,10 +19,7 @@ that they bring along. A run that resumes between the two passes lets its worker
 from __future__ import annotations
 
 import copy
-import ctypes
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -32,7 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from drivetrain.base.restoring import restoring
 from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.data.kept import generators_kept, generators_of
+from drivetrain.data.kept import generators_kept, generators_of, set_worker_state, worker_state
 from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.data.stateful import between_passes, is_stateful, leave, rest_of_pass
 from drivetrain.errors import CheckpointError
@@ -179,6 +176,8 @@ class Passes:
 
     def carry_over(self, mark: Mark) -> None:
         """Take from ``mark`` what outlives a pass: the user's own generators, and workers that persist."""
+        if "given" not in mark:
+            return  # of several loaders: none of their states belongs to this one
         for generator, state in zip(self._generators, mark["generators"], strict=False):
             generator.set_state(state)
         if self._stateful and "loader" in mark:
@@ -210,7 +209,7 @@ class Passes:
         Raises:
             CheckpointError: the loader gives fewer batches than were taken of it, or cannot take a state back.
         """
-        if "given" not in mark or self._stateful != ("loader" in mark):
+        if not self._is_own(mark):
             raise CheckpointError(
                 f"The checkpoint was saved with another kind of training loader, and a {type(self.loader).__name__} "
                 "cannot go on where that one was. Resume with the loader it was saved with."
@@ -221,6 +220,8 @@ class Passes:
             self._prepared = iter(())
             self.carry_over(mark)
             return
+        if not self._before:
+            raise CheckpointError("The checkpoint lacks the random state in which its pass began. Use another one.")
         _set_random_state(self._generators, self._before)
         if self._stateful:
             whole = self._given >= _length(self.loader)
@@ -234,7 +235,7 @@ class Passes:
             skipped = done // self._workers * self._workers
         if self._draws is not None:
             self._draws.skip(skipped, mark["drawing"])
-            if self._persists and not skipped:
+            if self._persists and not skipped and mark["drawing"]:
                 self._draws.started = mark["drawing"]
         if self._seeds is not None:
             states = mark.get("workers", {})
@@ -256,6 +257,12 @@ class Passes:
                 f"The checkpoint was saved after {done} batches of an epoch, and the loader "
                 f"{type(self.loader).__name__} gave only {self._given}. Resume with the data it was saved with."
             )
+
+    def _is_own(self, mark: Mark) -> bool:
+        """Whether ``mark`` is of a loader of the same kind."""
+        draws = self._draws is None or "drawing" in mark
+        alike = self._stateful == ("loader" in mark) and len(mark.get("generators", ())) == len(self._generators)
+        return "given" in mark and draws and alike
 
     @property
     def can_repeat(self) -> bool:
@@ -332,7 +339,7 @@ class CombinedPasses:
         parts = mark.get("parts", ())
         if len(parts) != len(self._parts):
             raise CheckpointError(
-                f"The checkpoint was saved with {len(parts)} training loaders, and there are {len(self._parts)}. "
+                f"The checkpoint was saved with {len(parts) or 1} training loaders, and there are {len(self._parts)}. "
                 "Resume with the loaders it was saved with."
             )
         if self.loader.mode == "min_size" and any(its_mark["ended"] for its_mark in parts):
@@ -460,7 +467,7 @@ class _Carrying:
 
     def __call__(self, samples: Any) -> tuple[Any, _Carried]:
         batch = self._collate(samples)
-        state = _host_state()
+        state = worker_state()
         carried = _Carried(None if state == self._last else state)
         self._last = state
         return batch, carried
@@ -477,24 +484,4 @@ class _Seeds:
         if self._user is not None:
             self._user(worker_id)
         if (state := self.states.get(worker_id)) is not None:
-            _set_host_state(state)
-
-
-def _host_state() -> tuple[Any, ...]:
-    """Python's, torch's and, if it is loaded, numpy's generators, in a form that is cheap to compare and to send."""
-    state = torch.get_rng_state()
-    words = ctypes.string_at(state.data_ptr(), state.numel())
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return random.getstate(), words, None
-    name, keys, *rest = numpy.random.get_state()
-    return random.getstate(), words, (name, keys.tobytes(), *rest)
-
-
-def _set_host_state(state: Sequence[Any]) -> None:
-    python, words, numbers = state
-    random.setstate(python)
-    torch.set_rng_state(torch.frombuffer(bytearray(words), dtype=torch.uint8).clone())
-    if numbers is not None and (numpy := sys.modules.get("numpy")) is not None:
-        name, keys, *rest = numbers
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
+            set_worker_state(state)

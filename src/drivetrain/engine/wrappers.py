@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from drivetrain.base.restoring import count, entry
 from drivetrain.base.tree import map_leaves, move, was_there
 from drivetrain.data.feed import set_epoch
 from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
@@ -321,9 +322,10 @@ class EngineLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what :meth:`state_dict` returned."""
-        self._passes = state["passes"]
-        if state["loader"] is not None:
-            self._loader.load_state_dict(state["loader"])  # type: ignore[attr-defined]  # it has saved one
+        passes = count(entry(state, "passes", int), "['passes']")
+        if (loader := state.get("loader")) is not None:
+            self._loader.load_state_dict(loader)  # type: ignore[attr-defined]  # it has saved one
+        self._passes = passes
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # without a length, that is the error to see

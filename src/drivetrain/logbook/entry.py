@@ -53,7 +53,7 @@ class Entry:
     __slots__ = (
         "name", "options", "on_step", "on_epoch", "to_logger", "to_bar", "reduction", "keep_graph",
         "dataloader_idx", "last", "fresh", "shared", "agreed", "_book", "_borrows", "_pending", "_pending_weight",
-        "_restored", "_total", "_weight", "_last_weight", "_metric",
+        "_restored", "_total", "_weight", "_last_weight", "_metric", "source",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,7 @@ class Entry:
         self._book = book
         self._pending: list[Tensor] = []
         self._pending_weight: float = 1
+        self.source: str | None = None  # the checkpoint that it was restored from, until it is logged again
         self._restored = False  # some pending values were read from a checkpoint, to the host
         self._total: Value | None = None
         self._weight: float = 0

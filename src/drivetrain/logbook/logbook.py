@@ -29,7 +29,7 @@ from torch import Tensor
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes
-from drivetrain.errors import LoggingError
+from drivetrain.errors import CheckpointError, LoggingError
 from drivetrain.logbook.entry import Entry, LogRule, Options, Value, check_arguments, same_options
 
 
@@ -249,13 +249,16 @@ class Logbook:
             for name, entry in scope.entries.items()
         ]
 
-    def load_state_dict(self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule]) -> None:
-        """Take back what :meth:`state_dict` returned."""
+    def load_state_dict(
+        self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule], source: str | None = None
+    ) -> None:
+        """Restore what :meth:`state_dict` returned. ``source`` names the checkpoint in messages."""
         for state in states:
             scope = self.scope_for(group, state["hook"], rules.get(state["hook"]), state["dataloader_idx"])
             rule = rules[state["hook"]]
             entry = Entry(self, state["name"], Options(**state["options"]), rule, state["dataloader_idx"])
             entry.load_state_dict(state)
+            entry.source = source or "the checkpoint"
             scope.entries[state["name"]] = entry
 
     def metrics(self) -> list[Any]:
@@ -275,6 +278,7 @@ class Logbook:
         Raises:
             LoggingError: this hook may not log, an argument is wrong, or the name was logged before in
                 this hook with other options.
+            CheckpointError: it was logged with other options in the run that this one resumes.
         """
         scope = self.scope
         if scope is None or scope.rule is None:
@@ -303,7 +307,7 @@ class Logbook:
             )
         known = scope.entries.get(name)
         if known is not None and same_options(known.options, options):
-            known.options = options  # torch.mean for "mean", or an entry that a checkpoint brought back
+            known.options, known.source = options, None  # torch.mean for "mean", or an entry of a checkpoint
             return known
         if known is not None:
             changed = [
@@ -311,6 +315,12 @@ class Logbook:
                 for field, new, old in zip(Options._fields, options, known.options, strict=True)
                 if new != old
             ]
+            if known.source is not None:
+                raise CheckpointError(
+                    f"{known.source}: self.log({name!r}, ...) in {scope.hook} has other options than when this "
+                    f"checkpoint was saved in the middle of an epoch: {', '.join(changed)}. Use the same options, or "
+                    "resume from a checkpoint that was saved at the end of an epoch."
+                )
             raise LoggingError(
                 f"self.log({name!r}, ...) was called twice in {scope.hook} with different options: "
                 f"{', '.join(changed)}. Use the same options, or two names."

@@ -252,7 +252,8 @@ def _prepare(run: Run) -> None:
     if run.restart is not None:
         run.loaders.take_up(run.restart.get("loaders", {}))
         if (states := run.restart.get("val_loaders")) and run.validates():
-            run.loaders.restore_evaluation("validate", states)
+            with naming(run.resumed_from):
+                run.loaders.restore_evaluation("validate", states)
     sanity_check(run)
     take_up_results(run)
     progress.stage = RunningStage.TRAINING

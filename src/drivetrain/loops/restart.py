@@ -279,11 +279,12 @@ def take_up_state(run: Run) -> None:
     children: dict[str | None, Any] = dict(run.module.named_modules())
     children.update(metrics)
     logged = [{**entry, "metric": children.get(entry["metric"])} for entry in state.get("logged", [])]
-    run.book.load_state_dict("train", logged, LOG_RULES)
+    run.book.load_state_dict("train", logged, LOG_RULES, run.resumed_from)
     take_up_results(run)
     take_up_window(run)
 
 
+@_reading("the metric objects")
 def take_up_results(run: Run) -> None:
     """The values that callbacks and schedulers watch, and what metric objects hold."""
     if run.restart is not None:

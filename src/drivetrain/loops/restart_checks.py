@@ -1,8 +1,8 @@
-"""Look at what a checkpoint says about the place in a fit, before the loop relies on it."""
+"""Check what a checkpoint says about the restart point of a fit, before the loop relies on it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,8 +17,11 @@ from drivetrain.base.restoring import (
     number,
     restoring,
 )
+from drivetrain.data.kept import check_loader_states, check_worker_state
 from drivetrain.data.passes import CombinedPasses, Passes
+from drivetrain.errors import shown
 from drivetrain.logbook.entry import Options
+from drivetrain.loops.metrics import metrics_in
 from drivetrain.loops.progress import Progress
 from drivetrain.module.hooks import LOG_RULES
 
@@ -47,11 +50,21 @@ def check_progress(saved: Any) -> None:
                 expect(value, bool, place)
             elif isinstance(own, int):
                 count(value, place)
-        if saved.get("validation", "") not in ("", "running", "done"):
-            raise WrongForm("['validation']", f"is {saved['validation']!r}")
+        expect(saved.get("should_stop", False), bool, "['should_stop']")
+        if (validation := saved.get("validation", "")) not in ("", "running", "done"):
+            raise WrongForm("['validation']", f"is {shown(validation)}, and '', 'running' or 'done' is expected")
         for stage, counts in expect(saved.get("eval_steps", {}), Mapping, "['eval_steps']").items():
-            for each in expect(counts, list, f"['eval_steps'][{stage!r}]"):
-                count(each, f"['eval_steps'][{stage!r}]")
+            place = f"['eval_steps'][{shown(stage)}]"
+            expect(stage, str, place)
+            for each in expect(counts, list, place):
+                count(each, place)
+        held, divisor = saved.get("held", 0), saved.get("divisor", 1)
+        if held >= divisor and (held or not divisor):
+            raise WrongForm("['held']", f"is {held}, of a window of {divisor} batches that is not complete")
+        if saved.get("epoch_cut") and not saved.get("epoch_ending"):  # the counters are past an epoch that was cut
+            for name, least in (("current_epoch", 1), ("earlier_batches", saved.get("cut_batches", 0))):
+                if saved[name] < least:
+                    raise WrongForm(f"[{name!r}]", f"is {saved[name]}, and at least {least} is expected")
 
 
 def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> None:
@@ -71,50 +84,61 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
             if name not in restart:
                 raise WrongForm(f"[{name!r}]", "is missing")
         expect(restart.get("data"), (Mapping, type(None)), "['data']")
-        expect(restart.get("exact", True), bool, "['exact']")
+        for name in ("exact", "settled", "cut_off"):
+            expect(restart.get(name, False), bool, f"[{name!r}]")
+        for index, name in enumerate(expect(restart.get("ahead", []), (list, tuple), "['ahead']")):
+            expect(name, str, f"['ahead'][{index}]")
         for stage, epoch in expect(restart.get("loaders", {}), Mapping, "['loaders']").items():
+            expect(stage, str, "['loaders']")
             count(epoch, f"['loaders'][{stage!r}]")
         for name, value in expect(restart.get("callback_metrics", {}), Mapping, "['callback_metrics']").items():
             expect(name, str, "['callback_metrics']")
             number(value, f"['callback_metrics'][{name!r}]")
+    with restoring("the validation loaders"):
+        check_loader_states(restart.get("val_loaders", []))
     if (rng := restart.get("rng")) is not None:
         with restoring("the random state"):
             check_rng_state(rng)
     with restoring("the logged values"):
         for index, state in enumerate(expect(restart.get("logged", []), list)):
-            _check_logged(state, f"[{index}]")
+            _check_logged(state, f"[{index}]", module)
     with restoring("the gradients of a window"):
         _check_window(restart, module)
     with restoring("the metric objects"):
+        metrics = metrics_in(module)
         for name, state in expect(restart.get("metrics", {}), Mapping).items():
             expect(name, str)
             count(entry(state, "updates", int, f"[{name!r}]"), f"[{name!r}]['updates']")
-            _check_metric(entry(state, "states", Mapping, f"[{name!r}]"), dict(module.named_modules()).get(name), name)
+            _check_metric(entry(state, "states", Mapping, f"[{name!r}]"), metrics.get(name), f"[{name!r}]['states']")
 
 
-def _check_metric(states: State, metric: nn.Module | None, name: str) -> None:
-    own = getattr(metric, "_defaults", None)
+def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
+    if metric is None:  # the module has no such metric any more, and nothing reads the states
+        return
+    own = vars(metric)["_defaults"]
     for key, value in states.items():
-        if own is None:
-            return
         if key not in own:
-            raise WrongForm(f"[{name!r}][{key!r}]", "is no state of this metric")
+            raise WrongForm(f"{place}[{shown(key)}]", "is no state of this metric")
         if isinstance(own[key], list):
-            value = expect(value, (list, Tensor), f"[{name!r}][{key!r}]")
-        else:
-            expect(value, (Tensor, bool, int, float), f"[{name!r}][{key!r}]")
+            expect(value, (list, Tensor), f"{place}[{key!r}]")
+            continue
+        expect(value, (Tensor, bool, int, float), f"{place}[{key!r}]")
+        # A state that begins as a single number may take another shape with its first update.
+        shape = own[key].shape if isinstance(own[key], Tensor) and own[key].numel() > 1 else None
+        if shape is not None and isinstance(value, Tensor) and value.shape != shape:
+            raise WrongForm(f"{place}[{key!r}]", f"has the shape {tuple(value.shape)}, and {tuple(shape)} is expected")
 
 
-def _check_logged(state: Any, place: str) -> None:
+def _check_logged(state: Any, place: str, module: nn.Module) -> None:
     expect(entry(state, "name", str, place), str)
     if entry(state, "hook", str, place) not in LOG_RULES:
         raise WrongForm(f"{place}['hook']", f"is {state['hook']!r}, in which nothing can be logged")
     expect(entry(state, "dataloader_idx", (int, type(None)), place), (int, type(None)))
     options = entry(state, "options", Mapping, place)
     if not isinstance(reduction := options.get("reduce_fx"), str) or reduction not in _REDUCTIONS:
-        raise WrongForm(f"{place}['options']['reduce_fx']", f"is {reduction!r}")
+        raise WrongForm(f"{place}['options']['reduce_fx']", f"is {shown(reduction)}, which is no reduction")
     if unknown := [key for key in options if key not in Options._fields]:
-        raise WrongForm(f"{place}['options']", f"has the unknown entry {unknown[0]!r}")
+        raise WrongForm(f"{place}['options']", f"has the unknown entry {shown(unknown[0])}")
     for key in ("prog_bar", "enable_graph", "add_dataloader_idx"):
         entry(options, key, bool, f"{place}['options']")
     for key in ("logger", "on_step", "on_epoch"):
@@ -124,7 +148,10 @@ def _check_logged(state: Any, place: str) -> None:
             number(value, f"{place}[{key!r}]")
     number(entry(state, "weight", (Tensor, bool, int, float), place), f"{place}['weight']")
     entry(state, "fresh", bool, place)
-    entry(state, "metric", (str, type(None)), place)
+    if (metric := entry(state, "metric", (str, type(None)), place)) is not None:
+        logged = dict(module.named_modules()).get(metric)  # None: it is in a list, or the module has it no more
+        if logged is not None and not (hasattr(logged, "compute") and hasattr(logged, "reset")):
+            raise WrongForm(f"{place}['metric']", f"is {metric!r}, a {type(logged).__name__} and no metric object")
     number(expect(state.get("last_weight", 1), (Tensor, bool, int, float), f"{place}['last_weight']"), place)
     if (pending := state.get("pending")) is not None:  # files of earlier versions have none
         if expect(pending, Tensor, f"{place}['pending']").ndim != 1 or not len(pending) or pending.is_complex():
@@ -138,15 +165,20 @@ def _check_window(restart: State, module: nn.Module) -> None:
     window = entry(restart, "window", Mapping)
     for key in ("expected", "graded", "position"):
         count(entry(window, key, int, "['window']"), f"['window'][{key!r}]")
+    if not window["expected"]:
+        raise WrongForm("['window']['expected']", "is 0, and a window has at least one batch")
     number(entry(window, "total", (Tensor, int, float), "['window']"), "['window']['total']")
     if entry(window, "reference", (Tensor, int, float, type(None)), "['window']") is not None:
         number(window["reference"], "['window']['reference']")
     gradients = entry(restart, "gradients", Mapping)
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    complex_ = {name: parameter.is_complex() for name, parameter in module.named_parameters()}
     for name, gradient in gradients.items():
         shape = expect(gradient, Tensor, f"['gradients'][{name!r}]").shape
         if name not in shapes or shape != shapes[name]:
             raise WrongForm(f"['gradients'][{name!r}]", f"is a gradient of shape {tuple(shape)}, of no such parameter")
+        if gradient.is_complex() and not complex_[name]:
+            raise WrongForm(f"['gradients'][{name!r}]", "is a complex gradient of a real parameter")
 
 
 def check_position(mark: Any, passes: Passes | CombinedPasses) -> None:
@@ -166,22 +198,30 @@ def _check_mark(mark: Any, own: State, place: str) -> None:
         for index, (part, its_own) in enumerate(zip(parts, own.get("parts", ()), strict=False)):
             _check_mark(part, its_own, f"{place}['parts'][{index}]")
         return
-    if "given" not in mark or ("loader" in own) != ("loader" in mark):
-        return  # of another kind of loader, about which the passes raise
     for key in ("given", "begun"):
         count(entry(mark, key, int, place), f"{place}[{key!r}]")
     entry(mark, "ended", bool, place)
     check_generators(entry(mark, "generators", (list, tuple), place), f"{place}['generators']")
-    for key in ("rng", "before", "drawing"):  # random states; empty before the first pass
-        if key in own or key in mark:
-            if state := entry(mark, key, Mapping, place):
-                check_rng_state(state, f"{place}[{key!r}]")
-                if key != "rng" and len(state.get("generators", ())) != len(own["generators"]):
-                    raise WrongForm(f"{place}[{key!r}]['generators']", "is of another number of generators")
-            elif key == "before" and mark["given"]:
-                raise WrongForm(f"{place}['before']", "is empty")
+    if "rng" in mark:
+        check_rng_state(mark["rng"], f"{place}['rng']")
+    for key in ("before", "drawing"):  # the random states in which the pass and its draws of samples began
+        if key == "before" or key in mark:  # only some loaders draw samples
+            _check_start(entry(mark, key, Mapping, place), mark, f"{place}[{key!r}]")
     for key in ("workers", "workers_after"):
         for worker, state in expect(mark.get(key, {}), Mapping, f"{place}[{key!r}]").items():
             count(worker, f"{place}[{key!r}]")
-            if state is not None and len(expect(state, Sequence, f"{place}[{key!r}][{worker}]")) != 3:
-                raise WrongForm(f"{place}[{key!r}][{worker}]", "is not the random state of a worker")
+            if state is not None:
+                check_worker_state(state, f"{place}[{key!r}][{worker}]")
+
+
+def _check_start(state: State, mark: State, place: str) -> None:
+    if not state:  # there was none yet
+        if mark["given"]:
+            raise WrongForm(place, f"is empty, although {mark['given']} batches were fetched")
+        return
+    check_rng_state(state, place)
+    if len(entry(state, "generators", (list, tuple), place)) != len(mark["generators"]):
+        raise WrongForm(
+            f"{place}['generators']",
+            f"has {len(state['generators'])} items, and {len(mark['generators'])} are expected",
+        )

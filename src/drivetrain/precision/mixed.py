@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.restoring import count, entry, expect, number
+from drivetrain.base.restoring import WrongForm, count, entry, expect, number
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
 
@@ -173,10 +174,7 @@ class MixedPrecision(Precision):
         """Take a scaler's state back; an empty one, or any for "bf16-mixed", changes nothing."""
         if not expect(state, Mapping) or not self.scales_loss:
             return
-        for name in ("scale", "growth_factor", "backoff_factor"):
-            number(entry(state, name, (int, float)), f"[{name!r}]")
-        for name in ("growth_interval", "_growth_tracker"):
-            count(entry(state, name, int), f"[{name!r}]")
+        _check_scaler(state)
         self._rounds = list(state.get("optimizers", ()))
         if self._scaler is None:
             self._loaded = dict(state)
@@ -289,6 +287,25 @@ def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
     finally:
         del own[_SKIPS_ITSELF]
         own.update(before)
+
+
+def _check_scaler(state: Mapping[str, Any]) -> None:
+    """Check what :meth:`MixedPrecision.state_dict` wrote.
+
+    Raises:
+        WrongForm: an entry is missing, of another kind, or a number that no scaler works with.
+    """
+    for name in ("scale", "growth_factor", "backoff_factor"):
+        if not 0 < number(entry(state, name, (int, float)), f"[{name!r}]") < math.inf:
+            raise WrongForm(f"[{name!r}]", f"is {state[name]}, and a finite number above 0 is expected")
+    for name in ("growth_interval", "_growth_tracker"):
+        count(entry(state, name, int), f"[{name!r}]")
+    for index, each in enumerate(expect(state.get("optimizers", ()), (list, tuple), "['optimizers']")):
+        place = f"['optimizers'][{index}]"
+        for name in ("stepped", "unscaled"):
+            entry(each, name, bool, place)
+        if entry(each, "found_inf", (int, float, type(None)), place) is not None:
+            number(each["found_inf"], f"{place}['found_inf']")
 
 
 def _holds_gradients(optimizer: Optimizer) -> bool:
