@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
 from drivetrain import Callback, LightningModule, WeightedLoss
+from drivetrain.callbacks import OnExceptionCheckpoint
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loops.metrics import metrics_in
 from drivetrain.precision import MixedPrecision
@@ -405,3 +406,45 @@ def test_metrics_are_found_by_places_that_are_no_two_alike() -> None:
     places = metrics_in(module)
     assert places["both"] is both
     assert set(places) == {"both", "kept[0]", "by_name['of one'][0]", "more['a']['b']", "more['a.b'][0]"}
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_an_exception_after_a_skipped_step_resumes_with_the_scale_at_the_start_of_the_window(
+    make_trainer: Any, five: Any, tmp_path: Path, by_hand: bool
+) -> None:
+    class Overflowing(Slope):
+        automatic_optimization = not by_hand
+        fails = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.weight.sum() * (float("inf") if batch_idx == 2 else 1)
+            if not by_hand:
+                return loss
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+            self.fail(batch_idx)
+            return None
+
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:  # type: ignore[override]
+            optimizer.step(closure=optimizer_closure)
+            self.fail(batch_idx)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None: ...
+
+        def fail(self, batch_idx: int) -> None:
+            if self.fails and batch_idx == 2:
+                raise RuntimeError("broken")
+
+    def run(fails: bool = False, path: Any = None) -> tuple[float, float, int]:
+        plugin, module = MixedPrecision("16-mixed", scaler=torch.amp.GradScaler("cpu", init_scale=64.0)), Overflowing()
+        module.fails = fails
+        saver = OnExceptionCheckpoint(tmp_path)
+        trainer = make_trainer(plugins=plugin, enable_checkpointing=True, callbacks=[saver])
+        trainer.fit(module, five, ckpt_path=path)
+        return plugin.state_dict()["scale"], float(module.weight.detach()), trainer.global_step
+
+    whole = run()
+    with pytest.raises(RuntimeError, match="broken"):
+        run(fails=True)
+    assert run(path=tmp_path / "on_exception.ckpt") == whole == (32.0, pytest.approx(-0.4), 4)

@@ -47,7 +47,8 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         ``exact``: whether going on from here is as if nothing had happened; ``cut_off``: not, because the end of a
         batch is missing whose optimizer has stepped; ``callbacks``, their states where those of
         now would be wrong; ``ahead``, callbacks whose states are of a later moment; ``settled``, whether also the log's
-        flush, the validation and the schedulers that follow the last batch are done; ``buffers``, like ``callbacks``.
+        flush, the validation and the schedulers that follow the last batch are done; ``buffers``, like ``callbacks``;
+        ``precision``, a function that returns the precision's state, where that of now would be wrong.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
@@ -214,6 +215,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         run.window_start = None  # it would be taken for the state of this moment
         start = capture(run, metrics)
         start["exact"] = start["settled"] = True
+        start["precision"] = run.engine.precision.deferred_state_dict()  # a step that is skipped changes the scale
         for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
             if part in start:
                 start[part] = copy.deepcopy(start[part])

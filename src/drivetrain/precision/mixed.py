@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -169,6 +169,14 @@ class MixedPrecision(Precision):
         if self._optimizers is None or not self._held():
             return self._updated(self._scaler).state_dict() if self._stepped else self._scaler.state_dict()
         return {**self._scaler.state_dict(), "optimizers": [self._round_of(each) for each in self._optimizers]}
+
+    def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
+        if self._scaler is None or not self._scaler.is_enabled() or self._stepped or self._unscaled:
+            return super().deferred_state_dict()  # steps of several optimizers are under way, which is rare
+        twin: GradScaler = object.__new__(type(self._scaler))
+        own = vars(self._scaler).items()
+        vars(twin).update({name: value.clone() if isinstance(value, Tensor) else value for name, value in own})
+        return twin.state_dict  # it reads the device
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a scaler's state back; an empty one, or any for "bf16-mixed", changes nothing."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -121,6 +122,15 @@ class Precision:
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart."""
         return {}
+
+    def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
+        """Return a function that returns what :meth:`state_dict` would return now.
+
+        The loop calls this at the start of each window while a callback saves on exceptions, so it must not wait for
+        the device: override it where :meth:`state_dict` reads one.
+        """
+        state = copy.deepcopy(self.state_dict())
+        return lambda: state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` returned."""

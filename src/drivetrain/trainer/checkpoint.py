@@ -141,6 +141,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     if not weights_only:
         own = _loop_state(trainer, checkpoint)
         kept = own.pop("callbacks", {})  # states of the moment at which the run will go on
+        precision = own.pop("precision", strategy.precision_plugin.state_dict)
         checkpoint.update(own)
         if strategy.is_distributed:
             checkpoint["ranks"] = strategy.gather_objects({"rng": own["rng"], "restart": own.get("restart", {})})
@@ -151,7 +152,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         }
         checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs]
-        if state := strategy.precision_plugin.state_dict():
+        if state := precision():
             checkpoint[type(strategy.precision_plugin).__qualname__] = state
     datamodule = trainer.datamodule
     if datamodule is not None:
@@ -175,8 +176,8 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     checkpoint["epoch"], checkpoint["global_step"] = progress["current_epoch"], progress["global_step"]
     weights = checkpoint["state_dict"]
     weights.update({name: buffer for name, buffer in state.pop("buffers", {}).items() if name in weights})
-    callbacks = state.pop("callbacks", {})
-    return {"loops": {"drivetrain": progress}, "rng": state.pop("rng"), "restart": state, "callbacks": callbacks}
+    apart: dict[str, Any] = {name: state.pop(name) for name in ("rng", "callbacks", "precision") if name in state}
+    return {"loops": {"drivetrain": progress}, "restart": state, **apart}
 
 
 def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
