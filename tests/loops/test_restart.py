@@ -15,6 +15,7 @@ from torchmetrics import SumMetric
 from drivetrain import Callback, LightningModule, WeightedLoss
 from drivetrain.callbacks import OnExceptionCheckpoint
 from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.logbook import Logbook
 from drivetrain.loops.metrics import metrics_in
 from drivetrain.precision import MixedPrecision
 
@@ -448,3 +449,19 @@ def test_an_exception_after_a_skipped_step_resumes_with_the_scale_at_the_start_o
     with pytest.raises(RuntimeError, match="broken"):
         run(fails=True)
     assert run(path=tmp_path / "on_exception.ckpt") == whole == (32.0, pytest.approx(-0.4), 4)
+
+
+def test_ctrl_c_where_a_cut_epoch_ends_is_resumed_in_that_epoch(
+    make_trainer: Any, five: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(book: Any, group: str) -> None:
+        raise KeyboardInterrupt
+
+    arguments = {"enable_checkpointing": True, "callbacks": OnExceptionCheckpoint(tmp_path), "max_epochs": -1}
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr(Logbook, "agree_on_epoch", interrupted)
+        make_trainer(max_steps=3, **arguments).fit(Slope(), five)
+    module, trainer = Slope(), make_trainer(max_steps=7, **arguments)
+    trainer.fit(module, five, ckpt_path=tmp_path / "on_exception.ckpt")
+    assert module.batches == [3, 4, 0, 1]
+    assert (trainer.current_epoch, trainer.progress.total_batches) == (2, 7)

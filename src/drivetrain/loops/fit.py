@@ -441,12 +441,12 @@ def _end_epoch(run: Run, schedules: Schedules) -> None:
     book.leave_batch()
     run.agree_to_stop()
     stopped = progress.global_step >= run.limits.max_steps or progress.should_stop
-    progress.epoch_cut = stopped and not progress.is_last_batch
-    progress.cut_batches = progress.batches_done
+    cut = stopped and not progress.is_last_batch
     ended_at_last = progress.is_last_batch and progress.batches_done > progress.batch_idx
-    if not (ended_at_last or progress.epoch_cut):  # on_train_batch_start returned -1, or the loader's length was wrong
+    if not (ended_at_last or cut):  # on_train_batch_start returned -1, or the loader's length was wrong
         schedules.advance(schedules.epoch, progress.current_epoch + 1)
     book.agree_on_epoch("train")  # callbacks look at it in the hook, and that may log more
+    progress.epoch_cut, progress.cut_batches = cut, progress.batches_done  # together with the end of the epoch
     book.epoch_done = progress.epoch_ending = book.copies = True
     run.hooks.call("on_train_epoch_end")
     _close_epoch(run, schedules)
