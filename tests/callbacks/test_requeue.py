@@ -170,8 +170,8 @@ def test_t33_jobs_that_save_together_get_numbers_of_their_own(tmp_path: Path, mo
 
     real, asked = module.numbered, []
 
-    def numbered(folder: Any) -> dict[int, str]:
-        found = real(folder)
+    def numbered(folder: Any, store: Any) -> dict[int, str]:
+        found = real(folder, store)
         asked.append(found)
         if len(asked) == 1:  # the other job saves now
             Path(folder, "hpc_ckpt_1.ckpt").write_bytes(b"theirs")

@@ -74,6 +74,51 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
         stream.write(content)
 
 
+def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
+    """Make ``path`` a relative symbolic link to ``source``, atomically; a copy where links are not allowed.
+
+    Returns:
+        False if ``replaces`` is False and there is a file of this name, which stays.
+
+    Raises:
+        OSError: it could not be made; what was there before is unchanged.
+    """
+    temporary = temporary_beside(path)
+    try:
+        check_replaceable(Path(path))
+        try:
+            os.symlink(os.path.relpath(source, os.path.dirname(path)), temporary if replaces else path)
+        except FileExistsError:
+            return False
+        except OSError:  # Windows asks for a privilege, and some file systems have no links
+            shutil.copyfile(source, temporary)
+            os.replace(temporary, path)
+        else:
+            if replaces:
+                os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return True
+
+
+def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
+    """Copy a file, atomically and durably.
+
+    Returns:
+        False if ``replaces`` is False and there is a file of this name, which stays.
+
+    Raises:
+        OSError: as :func:`replacing`.
+    """
+    try:
+        with replacing(path, durable=True, new=not replaces) as target, open(source, "rb") as stream:
+            shutil.copyfileobj(stream, target)
+    except FileExistsError:
+        return False
+    return True
+
+
 def check_replaceable(target: Path) -> None:
     """Look for what would make the final rename fail, before any bytes are written.
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import WrongForm, entry, expect, number
-from drivetrain.checkpoints.file import TorchCheckpointIO, is_complete
+from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, newest_first
 from drivetrain.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -37,29 +34,29 @@ def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
     return saved
 
 
-def is_below(path: str, folder: str | None) -> bool:
+def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = os.path.realpath) -> bool:
     """Whether the file ``path`` lies in ``folder`` or in a folder below, wherever links and ".." lead."""
     if folder is None:
         return False
-    own, its_folder = os.path.realpath(folder), os.path.realpath(os.path.dirname(path) or ".")
+    own, its_folder = resolve(folder), resolve(os.path.dirname(path) or ".")
     return its_folder == own or its_folder.startswith(os.path.join(own, ""))
 
 
-def newest_complete(folder: Path, extension: str, gone: Iterable[str]) -> str:
+def newest_complete(store: CheckpointIO, folder: str, extension: str, gone: Iterable[str]) -> str:
     """The checkpoint in ``folder`` that was written last and is complete, instead of files that are ``gone``.
 
     Raises:
         CheckpointError: there is none.
     """
+    links = {path: store.link_target(path) for path in gone}
     named = ", ".join(
-        f"{path}, a link to {os.readlink(path)}, which does not exist" if os.path.islink(path) else f"{path} is gone"
-        for path in gone
+        f"{path} is gone" if target is None else f"{path}, a link to {target}, which does not exist"
+        for path, target in links.items()
     )
-    found = sorted((path for path in folder.glob(f"*{extension}") if path.is_file()), key=os.path.getmtime)
-    for path in reversed(found):
-        if is_complete(path):
+    for path in newest_first(store, store.find(folder, f"*{extension}")):
+        if store.is_complete(path):
             rank_zero_warn(f'ckpt_path="last" means {named}. The newest complete checkpoint there is taken: {path}.')
-            return str(path)
+            return path
     raise CheckpointError(
         f'ckpt_path="last" means {named}, and there is no complete checkpoint in {folder}. Pass a path, or remove the '
         "link to begin from the start."
@@ -88,36 +85,3 @@ def check_state(state: Any) -> None:
         number(score, f"['best_k_models'][{path!r}]")
         if "\0" in path:
             raise WrongForm("['best_k_models']", f"has the path {path!r}")
-
-
-def make_link(target: str, link: str, replaces: bool) -> bool:
-    """Point ``link`` at ``target``, atomically and relative, so that the folder can be moved.
-
-    Returns:
-        False if ``replaces`` is False and there is a file of this name, which stays.
-
-    Raises:
-        CheckpointError: the link cannot be made; what was there before is unchanged.
-    """
-    temporary = files.temporary_beside(link)
-    try:
-        files.check_replaceable(Path(link))
-        try:
-            os.symlink(os.path.relpath(target, os.path.dirname(link)), temporary if replaces else link)
-        except FileExistsError:
-            return False
-        except OSError:  # Windows asks for a privilege, and some file systems have no links
-            shutil.copyfile(target, temporary)
-            os.replace(temporary, link)
-        else:
-            if replaces:
-                os.replace(temporary, link)
-    except OSError as error:
-        raise CheckpointError(
-            f"{link} could not become a link to {target}: {files.reason(error, Path(link))}. What was there before is "
-            "untouched. Move it away, or write save_last=True."
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return True

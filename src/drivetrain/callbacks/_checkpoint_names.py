@@ -67,8 +67,10 @@ class NamedCheckpoint(Checkpoint):
         return path
 
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
-        """Whether there is such a file; all ranks get the answer of global rank 0."""
-        exists: bool = trainer.strategy.broadcast(os.path.lexists(filepath))
+        """Whether there is such a file, or one is being written; all ranks get the answer of global rank 0."""
+        store = trainer.strategy.checkpoint_io
+        found = store.exists(filepath) or store.link_target(filepath) is not None or not store.is_durable(filepath)
+        exists: bool = trainer.strategy.broadcast(found)
         return exists
 
     def format_checkpoint_name(

@@ -17,8 +17,9 @@ from torch import Tensor
 from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types
-from drivetrain.callbacks._checkpoint_files import check_state, is_below, make_link, newest_complete, save_new
-from drivetrain.callbacks._checkpoint_names import GROUP, NamedCheckpoint
+from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint
+from drivetrain.callbacks._checkpoint_files import check_state, newest_complete, save_new
+from drivetrain.callbacks._checkpoint_names import GROUP
 from drivetrain.errors import ConfigurationError, arguments_checked
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _STATE = (
 )  # fmt: skip
 
 
-class ModelCheckpoint(NamedCheckpoint):
+class ModelCheckpoint(StoredCheckpoint):
     """Saves at chosen moments and keeps the best ``save_top_k``.
 
     Args:
@@ -118,6 +119,7 @@ class ModelCheckpoint(NamedCheckpoint):
         self.kth_value: Tensor | None = None
         self.last_model_path = ""
         self._newest_path = ""
+        self._under_way = None
         self._saved_at_step = self._written_at_step = self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
         self._awaited_at_step = -1  # of a save that is due when the validation after this step has ended
@@ -184,13 +186,13 @@ class ModelCheckpoint(NamedCheckpoint):
         """
         if self.dirpath is None and getattr(trainer.logger, "is_undecided", False):
             return []  # a folder that does not exist yet
-        folder = Path(self.dirpath or self._default_dirpath(trainer))
+        store, folder = trainer.strategy.checkpoint_io, self.dirpath or self._default_dirpath(trainer)
         name = GROUP.sub("*", self.CHECKPOINT_NAME_LAST)
-        named = {str(path) for path in folder.glob(f"{name}*{self.FILE_EXTENSION}")}
+        named = set(store.find(folder, f"{name}*{self.FILE_EXTENSION}"))
         named |= {self.last_model_path} if self.last_model_path else set()
-        found = sorted(path for path in named if os.path.exists(path))
-        gone = sorted(path for path in named if not os.path.exists(path) and (os.path.islink(path) or not found))
-        return [*found, newest_complete(folder, self.FILE_EXTENSION, gone)] if gone else found
+        found = sorted(path for path in named if store.exists(path))
+        gone = sorted(path for path in named.difference(found) if not found or store.link_target(path) is not None)
+        return [*found, newest_complete(store, folder, self.FILE_EXTENSION, gone)] if gone else found
 
     # ---- when to save --------------------------------------------------------------------------------------------
 
@@ -238,12 +240,20 @@ class ModelCheckpoint(NamedCheckpoint):
             self._save_in_epoch(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._settle(trainer)
         if self.save_last is True and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
             metrics = self._metrics(trainer)
             with self._naming_last(trainer, metrics) as before:
                 self._save_last(trainer, metrics, before)
+            self._settle(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        try:
+            self._settle(trainer)
+        finally:
+            self._save_at_exception(trainer)
+
+    def _save_at_exception(self, trainer: Trainer) -> None:
         saved = self._written_at_step == trainer.global_step
         begun = trainer.training or trainer.validating  # in set-up the steps may be those of an earlier fit
         if self.save_on_exception and begun and trainer.global_step and not saved and self._may_save(trainer):
@@ -286,6 +296,7 @@ class ModelCheckpoint(NamedCheckpoint):
     # ---- what to save and keep -----------------------------------------------------------------------------------
 
     def _save(self, trainer: Trainer) -> None:
+        self._settle(trainer)
         metrics = self._metrics(trainer)
         saved_before = self._saved_at_step
         self._saved_at_step = trainer.global_step  # also in the file: a resumed run must not save twice at this step
@@ -297,6 +308,15 @@ class ModelCheckpoint(NamedCheckpoint):
         self._saved_at_time = time.monotonic()
 
     def _save_files(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+        before = self._ranked()
+        try:
+            self._save_ranked_and_last(trainer, metrics)
+        finally:
+            if self._under_way is not None:
+                self._under_way.ranking = self._ranked()
+                vars(self).update(before)
+
+    def _save_ranked_and_last(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         with self._naming_last(trainer, metrics) as before:
             dropped: list[str] = []
             if self.save_top_k != 0 and (score := self._score(trainer, metrics)) is not None:
@@ -326,9 +346,11 @@ class ModelCheckpoint(NamedCheckpoint):
             yield before
         except BaseException:
             self._last_at_batch = batch_before
-            if not os.path.exists(self.last_model_path):
+            if not trainer.strategy.checkpoint_io.exists(self.last_model_path):
                 self.last_model_path = before
             raise
+        if self._under_way is not None:
+            self._under_way.last_before = before
         if before not in ("", self.last_model_path):
             self._remove(trainer, before)
 
@@ -401,18 +423,6 @@ class ModelCheckpoint(NamedCheckpoint):
             return list(reversed(scores))
         return sorted(scores, key=lambda path: float(scores[path]), reverse=self.mode == "max")
 
-    def _remove(self, trainer: Trainer, path: str) -> None:
-        if not self._resumed_from(trainer, path) and self._is_own(path):
-            trainer.strategy.remove_checkpoint(path)
-
-    def _is_own(self, path: str) -> bool:
-        """Whether this callback may have written ``path``: a checkpoint in its folder, whatever links lead there."""
-        return path.endswith(self.FILE_EXTENSION) and is_below(path, self.dirpath)
-
-    def _resumed_from(self, trainer: Trainer, path: str) -> bool:
-        given = trainer.ckpt_path
-        return bool(path) and given is not None and os.path.realpath(path) == os.path.realpath(given)
-
     def _better(self, score: Tensor, than: Tensor) -> bool:
         return bool(score < than) if self.mode == "min" else bool(score > than)
 
@@ -430,12 +440,10 @@ class ModelCheckpoint(NamedCheckpoint):
             return False
         if failure is not None:
             raise failure
-        self._newest_path = path
         self._written_at_step = trainer.global_step
-        for logger in trainer.loggers:
-            logger.after_save_checkpoint(self)
-        if self.verbose:
-            rank_zero_info(f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}.")
+        message = f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}."
+        if self._is_durable(trainer, path, message):
+            self._tell(trainer, message)
         return True
 
     def _save_last(self, trainer: Trainer, metrics: dict[str, Any], before: str) -> None:
@@ -445,15 +453,21 @@ class ModelCheckpoint(NamedCheckpoint):
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST, taken)
             if newest in self.best_k_models and self._written_at_step == trainer.global_step:
                 self._write(trainer, newest, replaces=True)  # it names the file that belongs to another run
-        self._newest_path = newest  # a link must point to a ranked checkpoint, never to itself
 
     def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:
-        if self.save_last != "link" or not newest or not os.path.exists(newest):
-            return self._write(trainer, self.last_model_path, replaces)
+        """Write the last checkpoint, or make it a link to ``newest``; a copy of ``newest`` if that is under way."""
+        store, last = trainer.strategy.checkpoint_io, self.last_model_path
+        writing = self._under_way is not None and newest in self._under_way.files
+        links = self.save_last == "link" and bool(newest) and (writing or store.exists(newest))
+        if not links and not writing:
+            return self._write(trainer, last, replaces)
         replaces = replaces or not self.enable_version_counter
-        made = not trainer.is_global_zero or make_link(newest, self.last_model_path, replaces)
-        agreed: bool = trainer.strategy.broadcast(made)
-        return agreed
+        made: bool = trainer.strategy.broadcast(
+            not trainer.is_global_zero or store.copy(newest, last, link=links, replaces=replaces)
+        )
+        if made:
+            self._is_durable(trainer, last)
+        return made
 
     def to_yaml(self, filepath: str | Path | None = None) -> None:
         """Write ``best_k_models``, path and score, as YAML.

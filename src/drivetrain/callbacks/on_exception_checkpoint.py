@@ -45,7 +45,7 @@ class OnExceptionCheckpoint(Checkpoint):
         return os.path.join(self.dirpath, self.filename + self.FILE_EXTENSION)
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        return [self.ckpt_path] if os.path.exists(self.ckpt_path) else []
+        return [self.ckpt_path] if trainer.strategy.checkpoint_io.exists(self.ckpt_path) else []
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         begun = trainer.training or trainer.validating  # in set-up the steps may be those of an earlier fit

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._checkpoint_files import save_new
+from drivetrain.checkpoints.io import wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.trainer.checkpoint import numbered
 
@@ -77,6 +78,7 @@ class Requeue(Callback):
             path = self._next_path(trainer)
             while not save_new(trainer, path):  # another job has taken the number meanwhile
                 path = self._next_path(trainer)
+            wait_for(trainer.strategy.checkpoint_io, path)
         finally:
             self._saves = False
         for logger in trainer.loggers if trainer.is_global_zero else ():
@@ -89,7 +91,7 @@ class Requeue(Callback):
         rank_zero_warn(f"Saved {path}, but the job could not be put back into the queue: {why_not} Training goes on.")
 
     def _next_path(self, trainer: Trainer) -> str:
-        number = 1 + max(numbered(trainer.default_root_dir), default=0)
+        number = 1 + max(numbered(trainer.default_root_dir, trainer.strategy.checkpoint_io), default=0)
         return os.path.join(trainer.default_root_dir, f"hpc_ckpt_{number}.ckpt")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -98,7 +100,9 @@ class Requeue(Callback):
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
         """What the fit that is about to begin has left when the job went back into the queue."""
-        files = numbered(trainer.default_root_dir) if self.environment.restart_count() > 0 else {}
+        if self.environment.restart_count() <= 0:
+            return None
+        files = numbered(trainer.default_root_dir, trainer.strategy.checkpoint_io)
         if not files:
             return None
         wanted = {"job": self.environment.requeue_id(), "fit": Requeue._fits + 1}

@@ -133,6 +133,13 @@ class TorchCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
 
+    def is_complete(self, path: str | Path) -> bool:
+        try:
+            _verify(Path(path), str(path))
+        except CheckpointError:
+            return False
+        return True
+
 
 def _reason(error: BaseException) -> str:
     """The one sentence in torch's page of advice that names the object."""
@@ -215,12 +222,3 @@ def _verify(source: Path | IO[bytes], name: str) -> None:
         raise CheckpointError(f"{name} is no checkpoint, or was cut short ({error}). Use another one.") from error
     if damaged is not None:
         raise CheckpointError(f"{name} is damaged: the checksum of {damaged!r} is wrong. Use another one.")
-
-
-def is_complete(path: str | Path) -> bool:
-    """Whether the file at ``path`` is a container whose checksums are right; reads all of it."""
-    try:
-        _verify(Path(path), str(path))
-    except CheckpointError:
-        return False
-    return True

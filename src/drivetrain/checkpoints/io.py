@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import math
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from drivetrain.base import files
+from drivetrain.errors import CheckpointError
+
 
 class CheckpointIO(ABC):
-    """Writes, reads and removes one checkpoint. It decides where the bytes go, never what they mean."""
+    """Keeps checkpoints under paths: writes, reads, lists, copies and removes them.
+
+    A subclass defines the first three methods. The others have defaults for files of this machine that are durable when
+    :meth:`save_checkpoint` returns. A store that keeps checkpoints elsewhere overrides :meth:`written_at` and
+    :meth:`find`; one that writes in the background overrides :meth:`is_durable` and :meth:`wait`. Everything that a
+    Trainer and its callbacks ask about checkpoints goes through these methods. Rank 0 saves, copies and removes.
+    """
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` to ``path``; when this returns, the checkpoint is durable.
+        """Write ``checkpoint`` to ``path``, or begin to: it is written when :meth:`is_durable` says so.
+
+        Until then :meth:`load_checkpoint` and :meth:`written_at` know what was at ``path`` before. Training changes
+        the tensors of ``checkpoint`` in place, so a store that writes later copies them before it returns.
 
         Raises:
-            CheckpointError: it could not be written; what lay at ``path`` before is still there, whole.
+            CheckpointError: it could not be written; what was at ``path`` before is still there, complete.
         """
 
     @abstractmethod
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The checkpoint at ``path``.
+        """Return the checkpoint at ``path``.
 
         Args:
-            path: where it lies.
+            path: its name in this store.
             map_location: where its tensors are read to, as for ``torch.load``.
             weights_only: ``None`` or True: plain data only. False: everything, which runs what code the file brings.
 
@@ -36,4 +50,103 @@ class CheckpointIO(ABC):
 
     @abstractmethod
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete the checkpoint at ``path``; one that is not there is no error."""
+        """Delete the checkpoint at ``path``; it is no error if there is none."""
+
+    # ---- what is there -------------------------------------------------------------------------------------------
+
+    def written_at(self, path: str | Path) -> float | None:
+        """Return when the checkpoint at ``path`` was written, in seconds of any clock; ``None`` if there is none."""
+        try:
+            return os.path.getmtime(path)
+        except (OSError, ValueError):
+            return None
+
+    def exists(self, path: str | Path) -> bool:
+        """Return whether there is a checkpoint at ``path``."""
+        return self.written_at(path) is not None
+
+    def find(self, folder: str | Path, pattern: str) -> list[str]:
+        """Return the paths in ``folder`` whose name matches ``pattern``, such as ``"*.ckpt"``, in any order."""
+        return [str(path) for path in Path(folder).glob(pattern)]
+
+    def is_complete(self, path: str | Path) -> bool:
+        """Return whether the checkpoint at ``path`` can be read; this reads all of it."""
+        try:
+            self.load_checkpoint(path)
+        except Exception:
+            return False
+        return True
+
+    def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
+        """Copy the checkpoint ``source`` to ``path`` when it is durable; at no time is there a part of it at ``path``.
+
+        Args:
+            source: a checkpoint, or one that is being written.
+            path: where to.
+            link: make a relative symbolic link instead, where the file system has them.
+            replaces: whether another checkpoint at ``path`` may be replaced.
+
+        Returns:
+            False if it may not, and there is one.
+
+        Raises:
+            CheckpointError: it could not be copied; what was at ``path`` before is unchanged.
+        """
+        self.wait(source)
+        if not os.path.exists(source):  # this store keeps it elsewhere
+            self.save_checkpoint(self.load_checkpoint(source), path)
+            return True
+        try:
+            return files.link(source, path, replaces) if link else files.copy(source, path, replaces)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} could not become a {'link to' if link else 'copy of'} {source}: "
+                f"{files.reason(error, Path(path))}. What was there before is untouched. Move it away"
+                f"{', or write save_last=True' if link else ''}."
+            ) from error
+
+    def link_target(self, path: str | Path) -> str | None:
+        """Return where the symbolic link ``path`` leads, also to nothing; ``None`` if it is no link."""
+        return os.readlink(path) if os.path.islink(path) else None
+
+    def resolve(self, path: str | Path) -> str:
+        """Return the one name of a checkpoint or folder that can be reached by several, through links or ``..``."""
+        return os.path.realpath(path)
+
+    # ---- when it is written --------------------------------------------------------------------------------------
+
+    def is_durable(self, path: str | Path) -> bool:
+        """Return False while a save to ``path`` is under way, and after it failed until :meth:`wait` has raised that."""
+        return True
+
+    def wait(self, path: str | Path | None = None) -> None:
+        """Wait until what was last saved at ``path`` is written; ``None``: all that was saved.
+
+        Raises:
+            CheckpointError: it could not be written; the message names the file. Raised once for each failure.
+        """
+
+    def teardown(self) -> None:
+        """Free threads and connections at the end of a run, after :meth:`wait`. The store may be used again later."""
+
+
+def wait_for(store: CheckpointIO, path: str | Path) -> None:
+    """Call ``store.wait(path)``; whatever it raises becomes a CheckpointError that names the file.
+
+    Raises:
+        CheckpointError: the checkpoint could not be written.
+    """
+    try:
+        store.wait(path)
+    except Exception as error:
+        if isinstance(error, CheckpointError) and str(path) in str(error):
+            raise
+        raise CheckpointError(
+            f"The checkpoint {path} was not written: {error}. Checkpoints that were written before it are unchanged."
+        ) from error
+
+
+def newest_first(store: CheckpointIO, paths: Iterable[str]) -> list[str]:
+    """Sort ``paths`` by when their checkpoints were written; those that are gone come last."""
+    times = {path: store.written_at(path) for path in paths}
+    return sorted(times, key=lambda path: -math.inf if (time := times[path]) is None else time, reverse=True)

@@ -16,7 +16,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.registry import Entry
 from drivetrain.base.seed import Generators, seed_everything
 from drivetrain.base.tree import move
-from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.feed import seed_workers
 from drivetrain.engine import snapshots
@@ -397,6 +397,8 @@ class Engine(Ranks):
     ) -> None:
         """Write ``state`` to ``path``, atomically and durably; every process must call it.
 
+        With a CheckpointIO that writes in the background, :meth:`load` and :meth:`teardown` wait until it is durable.
+
         Args:
             path: the file.
             state: modules, optimizers, anything with ``state_dict``, and plain data, each under a name.
@@ -424,13 +426,18 @@ class Engine(Ranks):
         Raises:
             CheckpointError: there is no such file, it is damaged, or it does not fit; nothing was restored then.
         """
-        self.barrier()
+        self._wait_for(path)
         return snapshots.into(state, self.strategy.load_checkpoint(path), strict, str(path))
 
     def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool = True) -> None:
         """Read a bare state dict, as ``torch.save(model.state_dict(), path)`` writes it, into ``obj``."""
-        self.barrier()
+        self._wait_for(path)
         snapshots.into({"object": obj}, {"object": self.strategy.load_checkpoint(path)}, strict, str(path))
+
+    def _wait_for(self, path: str | Path) -> None:
+        """Wait until rank 0 has written what it has saved at ``path``."""
+        wait_for(self.strategy.checkpoint_io, path)
+        self.barrier()
 
     def teardown(self) -> None:
         """Move everything that was set up to the host and free the device."""

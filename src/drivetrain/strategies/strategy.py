@@ -19,7 +19,7 @@ from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
-from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.collectives import operation_of
 from drivetrain.strategies.placement import place
@@ -167,7 +167,10 @@ class Strategy(Stepping, ABC):
         """The batch that comes is one that this rank repeats, because others have more; it must leave no trace."""
 
     def teardown(self) -> None:
-        """Move model and optimizer state to the host and free the device. Tolerates a half-built run (trap T58)."""
+        """Move model and optimizer state to the host, free the device, and wait until all checkpoints are durable.
+
+        Tolerates a half-built run (trap T58).
+        """
         if self.root_device != HOST:
             for optimizer in self.optimizers:
                 optimizer_to(optimizer, HOST)
@@ -175,6 +178,8 @@ class Strategy(Stepping, ABC):
                 place(self.lightning_module, HOST)
         if self.accelerator is not None:
             self.accelerator.teardown()
+        self.checkpoint_io.wait()
+        self.checkpoint_io.teardown()
 
     # ---- between ranks: of one process, each is the identity -----------------------------------------------------
 
@@ -279,6 +284,7 @@ class Strategy(Stepping, ABC):
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write on global rank 0."""
         if self.is_global_zero:
+            wait_for(self.checkpoint_io, path)  # an earlier save to it may be under way
             self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
 
     def load_checkpoint(

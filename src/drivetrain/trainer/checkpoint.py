@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import check_scheduler_state, expect, load_states, naming, restoring
 from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, newest_first
 from drivetrain.errors import CheckpointError, ConfigurationError, closest, described
 from drivetrain.loops.restart import capture
 from drivetrain.loops.restart_checks import check_progress, check_restart
@@ -52,11 +53,11 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         requeued = next((path for ask in own if ask is not None and (path := ask(trainer))), None)
     if ckpt_path is None:
         return requeued
-    callbacks = trainer.checkpoint_callbacks
+    callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     if ckpt_path in ("best", "last"):
         if ckpt_path == "best":
             found = next((path for callback in callbacks if (path := getattr(callback, "best_model_path", ""))), "")
-            if found and not os.path.exists(found):
+            if found and not store.exists(found):
                 raise CheckpointError(
                     f'ckpt_path="best" means {found}, which ModelCheckpoint has saved, and that file is gone. '
                     "Pass the path of another checkpoint."
@@ -64,7 +65,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         else:
             candidates = {path for callback in callbacks for path in callback.resume_candidates(trainer)}
             candidates |= set() if requeued is None else {requeued}
-            found = max(candidates, key=_written_at, default="")
+            found = next(iter(newest_first(store, candidates)), "")
         if found:
             return found
         if ckpt_path == "last" and fitting and callbacks:
@@ -73,7 +74,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
         raise CheckpointError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}. Pass a path.')
     if ckpt_path == "hpc":
-        by_number = numbered(trainer.default_root_dir)
+        by_number = numbered(trainer.default_root_dir, store)
         if not by_number:
             raise CheckpointError(
                 f'ckpt_path="hpc" names no checkpoint: there is no hpc_ckpt_<n>.ckpt in {trainer.default_root_dir}. '
@@ -85,33 +86,26 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             f'ckpt_path is a path, "best" or "last", not {described(ckpt_path)}. Write ckpt_path="last".'
         )
     path = os.path.expanduser(os.fspath(ckpt_path))
-    if os.path.islink(path) and not os.path.exists(path):
-        raise CheckpointError(
-            f"{path} is a link to {os.readlink(path)}, which does not exist. Pass the path of another checkpoint."
-        )
-    if not os.path.exists(path):
+    if not store.exists(path):
+        if (target := store.link_target(path)) is not None:
+            raise CheckpointError(
+                f"{path} is a link to {target}, which does not exist. Pass the path of another checkpoint."
+            )
         likely = closest(path, ["best", "last"])
         hint = "Check the path." if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
         raise CheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint}")
-    if os.path.isdir(path) and isinstance(trainer.strategy.checkpoint_io, TorchCheckpointIO):
+    if isinstance(store, TorchCheckpointIO) and os.path.isdir(path):
         raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
     return path
 
 
-def _written_at(path: str) -> float:
-    try:
-        return os.path.getmtime(path)
-    except OSError:  # another run has removed it since
-        return float("-inf")
-
-
-def numbered(folder: str | os.PathLike[str]) -> dict[int, str]:
+def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
     """The checkpoints that jobs have left in ``folder`` when they went back into the queue, by number."""
     found = {}
-    for path in Path(folder).glob("hpc_ckpt_*.ckpt"):
-        number = path.stem.removeprefix("hpc_ckpt_")
+    for path in store.find(folder, "hpc_ckpt_*.ckpt"):
+        number = PurePath(path).stem.removeprefix("hpc_ckpt_")
         if number.isdecimal():
-            found[int(number)] = str(path)
+            found[int(number)] = path
     return found
 
 

@@ -152,6 +152,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
         trainer.datamodule.teardown(fn.value)
     trainer.hooks.call_callbacks("teardown", fn.value)
     trainer.hooks.call_method("teardown", fn.value)
+    trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved
     for logger in trainer.loggers if trainer.is_global_zero else ():
         logger.finalize("success")
 

@@ -17,7 +17,7 @@ from drivetrain.base.files import encodable
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callback import Callback
-from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
@@ -243,7 +243,10 @@ class Trainer(TrainerView):
         storage_options: Any = None,
         allow_pickle: bool = False,
     ) -> None:
-        """Write the state of the run to ``filepath``; when this returns, it is durable. Call it on every rank.
+        """Write the state of the run to ``filepath``. Call it on every rank.
+
+        When this returns, the checkpoint is durable, unless a CheckpointIO that writes in the background is used during
+        a run: ``trainer.strategy.checkpoint_io.wait(filepath)`` waits for it, and so does the end of the run.
 
         Args:
             filepath: the file; what lay there before stays whole until the new one is complete.
@@ -260,6 +263,8 @@ class Trainer(TrainerView):
             raise ConfigurationError("There is no model to save yet. Call trainer.fit(model) first.")
         state = checkpoint.dump(self, weights_only, allow_pickle)
         self.strategy.save_checkpoint(state, filepath, storage_options)
+        if self.progress.status is not TrainerStatus.RUNNING:
+            wait_for(self.strategy.checkpoint_io, filepath)  # nothing else will
         self.strategy.barrier("save_checkpoint")
 
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:

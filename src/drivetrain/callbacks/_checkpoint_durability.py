@@ -1,0 +1,122 @@
+"""When the files of a ModelCheckpoint are durable, and what waits for that."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.callbacks._checkpoint_files import is_below
+from drivetrain.callbacks._checkpoint_names import NamedCheckpoint
+from drivetrain.checkpoints.io import CheckpointIO, wait_for
+from drivetrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
+
+_RANKING = (
+    "best_model_path", "best_model_score", "best_k_models", "kth_best_model_path", "kth_value", "_newest_path",
+)  # fmt: skip
+
+
+@dataclass
+class UnderWay:
+    """A save of a ModelCheckpoint whose files are not durable yet.
+
+    Attributes:
+        files: their paths, each with what is logged when it is durable; a copy of another one has nothing.
+        ranking: the attributes that change then.
+        replaced: files that are removed then.
+        last_before: ``last_model_path`` before this save.
+    """
+
+    files: dict[str, str] = field(default_factory=dict)
+    ranking: dict[str, Any] = field(default_factory=dict)
+    replaced: list[str] = field(default_factory=list)
+    last_before: str = ""
+
+
+class StoredCheckpoint(NamedCheckpoint):
+    """A callback that ranks and removes checkpoints only once those that take their place are durable.
+
+    A store may return from a save before the file is written (:meth:`CheckpointIO.is_durable`). Then the callback's
+    attributes stay as they were, and nothing is removed, until the next save or the end of the run, which waits.
+
+    Attributes:
+        best_model_path, best_model_score, best_k_models, kth_best_model_path, kth_value: the ranking.
+        last_model_path: the file or link that is replaced with each save.
+        verbose: log each save.
+    """
+
+    best_model_path: str
+    best_model_score: Tensor | None
+    best_k_models: dict[str, Tensor]
+    kth_best_model_path: str
+    kth_value: Tensor | None
+    last_model_path: str
+    verbose: bool
+    _newest_path: str
+    _written_at_step: int
+    _under_way: UnderWay | None
+
+    def _ranked(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _RANKING}
+
+    def _settle(self, trainer: Trainer) -> None:
+        """Wait until the files of the last save are durable; only then rank them, and remove those they replace.
+
+        At once where the store writes before it returns. All ranks come here at the same steps, and nothing is
+        exchanged: where rank 0 could not write, it ends the job.
+
+        Raises:
+            CheckpointError: a file could not be written; ranking and files are those from before that save.
+        """
+        if (saved := self._under_way) is None:
+            return
+        try:
+            for path in saved.files:
+                wait_for(trainer.strategy.checkpoint_io, path)
+        except CheckpointError:
+            self._under_way, self._written_at_step = None, -1
+            if not trainer.strategy.checkpoint_io.exists(self.last_model_path):
+                self.last_model_path = saved.last_before
+            raise
+        self._under_way = None
+        vars(self).update(saved.ranking)
+        for path in saved.replaced:
+            self._remove(trainer, path)
+        for message in filter(None, saved.files.values()):
+            self._tell(trainer, message)
+
+    def _is_durable(self, trainer: Trainer, path: str, message: str = "") -> bool:
+        """Whether the file that was just saved is durable, on all ranks; :meth:`_settle` waits for one that is not."""
+        durable: bool = trainer.strategy.broadcast(trainer.strategy.checkpoint_io.is_durable(path))
+        if not durable:
+            self._under_way = self._under_way or UnderWay()
+            self._under_way.files[path] = message
+        return durable
+
+    def _tell(self, trainer: Trainer, message: str) -> None:
+        for logger in trainer.loggers:
+            logger.after_save_checkpoint(self)
+        if self.verbose:
+            rank_zero_info(message)
+
+    def _remove(self, trainer: Trainer, path: str) -> None:
+        """Remove a file of its own; when what replaces it is durable."""
+        if self._under_way is not None:
+            self._under_way.replaced.append(path)
+        elif not self._resumed_from(trainer, path) and self._is_own(path, trainer.strategy.checkpoint_io):
+            trainer.strategy.remove_checkpoint(path)
+
+    def _is_own(self, path: str, store: CheckpointIO | None = None) -> bool:
+        """Whether this callback may have written ``path``: a checkpoint in its folder, whatever links lead there."""
+        resolve = os.path.realpath if store is None else store.resolve
+        return path.endswith(self.FILE_EXTENSION) and is_below(path, self.dirpath, resolve)
+
+    def _resumed_from(self, trainer: Trainer, path: str) -> bool:
+        given, resolve = trainer.ckpt_path, trainer.strategy.checkpoint_io.resolve
+        return bool(path) and given is not None and resolve(path) == resolve(given)
