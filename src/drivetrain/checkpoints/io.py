@@ -116,7 +116,7 @@ class CheckpointIO(ABC):
     # ---- when it is written --------------------------------------------------------------------------------------
 
     def is_durable(self, path: str | Path) -> bool:
-        """Return False while a save to ``path`` is under way, and after it failed until :meth:`wait` has raised that."""
+        """Return False while a save to ``path`` is under way, and after it failed, until :meth:`wait` raised that."""
         return True
 
     def wait(self, path: str | Path | None = None) -> None:
