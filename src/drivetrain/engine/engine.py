@@ -90,6 +90,7 @@ class Engine(Ranks):
             )
             plan = resolve(Settings(plugins=plugins, **chosen))
         self.plan = plan
+        _check_strategy(plan.strategy)
         self.strategy = plan.strategy if isinstance(plan.strategy, Strategy) else _build(plan)
         self.strategy.accelerator = plan.accelerator
         self.strategy.parallel_devices = plan.devices
@@ -451,6 +452,15 @@ class Engine(Ranks):
 
 def _listed(given: Any) -> list[Any]:
     return [] if given is None or given is False else list(given) if isinstance(given, Iterable) else [given]
+
+
+def _check_strategy(strategy: Strategy | Entry[Any]) -> None:
+    """Refuse a user's strategy with overrides that nobody would call."""
+    cls = type(strategy) if isinstance(strategy, Strategy) else strategy.cls
+    if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+        from drivetrain.strategies.members import check_members  # here, so that importing the Trainer stays quick
+
+        check_members(cls)
 
 
 def _build(plan: Plan) -> Strategy:

@@ -43,6 +43,9 @@ class Strategy(Stepping, ABC):
     start_method: str | None = None
     """How its processes start where no cluster starts them: "popen", "spawn", "fork", "forkserver", "ray"; or here."""
 
+    lightning_restore_optimizer: bool = True
+    """Whether the Trainer gives optimizers the state of a checkpoint; False where :meth:`load_checkpoint` has."""
+
     restore_checkpoint_after_setup: bool = False
     """Whether the Trainer reads a checkpoint and loads the weights after :meth:`setup` instead of before it.
 

@@ -379,7 +379,8 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         )
     if "lr_schedulers" not in checkpoint:
         raise CheckpointError("The checkpoint has no 'lr_schedulers'. Use another one.")
-    strategy.load_optimizer_state_dict(checkpoint)
+    if strategy.lightning_restore_optimizer:
+        strategy.load_optimizer_state_dict(checkpoint)
     schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
     load_states("scheduler", schedulers, checkpoint["lr_schedulers"], check_scheduler_state)
     if (state := checkpoint.get(type(strategy.precision_plugin).__qualname__)) is not None:

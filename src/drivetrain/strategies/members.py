@@ -1,0 +1,79 @@
+"""What becomes of an override of each member that strategies have in the field, so that none is left out in silence.
+
+The names are those of the Trainer's kind of strategy, Lightning 2.6's: of ``Strategy``, ``ParallelStrategy`` and
+``DDPStrategy``. An override of a member is called where the field calls it; or it is refused when the strategy is
+taken, because leaving it out would change numbers, state or ranks; or it changes nothing of these, and one line says
+that it is not called.
+"""
+
+from __future__ import annotations
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import ConfigurationError
+
+_WRAP = "Override setup_module(module), which returns the module that is called."
+_OPTIMIZERS = "Override setup_optimizers(trainer), or wrap the optimizers in setup(trainer)."
+_START = 'Say how processes are started by the class attribute start_method ("popen", "spawn", ...), or launch them.'
+_JOIN = "Override setup_environment(), and call super().setup_environment() for the device and the process group."
+_RANKS = "Give the strategy a ClusterEnvironment that says the ranks."
+_HOOK = "Pass ddp_comm_hook, ddp_comm_state and ddp_comm_wrapper to DDPStrategy."
+
+CALLED = frozenset(
+    {
+        "accelerator", "checkpoint_io", "precision_plugin", "optimizers", "model", "parallel_devices", "connect",
+        "register_strategies", "root_device", "is_global_zero", "is_distributed", "global_rank", "local_rank",
+        "node_rank", "world_size", "num_nodes", "num_processes", "process_group_backend",
+        "setup_environment", "setup", "setup_optimizers", "model_to_device", "tensor_init_context",
+        "model_sharded_context", "process_dataloader", "distributed_sampler_kwargs", "teardown",
+        "training_step", "post_training_step", "validation_step", "test_step", "predict_step", "batch_to_device",
+        "pre_backward", "backward", "post_backward", "block_backward_sync", "optimizer_step",
+        "handles_gradient_accumulation",
+        "reduce", "barrier", "broadcast", "all_gather", "reduce_boolean_decision",
+        "lightning_module_state_dict", "load_model_state_dict", "optimizer_state", "load_optimizer_state_dict",
+        "save_checkpoint", "load_checkpoint", "remove_checkpoint", "restore_checkpoint_after_setup",
+        "lightning_restore_optimizer",
+        "on_train_start", "on_train_end", "on_validation_start", "on_validation_end", "on_test_start", "on_test_end",
+        "on_predict_start", "on_predict_end", "on_train_batch_start", "on_exception",
+        "__init__", "__getstate__", "__setstate__",
+    }
+)  # fmt: skip
+"""Members whose override is called, or read."""
+
+REFUSED = {
+    "lightning_module": "Read self.lightning_module, and take it in connect(module).",
+    "launcher": _START, "_configure_launcher": _START,
+    "setup_precision_plugin": "Override setup(trainer), or pass a Precision of your own.",
+    "_setup_model_and_optimizers": _WRAP, "_setup_model": _WRAP, "configure_ddp": _WRAP,
+    "determine_ddp_device_ids": _WRAP, "_setup_optimizer": _OPTIMIZERS,
+    "setup_distributed": _JOIN, "_get_process_group_backend": "Pass process_group_backend to the constructor.",
+    "set_world_ranks": _RANKS, "_register_ddp_hooks": _HOOK,
+    "_enable_model_averaging": "Pass model_averaging_period to DDPStrategy.",
+}  # fmt: skip
+"""Members whose override is an error, and what to write instead."""
+
+HARMLESS = frozenset({"_reset_optimizers_and_schedulers"})
+"""Members whose override is not called, and changes no number, state or rank."""
+
+_said: set[type] = set()
+
+
+def check_members(cls: type) -> None:
+    """Whether everything that a user's strategy class overrides is called; one line about what is harmless.
+
+    Raises:
+        ConfigurationError: it overrides a member that is not called, and that would change numbers, state or ranks.
+    """
+    own = {name: owner for owner in reversed(cls.__mro__) if not _is_ours(owner) for name in vars(owner)}
+    for name in sorted(own.keys() & REFUSED.keys()):
+        raise ConfigurationError(
+            f"{own[name].__name__} overrides {name}, which is never called here, and without it this strategy would do "
+            f"something else than it says. {REFUSED[name]}"
+        )
+    unused = sorted(own.keys() & HARMLESS)
+    if unused and cls not in _said:
+        _said.add(cls)
+        rank_zero_warn(f"{cls.__name__} overrides {', '.join(unused)}, which is not called here and not needed.")
+
+
+def _is_ours(owner: type) -> bool:
+    return owner is object or owner.__module__.partition(".")[0] == __name__.partition(".")[0]
