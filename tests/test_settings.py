@@ -48,6 +48,7 @@ WRONG: list[tuple[str, list[Any], str, str]] = [
     ("detect_anomaly", [1, None], "one of True, False", "detect_anomaly=True"),
     ("barebones", [1, None], "one of True, False", "barebones=True"),
     ("sync_batchnorm", [1, None], "one of True, False", "sync_batchnorm=True"),
+    ("check_collectives", [1, "all"], "one of True, False, None", "check_collectives=True"),
     ("reload_dataloaders_every_n_epochs", [-1, 1.0, None], "an int of at least 0", "reload_dataloaders"),
     ("enable_autolog_hparams", [1, None], "one of True, False", "enable_autolog_hparams=True"),
 ]  # fmt: skip
@@ -266,6 +267,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "barebones",
         "plugins",
         "sync_batchnorm",
+        "check_collectives",  # ours
         "reload_dataloaders_every_n_epochs",
         "default_root_dir",
         "enable_autolog_hparams",

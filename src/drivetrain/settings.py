@@ -104,6 +104,9 @@ class Settings:
         Precision | CheckpointIO | ClusterEnvironment | list[Precision | CheckpointIO | ClusterEnvironment] | None
     ) = _argument(None, "a Precision, a CheckpointIO and a ClusterEnvironment of one's own")
     sync_batchnorm: bool = _argument(False, "batch norm over all processes; of one process, no difference")
+    check_collectives: bool | None = _argument(
+        None, "compare collectives on tensors between processes first; None: the first 100 of a run"
+    )
     reload_dataloaders_every_n_epochs: int = _argument(0, "build the loaders anew every n epochs; 0: never")
     default_root_dir: str | Path | None = _argument(None, "where logs and checkpoints go; None: the working directory")
     enable_autolog_hparams: bool = _argument(True, "give the hyperparameters of module and datamodule to the loggers")
@@ -295,6 +298,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "detect_anomaly": _one_of(True, False),
     "barebones": _one_of(True, False),
     "sync_batchnorm": _one_of(True, False),
+    "check_collectives": _one_of(True, False, None),
     "reload_dataloaders_every_n_epochs": _count(0, optional=False),
     "default_root_dir": _folder,
     "enable_autolog_hparams": _one_of(True, False),

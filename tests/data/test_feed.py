@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -248,6 +250,21 @@ def test_t47_workers_are_seeded_if_that_is_wanted(
     loader = DataLoader(data(), num_workers=workers, worker_init_fn=given)
     seed_workers(loader)
     assert loader.worker_init_fn is expected
+
+
+def test_workers_of_one_models_ranks_are_seeded_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")
+    drawn = []
+    for rank, place in [("0", 0), ("1", 0), ("1", 1), ("3", 1)]:
+        monkeypatch.setenv("RANK", rank)
+        loader = DataLoader(data(), num_workers=1)
+        seed_workers(loader, place)
+        torch.manual_seed(5)
+        pickle.loads(pickle.dumps(loader.worker_init_fn))(0)
+        drawn.append((random.random(), torch.rand(())))
+    assert drawn[0] == drawn[1]
+    assert drawn[2] == drawn[3]
+    assert drawn[0] != drawn[2]
 
 
 def test_t47_what_is_no_dataloader_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-SIZE = 3  # processes
+SIZE = 4  # processes
 PRELOADED = [
     "torch",
     "torch._dynamo",
@@ -53,7 +53,7 @@ class Worker:
 
 
 class Pool:
-    """Up to three processes that run a test's function as the ranks of a job; see :meth:`run`."""
+    """Up to four processes that run a test's function as the ranks of a job; see :meth:`run`."""
 
     def __init__(self) -> None:
         self._workers: list[Worker] = []
@@ -74,7 +74,7 @@ class Pool:
         Args:
             function: a function at the top of a test file, or a static method of a class there.
             args: what can be pickled; every rank gets its own copy.
-            world_size: 1 to 3.
+            world_size: 1 to 4.
             group: whether a process group (gloo) exists while the function runs; without, the function makes its own.
                 It is destroyed afterwards in either case.
             timeout: seconds for the job.

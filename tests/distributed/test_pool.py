@@ -209,5 +209,5 @@ def test_a_rank_that_dies_is_named(pool: Any) -> None:
 def test_what_cannot_be_sent_is_refused_at_once(pool: Any) -> None:
     with pytest.raises(ValueError, match="at the file's top"):
         pool.run(lambda: None)
-    with pytest.raises(ValueError, match="1 to 3"):
-        pool.run(environment, world_size=4)
+    with pytest.raises(ValueError, match="1 to 4"):
+        pool.run(environment, world_size=5)

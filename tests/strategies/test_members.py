@@ -104,7 +104,8 @@ def run_everything(strategy: Callable[[], Any], folder: Path, data: Any, validat
     second.strategy.reduce(torch.ones(1))
     second.strategy.all_gather(torch.ones(1))
     second.strategy.reduce_boolean_decision(True)
-    assert (second.local_rank, second.node_rank, second.distributed_sampler_kwargs) == expected
+    assert (second.local_rank, second.node_rank) == (0, 0)
+    assert second.distributed_sampler_kwargs in (None, {"num_replicas": 1, "rank": 0})
     copy.copy(second.strategy)
     with pytest.raises(RuntimeError):
         trainer(max_epochs=1).fit(Failing(), loader, loader)

@@ -51,13 +51,16 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
     return seed
 
 
-def worker_seed_init(worker_id: int) -> None:
+def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
     """A DataLoader's ``worker_init_fn``: python and numpy follow f(loader's base seed, rank, worker id) (trap T47).
+
+    ``rank`` is this process's place in the data; ``None``: its rank in the job.
 
     On rank 0 torch is left as its DataLoader seeded it, per worker, from the base seed it drew. On the others, whose
     loaders draw the same base seed, it follows too: or all ranks would augment their samples alike.
     """
-    base, rank = torch.initial_seed() - worker_id, rank_from_environ()
+    base = torch.initial_seed() - worker_id
+    rank = rank_from_environ() if rank is None else rank
     words = [base & 0xFFFFFFFF, (base >> 32) & 0xFFFFFFFF, worker_id, rank]
     mixed = 0
     for word in words:  # one round of splitmix64 per word: neighbours in (rank, worker) end far apart

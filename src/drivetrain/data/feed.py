@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.rank_zero import rank_from_environ, rank_zero_warn
 from drivetrain.base.seed import rng_state, worker_seed_init
 from drivetrain.base.tree import was_there
 from drivetrain.data.combined import CombinedLoader
@@ -283,11 +284,18 @@ class BatchIterator:
         return batch, self._advance(is_last), self._dataloader_idx
 
 
-def seed_workers(loader: Any) -> None:
-    """After ``seed_everything(workers=True)``: seed python and numpy in each worker, unless the user does it."""
+def seed_workers(loader: Any, rank: int | None = None) -> None:
+    """After ``seed_everything(workers=True)``: seed python and numpy in each worker, unless the user does it.
+
+    Args:
+        loader: whose workers; what is no DataLoader is left alone.
+        rank: this process's place in the data, where it is not its rank: the ranks of one model must augment the same
+            samples alike.
+    """
     wanted = os.environ.get("PL_SEED_WORKERS") == "1"
     if wanted and getattr(loader, "num_workers", 0) > 0 and getattr(loader, "worker_init_fn", True) is None:
-        loader.worker_init_fn = worker_seed_init
+        of_rank = rank is None or rank == rank_from_environ()
+        loader.worker_init_fn = worker_seed_init if of_rank else functools.partial(worker_seed_init, rank=rank)
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

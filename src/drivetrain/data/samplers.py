@@ -43,7 +43,13 @@ class Share(NamedTuple):
 
 
 def share(
-    loader: Any, rank: int, world_size: int, agree: Agree, splits: bool = False, pads: bool = False
+    loader: Any,
+    rank: int,
+    world_size: int,
+    agree: Agree,
+    splits: bool = False,
+    pads: bool = False,
+    draws: bool | None = None,
 ) -> DataLoader[Any] | None:
     """A copy of ``loader`` that gives this rank's part of each global batch; ``None`` where nothing can be shared out.
 
@@ -52,11 +58,13 @@ def share(
 
     Args:
         loader: the user's, which stays as it is.
-        rank: of ``world_size``.
-        world_size: how many processes share the data.
-        agree: gives all ranks what rank 0 has.
+        rank: which part this process gets, of ``world_size``: its place in the strategy's data group.
+        world_size: how many parts there are.
+        agree: gives all processes what rank 0 of the job has.
         splits: the loader's batch size is that of the global batch; else of each rank's part.
         pads: every rank gets as many samples, the first ones of the order twice (``drivetrain.parity``, trap T3).
+        draws: whether this process is rank 0 of the job, whose random state draws the order; ``None``: if ``rank`` is
+            0. Where one model takes several processes, several get part 0.
 
     Raises:
         ConfigurationError: the order has no length, so nobody knows where it ends.
@@ -85,6 +93,8 @@ def share(
         )
     else:  # lists that somebody has put together, or single samples of a loader without batches
         batches = DealtBatches(drawn, rank, world_size, agree)
+    if draws is not None:
+        batches.draws = draws
     return replaced(loader, **{"batch_sampler" if batched else "sampler": batches})
 
 
@@ -94,6 +104,8 @@ class RankBatches(SamplerProxy, ABC):
     def __init__(self, order: Any, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order)
         self._rank, self._world_size, self._agree = rank, world_size, agree
+        self.draws = rank == 0
+        """Whether the order comes from this process's random state, which then moves on."""
 
     @abstractmethod
     def shares(self) -> Iterator[Share]:
@@ -112,14 +124,18 @@ class RankBatches(SamplerProxy, ABC):
             return iter(self._sampler)
         generators = [g for g in (getattr(self._sampler, "generator", None),) if isinstance(g, torch.Generator)]
         state = self._agree((rng_state(), [generator.get_state() for generator in generators]))
-        if self._rank == 0:
+        if self.draws:
             return self._drawn()
         own = rng_state()
+        # A rank that holds a part of the same model as rank 0 draws what rank 0 draws, where both were seeded alike,
+        # also after this: what its loader's workers are seeded with, for example.
+        in_step = self._rank == 0 and _alike(own, state[0])
         _set(state, generators)
         try:
             return self._drawn()
         finally:
-            set_rng_state(own)
+            if not in_step:
+                set_rng_state(own)
 
     def _drawn(self) -> Iterator[Any]:
         order = iter(self._sampler)
@@ -133,6 +149,12 @@ def _set(state: tuple[dict[str, Any], list[Any]], generators: list[Any]) -> None
     set_rng_state(state[0])
     for generator, its in zip(generators, state[1], strict=True):
         generator.set_state(its)
+
+
+def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the host's generators would draw the same."""
+    same = torch.equal(state["torch"], other["torch"])
+    return same and all(state.get(name) == other.get(name) for name in ("python", "numpy"))
 
 
 class SlicedBatches(RankBatches):

@@ -15,8 +15,8 @@ class PaddedBatches:
 
     Args:
         source: this rank's own, as :func:`drivetrain.data.feed.feed` yields them.
-        counts: the number of batches of each rank, at least 1.
-        rank: this one.
+        counts: the number of batches of each rank of the data group, at least 1.
+        rank: this one's place in it.
         done: batches of the pass that are done already; see :attr:`batch`.
 
     Attributes:
@@ -58,22 +58,30 @@ class KeptTogether:
     Args:
         source: this rank's own, as :func:`drivetrain.data.feed.feed` yields them.
         gather: this rank's answer on every rank, in order; called once per batch, and once more.
+        ranks: their global ranks, for messages; ``None``: they count from 0.
 
     Attributes:
         factor: of the batch that was given last, so that the mean over the ranks is that over those that have one: 0 if
             it is repeated, else the number of ranks for each that has a batch of its own.
     """
 
-    def __init__(self, source: Iterator[tuple[Any, bool]], gather: Callable[[bool], list[bool]]) -> None:
+    def __init__(
+        self,
+        source: Iterator[tuple[Any, bool]],
+        gather: Callable[[bool], list[bool]],
+        ranks: Sequence[int] | None = None,
+    ) -> None:
         self._source = source
         self._gather = gather
+        self._ranks = ranks
         self.factor = 1.0
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
         current = next(self._source, None)
         having = self._gather(current is not None)
         if any(having) and not all(having):
-            without = [rank for rank, has in enumerate(having) if not has]
+            ranks = range(len(having)) if self._ranks is None else self._ranks
+            without = [rank for rank, has in zip(ranks, having, strict=True) if not has]
             raise ConfigurationError(
                 f"The loader gave no batch at all on rank {', '.join(map(str, without))}, and others have some. "
                 "Give every rank at least one batch."

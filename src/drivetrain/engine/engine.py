@@ -20,7 +20,6 @@ from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.feed import seed_workers
 from drivetrain.engine import snapshots
-from drivetrain.engine.no_init import NoInit
 from drivetrain.engine.ranks import Ranks
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, requires_closure, unwrapped
 from drivetrain.errors import ConfigurationError, arguments_checked, described
@@ -57,6 +56,7 @@ class Engine(Ranks):
     Args:
         accelerator, strategy, devices, num_nodes, precision, plugins: as the Trainer's. What is left out may come from
             the command line: ``drivetrain run --devices=2 train.py``.
+        check_collectives: as the Trainer's; a run begins with :meth:`launch`.
         callbacks: objects whose methods :meth:`call` calls.
         loggers: where :meth:`log` writes.
         plan: a plan that is already resolved; the arguments that it decides are then ignored.
@@ -80,6 +80,7 @@ class Engine(Ranks):
         | ClusterEnvironment
         | list[Precision | CheckpointIO | ClusterEnvironment]
         | None = None,
+        check_collectives: bool | None = None,
         callbacks: Any | list[Any] | None = None,
         loggers: Logger | Iterable[Logger] | None = None,
         plan: Plan | None = None,
@@ -88,7 +89,7 @@ class Engine(Ranks):
             chosen = from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
-            plan = resolve(Settings(plugins=plugins, **chosen))
+            plan = resolve(Settings(plugins=plugins, check_collectives=check_collectives, **chosen))
         self.plan = plan
         _check_strategy(plan.strategy)
         self.strategy = plan.strategy if isinstance(plan.strategy, Strategy) else _build(plan)
@@ -101,6 +102,7 @@ class Engine(Ranks):
         self.callbacks: list[Any] = _listed(callbacks)
         self.loggers: list[Logger] = _listed(loggers)
         self.launcher = _launcher(plan)
+        self._check_collectives = check_collectives
         self._differentiates_plainly = self.strategy.differentiates_plainly
         self._modules: list[nn.Module] = []  # what was set up
 
@@ -208,7 +210,7 @@ class Engine(Ranks):
                     f"Engine.setup_dataloaders got {described(loader)}. "
                     "Pass a DataLoader, or what can be iterated, that is not set up already."
                 )
-            seed_workers(loader)
+            seed_workers(loader, self.strategy.data.index if self.strategy.is_distributed else None)
         if not loaders:
             raise ConfigurationError("Engine.setup_dataloaders() got no loader. Pass one.")
         if use_distributed_sampler:
@@ -347,6 +349,8 @@ class Engine(Ranks):
         with ExitStack() as stack:
             stack.enter_context(self.init_tensor())
             if empty_init:
+                from drivetrain.engine.no_init import NoInit  # here, so that importing the Engine stays quick
+
                 stack.enter_context(NoInit())
             yield
 

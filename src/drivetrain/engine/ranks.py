@@ -74,6 +74,7 @@ class Ranks(RankFacts):
     strategy: Strategy
     launcher: Launcher
     _launched: bool = False
+    _check_collectives: bool | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -138,6 +139,7 @@ class Ranks(RankFacts):
 
                 end_with_launcher()
             self.strategy.setup_environment()
+        self.strategy.check_collectives(self._check_collectives)
 
     # ---- between processes ---------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -224,9 +224,20 @@ class Entry:
         """The metric object that is logged under this name; ``None`` for numbers."""
         return self._metric
 
-    def compute_together(self) -> None:
-        """A metric object exchanges its state when it computes: now, on all ranks, and not when somebody looks."""
-        self.agreed = self._computed()
+    def compute_together(self, sync: Callable[..., list[Tensor]] | None = None) -> None:
+        """A metric object exchanges its state when it computes: now, on all ranks, and not when somebody looks.
+
+        ``sync`` gathers a tensor of it from the ranks that see different samples; ``None``: all do.
+        """
+        metric = self._metric
+        if sync is None or getattr(metric, "process_group", None) or getattr(metric, "dist_sync_fn", sync) is not None:
+            self.agreed = self._computed()
+            return
+        metric.dist_sync_fn = sync
+        try:
+            self.agreed = self._computed()
+        finally:
+            metric.dist_sync_fn = None
 
     def _computed(self) -> Tensor:
         value = self._metric.compute()

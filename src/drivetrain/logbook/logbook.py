@@ -70,13 +70,16 @@ class Logbook:
         logged_metrics: what the loggers were given last.
         flushes: how often values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 wherever the device has it.
-        gather: where several ranks train together, every rank's numbers, one row each, after a check that all ranks
-            mean the same names; ``None`` where one is alone.
+        gather: where several ranks see different samples, the numbers of each, one row each, after a check that all
+            mean the same names; ``None`` where one is alone. ``gather_world``: the same of all ranks.
+        sync_metric: how a metric object gets every rank's state where not all ranks see different samples.
     """
 
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
         self.sum_dtype = sum_dtype
         self.gather: Callable[[Sequence[str], Tensor], Tensor] | None = None
+        self.gather_world: Callable[[Sequence[str], Tensor], Tensor] | None = None
+        self.sync_metric: Callable[..., list[Tensor]] | None = None
         self.device = torch.device("cpu")
         self.scope: Scope | None = None
         self.batch: Any = None
@@ -112,6 +115,18 @@ class Logbook:
         self.leave_batch()
         self._compared_sizes, self.epoch_done, self.muted = False, False, False
         self.callback_metrics, self.bar_metrics, self.logged_metrics = {}, {}, {}
+
+    def join(self, device: torch.device, data: Any, world: Any) -> None:
+        """Take sums on ``device``, and exchange values in the groups of a strategy.
+
+        Args:
+            device: of this process.
+            data: the group of the ranks that see different samples. world: the group of all ranks.
+        """
+        self.device = device
+        self.gather = data.gather_keyed if data.size > 1 else None
+        self.gather_world = world.gather_keyed if world.size > 1 else None
+        self.sync_metric = None if data is world else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
         """End an epoch of ``group``: its running reductions start anew, ``callback_metrics`` keep what they were."""
@@ -182,7 +197,7 @@ class Logbook:
 
     def agree_on_epoch(self, group: str) -> None:
         """Let the ranks agree on the epoch's values of ``group`` that they have not agreed on; all must call it."""
-        if self.gather is None:
+        if self.gather_world is None:
             return
         new = [(_epoch_name(entry), entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
         metrics = sorted((item for item in new if item[1].metric is not None), key=lambda item: item[0])
@@ -190,16 +205,19 @@ class Logbook:
         shared = [
             (name, entry, entry.parts(epoch=True)) for name, entry in new if entry.shared and entry.metric is None
         ]
-        for (_, entry, _), value in zip(shared, self._agree(shared, waiting), strict=True):
-            entry.agreed = value
+        if self.gather is not None:
+            for (_, entry, _), value in zip(shared, self._agree(shared, waiting), strict=True):
+                entry.agreed = value
         for _, entry in metrics:
-            entry.compute_together()
+            entry.compute_together(self.sync_metric)
 
     def of_rank_zero(self, name: str, value: Any) -> Any:
         """Rank 0's value of a metric that each rank may have for itself: all decide by the same (trap T5)."""
-        if self.gather is None:
+        if self.gather_world is None:
             return value
-        return self.gather([name], torch.as_tensor(value, dtype=self.sum_dtype, device=self.device).reshape(1))[0, 0]
+        return self.gather_world([name], torch.as_tensor(value, dtype=self.sum_dtype, device=self.device).reshape(1))[
+            0, 0
+        ]
 
     def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
         """One keyed exchange: names, and those that are exchanged later, are compared, then all numbers travel."""

@@ -66,8 +66,9 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
         return []
     strategy = run.engine.strategy
     if strategy.is_distributed:
-        everyones = strategy.gather_objects(predictions.outputs)
-        predictions.outputs = [_in_order(parts) for parts in zip(*everyones, strict=True)]
+        if 0 in strategy.data.ranks:  # the other data groups have the same
+            everyones = strategy.data.gather_objects(predictions.outputs)
+            predictions.outputs = [_in_order(parts) for parts in zip(*everyones, strict=True)]
         if not strategy.is_global_zero:
             return []
     return predictions.result
@@ -131,7 +132,7 @@ def agree_on_counts(run: Run, stage: Stage, loaders: Sequence[EvalLoader]) -> No
     """
     if run.window.gather is None:
         return
-    everyones = run.engine.strategy.gather_objects([source.num_batches for source in loaders])
+    everyones = run.engine.strategy.data.gather_objects([source.num_batches for source in loaders])
     if len({len(counts) for counts in everyones}) > 1:
         raise ConfigurationError(
             f"The ranks have {', '.join(str(len(counts)) for counts in everyones)} {_WORDS[stage]} loaders. "

@@ -310,7 +310,7 @@ def _feed(run: Run, loader: Any, resumed: Resumed | None = None) -> Iterator[tup
 
     together = run.together = Together(run, loader)
     done = 0 if resumed is None else resumed.done
-    asked = run.engine.strategy.gather_objects((num_batches, done < num_batches or passes.can_repeat))
+    asked = run.engine.strategy.data.gather_objects((num_batches, done < num_batches or passes.can_repeat))
     counts = [count for count, _ in asked]
     check_counts(counts, "training")
     longest = run.progress.num_training_batches = max(counts)  # a limit may be another on this rank alone

@@ -20,6 +20,7 @@ from drivetrain.data.resample import without_shuffle
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.module.hooks import DataHooks
 from drivetrain.module.trainable import TrainableModule
+from drivetrain.strategies.group import Group
 
 LOADER_HOOKS = {
     "fit": "train_dataloader",
@@ -99,7 +100,7 @@ class Loaders:
         epoch: which epoch it is now.
         share: makes of a loader the one that gives this process's part of the data: :meth:`Strategy.share`.
         splits: a loader's batch size is that of all processes together.
-        gather: every rank's object, on every rank; ``None`` where one is alone.
+        data: returns the group of the ranks that see different samples; ``None`` where one is alone.
         process: a strategy's last word on each loader: :meth:`Strategy.process_dataloader`.
         overfits: training and validation draw in order, so that they see the same batches in every epoch (trap T35).
     """
@@ -115,7 +116,7 @@ class Loaders:
         overfits: bool = False,
         share: Callable[..., Any] | None = None,
         splits: bool = False,
-        gather: Callable[[Any], list[Any]] | None = None,
+        data: Callable[[], Group] | None = None,
         process: Callable[[Any], Any] | None = None,
     ) -> None:
         self._module = module
@@ -127,7 +128,7 @@ class Loaders:
         self._overfits = overfits
         self._share = share
         self._splits = splits
-        self._gather = gather
+        self._data = data
         self._process = process
         self._evaluation: dict[str, list[EvalLoader]] = {}
         self._training: Any = None
@@ -226,7 +227,8 @@ class Loaders:
         loader = self.training()
         if not self._lengths:
             own = sized_length(loader)
-            self._lengths = [own] if self._gather is None or _is_shared(loader) else self._gather(own)
+            data = self._data
+            self._lengths = [own] if data is None or _is_shared(loader) else data().gather_objects(own)
         limit, name = self._limit("fit"), type(loader).__name__
         counts = [count_of(length, limit, _LIMITS["fit"], name) for length in self._lengths]
         check_counts(counts, "training")
@@ -289,9 +291,11 @@ class Loaders:
             stage == "fit" and not combined and isinstance(made, (list, tuple, Mapping))
         )
 
+        data = None if self._data is None else self._data()
+
         def prepare(loader: Any) -> Any:
             check_iterable(loader, f"{LOADER_HOOKS[stage]} gave")
-            seed_workers(loader)
+            seed_workers(loader, None if data is None else data.index)
             if self._overfits and stage in ("fit", "validate"):
                 loader = without_shuffle(loader)
             # Several loaders at once go round each at its own pace, so no batch of theirs may count for less.

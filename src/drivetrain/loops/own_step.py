@@ -110,5 +110,5 @@ def _parts(run: Run) -> StepParts:
     assert strategy.model is not None  # it was set up
     return StepParts(
         training_step, begin, part_of_window, backward, before_step, optimizer_step, run.module, strategy.model,
-        tuple(optimizers), precision, getattr(strategy, "data", None),
+        tuple(optimizers), precision, strategy.data,
     )  # fmt: skip

@@ -200,7 +200,7 @@ def _manual(run: Run) -> Step:
         _attach(run, handle, before_step, lambda: True)
     backward, window = bind_backward(run), run.window
 
-    strategy, shared = run.engine.strategy, run.window.gather is not None
+    strategy, shared = run.engine.strategy, run.engine.strategy.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
         window.graded += 1  # until the next step: a checkpoint in between must hold the gradients
@@ -315,7 +315,7 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
                 raise
         return output
 
-    return _exchanging_last(run, forward_backward) if shared else forward_backward
+    return _exchanging_last(run, forward_backward) if run.engine.strategy.is_distributed else forward_backward
 
 
 def _exchanging_last(run: Run, forward_backward: ForwardBackward) -> ForwardBackward:

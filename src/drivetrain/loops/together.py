@@ -38,15 +38,16 @@ class Together:
 
         Args:
             batches: this rank's own.
-            counts: how many each rank has; ``inf``: unknown.
+            counts: how many each rank of the data group has; ``inf``: unknown.
             done: batches of this pass that are done already.
         """
         if float("inf") in counts:
-            self._kept = KeptTogether(batches, self._run.engine.strategy.gather_objects)
+            data = self._run.engine.strategy.data
+            self._kept = KeptTogether(batches, data.gather_objects, data.ranks)
         elif len(set(counts)) == 1:
             return batches
         else:
-            self._kept = PaddedBatches(batches, counts, self._run.engine.global_rank, done)
+            self._kept = PaddedBatches(batches, counts, self._run.engine.strategy.data.index, done)
         return iter(self._kept)
 
     def repeat(self, batch: Any) -> None:

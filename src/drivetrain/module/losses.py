@@ -115,8 +115,8 @@ class Window:
         total: the sum of the weights.
         factor_here: what this rank's mean over the current batch counts for among the ranks': see
             :class:`drivetrain.data.samplers.Share`. 0 for a batch that is repeated: it counts for nothing.
-        gather: every rank's tensor, stacked; ``None`` where one is alone. Gradients are then averaged over the ranks
-            in the backward pass of a window's last batch.
+        gather: the tensor of every rank of the data group, stacked; ``None`` where one is alone. Gradients are then
+            averaged over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
         undersized: a plain window that ended early keeps what the full one has divided by (``drivetrain.parity``).
         expected: how many batches the window was thought to have when it began: plain losses are divided by it.

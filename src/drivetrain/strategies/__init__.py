@@ -8,23 +8,32 @@ from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
     from drivetrain.strategies.ddp import DDPStrategy as DDPStrategy
+    from drivetrain.strategies.group import Group as Group
+    from drivetrain.strategies.group import LoneGroup as LoneGroup
+    from drivetrain.strategies.group import TorchGroup as TorchGroup
     from drivetrain.strategies.parallel import ParallelStrategy as ParallelStrategy
     from drivetrain.strategies.single_device import SingleDeviceStrategy as SingleDeviceStrategy
     from drivetrain.strategies.strategy import Strategy as Strategy
     from drivetrain.strategies.strategy import StrategyRegistry as StrategyRegistry
 _MODULES = {
     "DDPStrategy": "ddp",
+    "Group": "group",
+    "LoneGroup": "group",
     "ParallelStrategy": "parallel",
     "SingleDeviceStrategy": "single_device",
     "Strategy": "strategy",
     "StrategyRegistry": "strategy",
+    "TorchGroup": "group",
 }
 __all__ = [
     "DDPStrategy",
+    "Group",
+    "LoneGroup",
     "ParallelStrategy",
     "SingleDeviceStrategy",
     "Strategy",
     "StrategyRegistry",
+    "TorchGroup",
 ]
 
 __getattr__, __dir__ = lazy(__name__, _MODULES)

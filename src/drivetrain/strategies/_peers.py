@@ -17,8 +17,9 @@ from drivetrain.errors import ConfigurationError, DrivetrainError
 _DIGEST = 16  # bytes
 _HEADER = struct.Struct(f"<q?{_DIGEST}s231s")  # a number, whether the rank has failed, a digest, the text's beginning
 _LONGEST_LIST = 8  # names or ranks in a message
+_CHECKED_FIRST = 100  # tensor collectives of a group in a run, where nobody has said how many
 
-_CURES = {
+CURES = {
     "all_gather": "Pad the tensors to one shape of one type, or use gather_objects().",
     "broadcast": "Name the same global rank of the group everywhere, and give what can be pickled there.",
     "reduce": "Reduce tensors of one shape and type by one operation on every rank.",
@@ -44,6 +45,44 @@ class Row:
         return self.text.partition("(")[0]
 
 
+class Checks:
+    """Which collectives on tensors the ranks compare before they run: the first ones of a run, all, or none.
+
+    Every group has its own count, because all its members make the same calls in it, and so agree on what is checked.
+
+    Args:
+        check: ``None``: the first 100 of each group; True: all; False: none.
+    """
+
+    def __init__(self, check: bool | None = None) -> None:
+        self.check = check
+        self._done: dict[str, int] = {}
+
+    def start_run(self, check: bool | None) -> None:
+        """Count from 0 in every group, and check by ``check`` from now on."""
+        self.check = check
+        self._done.clear()
+
+    def due(self, group: Any) -> bool:
+        """Whether the next call in ``group`` is checked; it counts as made."""
+        if self.check is not None:
+            return self.check
+        name = _name_of(group)
+        done = self._done[name] = self._done.get(name, 0) + 1
+        return done <= _CHECKED_FIRST
+
+    def restart(self, group: Any) -> None:
+        """Count the calls in ``group`` from 0 again: its members differed in one, and so may their counts."""
+        self._done.pop(_name_of(group), None)
+
+
+def _name_of(group: Any) -> str:
+    """The name of a process group, the same on all its members."""
+    handle: Any = dist.group.WORLD if group is None else group
+    name: str = handle.group_name
+    return name
+
+
 @dataclass(frozen=True)
 class Peers:
     """The ranks that take part in one call, of which there are at least two.
@@ -54,6 +93,7 @@ class Peers:
         ranks: their global ranks, in the group's order.
         rank: this process's.
         device: where to send what the group cannot reach.
+        checks: which calls on tensors are checked; None: all.
     """
 
     call: str
@@ -61,6 +101,28 @@ class Peers:
     ranks: list[int]
     rank: int
     device: torch.device | None
+    checks: Checks | None = None
+
+    def agree_on_tensor(self, text: str, problem: str | None) -> None:
+        """:meth:`agree` for a call whose ranks need nothing from each other but the tensor, where that is checked.
+
+        Args:
+            text: what this rank is about to do.
+            problem: why it cannot; ``None``: it can.
+
+        Raises:
+            ConfigurationError: as :meth:`agree` does; unchecked, only on the rank that has a problem.
+        """
+        if self.checks is None:
+            self.agree(problem or text, failed=problem is not None)
+        elif self.checks.due(self.group):
+            try:
+                self.agree(problem or text, failed=problem is not None)
+            except ConfigurationError:  # the ranks did not make the same calls, so their counts may differ
+                self.checks.restart(self.group)
+                raise
+        elif problem is not None:
+            raise ConfigurationError(f"{self.call}() got {problem} on rank {self.rank}. {CURES[self.call]}")
 
     def agree(self, text: str, number: int = 0, failed: bool = False) -> list[int]:
         """Every rank's ``number``, if all are about to do the same.
@@ -96,7 +158,7 @@ class Peers:
         if not any(row.failed for row in rows) and len({row.digest for row in rows}) == 1:
             return
         calls = {row.call for row in rows}
-        cure = _CURES[calls.pop()] if len(calls) == 1 else "Make the same calls in the same order on every rank."
+        cure = CURES[calls.pop()] if len(calls) == 1 else "Make the same calls in the same order on every rank."
         each = by_rank([row.text for row in rows], self.ranks)
         raise ConfigurationError(f"The ranks of the group cannot do this together: {each}. {cure}")
 
@@ -132,7 +194,7 @@ class Peers:
         return torch.device("cpu" if "cpu" in reached else reached[0])
 
 
-def peers_of(call: str, group: Any, device: torch.device | None) -> Peers | None:
+def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks | None = None) -> Peers | None:
     """The ranks of ``group``; None where this process is alone in it."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
@@ -143,7 +205,7 @@ def peers_of(call: str, group: Any, device: torch.device | None) -> Peers | None
             f"anything there. Call it on members only: if torch.distributed.get_rank(group) >= 0."
         )
     ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-    return Peers(call, group, ranks, rank, device) if len(ranks) > 1 else None
+    return Peers(call, group, ranks, rank, device, checks) if len(ranks) > 1 else None
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

@@ -26,20 +26,23 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies._peers import Peers, peers_of
 
+_OF_A_RUN = ("counts", "data_group")  # what a layer has only while it is synchronised
+
 # ---- the functions ---------------------------------------------------------------------------------------------------
 
 
-def synchronised(module: nn.Module) -> nn.Module:
+def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
     """Let every batch norm in ``module`` take its training statistics from all ranks; undone by :func:`restored`.
 
     Layers are changed in place, also those of subclasses without a forward of their own. A ``nn.SyncBatchNorm``, which
-    torch refuses on the host, keeps its process group; other layers talk to all ranks. Without a process
-    group, in a group of one and in evaluation a layer does what it always did, which without running statistics means
-    to evaluate by the rank's own batch. A copy of a layer, pickled or not, is of the class that it had before.
+    torch refuses on the host, keeps a process group of its own; other layers talk to the ranks of ``group``. Without a
+    process group, in a group of one and in evaluation a layer does what it always did, which without running statistics
+    means to evaluate by the rank's own batch. A copy of a layer, pickled or not, is of the class that it had before.
 
     Args:
         module: a model, or one layer. Every rank must run the same layers in the same order, forward and backward; a
             batch of no samples takes part like any other. Gradients cannot be differentiated again.
+        group: the process group of the ranks that see different samples; ``None``: all processes.
 
     Returns:
         ``module`` itself.
@@ -64,6 +67,7 @@ def synchronised(module: nn.Module) -> nn.Module:
     for layer in changing:  # all, or where one cannot be, none
         kind: type = type(layer)
         layer.__class__ = _synchronised_class(kind)
+        vars(layer)["data_group"] = group
     if overridden:
         rank_zero_warn(
             f"sync_batchnorm=True leaves these layers alone, because their forward is not torch's: "
@@ -77,7 +81,8 @@ def restored(module: nn.Module) -> nn.Module:
     """``module`` itself, its layers of the classes that they had before :func:`synchronised`."""
     for layer in module.modules():
         if isinstance(layer, _Synchronised):
-            vars(layer).pop("counts", None)
+            for name in _OF_A_RUN:
+                vars(layer).pop(name, None)
             layer.__class__ = layer.was  # type: ignore[assignment]
     return module
 
@@ -102,9 +107,11 @@ class _Synchronised(_BatchNorm):
 
     was: type[_BatchNorm]
     counts: bool = True  # whether this rank's batch is one; see count_batches
+    data_group: Any = None  # the process group of a layer that has none of its own
 
     def forward(self, input: Tensor) -> Tensor:
-        peers = peers_of(type(self).__name__, getattr(self, "process_group", None), None) if self.training else None
+        group = getattr(self, "process_group", None) or self.data_group
+        peers = peers_of(type(self).__name__, group, None) if self.training else None
         if peers is None:
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
@@ -135,7 +142,8 @@ class _Synchronised(_BatchNorm):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
-        return (object.__new__, (self.was,), *reduced[2:])  # this class is in no module, so nothing could load it
+        state = {name: value for name, value in reduced[2].items() if name not in _OF_A_RUN}
+        return (object.__new__, (self.was,), state, *reduced[3:])  # this class is in no module: nothing could load it
 
 
 @functools.cache

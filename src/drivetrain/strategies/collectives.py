@@ -4,6 +4,8 @@ Each function first lets the ranks show each other, in one small message of fixe
 they differ, in the operation, a shape or a name, every rank raises the same error, and none waits for ever (trap T8).
 This message travels in the host's memory where the group has a backend for that ("cpu:gloo,cuda:nccl"); in a group
 that only knows devices it costs a wait for the device. Only a rank that never comes is found by the group's timeout.
+``all_gather`` and ``reduce`` take several times as long with this message as without it, so ``checks`` may leave it
+out: then ranks that differ hang or compute nonsense, as with torch's own collectives.
 
 Without a process group, and in a group of one, every function gives back what it got. ``group`` is a process group of
 which this process is a member, and ``None`` all processes. A tensor on a device that the group's backends cannot reach
@@ -27,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
-from drivetrain.strategies._peers import Peers, by_rank, peers_of, some
+from drivetrain.strategies._peers import CURES, Checks, Peers, by_rank, peers_of, some
 
 _OPERATIONS = {"avg": "mean", "prod": "product"}
 _BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -41,7 +43,12 @@ _TORCHS = ["avg", "sum", "min", "max", "product", *_BITWISE]
 
 
 def all_gather(
-    tensor: Tensor, group: Any = None, sync_grads: bool = False, *, device: torch.device | None = None
+    tensor: Tensor,
+    group: Any = None,
+    sync_grads: bool = False,
+    *,
+    device: torch.device | None = None,
+    checks: Checks | None = None,
 ) -> Tensor:
     """Every rank's tensor, stacked in the order of ranks; of one process, the tensor itself.
 
@@ -51,6 +58,7 @@ def all_gather(
         sync_grads: let gradients flow back. The gradient of this rank's tensor is then the sum, over all ranks, of
             their gradients of its slice; every rank must run the backward pass. Otherwise the result is detached.
         device: where to send what the group cannot reach; ``None``: the host, or the first device that it can reach.
+        checks: whether the ranks compare this call before it runs; ``None``: they do.
 
     Returns:
         ``(world_size, *tensor.shape)``.
@@ -58,12 +66,12 @@ def all_gather(
     Raises:
         ConfigurationError: on every rank, where shapes, types or ``sync_grads`` differ between ranks.
     """
-    peers = peers_of("all_gather", group, device)
+    peers = peers_of("all_gather", group, device, checks)
     if peers is None:
         return tensor
     problem = _unsendable(tensor)
     with_gradients = problem is None and sync_grads and tensor.requires_grad and torch.is_grad_enabled()
-    peers.agree(problem or f"{_kind(tensor)}{', with gradients' * with_gradients}", failed=problem is not None)
+    peers.agree_on_tensor("" if problem else f"{_kind(tensor)}{', with gradients' * with_gradients}", problem)
     if with_gradients:
         return _Gather.apply(tensor, peers)  # type: ignore[no-any-return, no-untyped-call]
     return _stacked(tensor.detach(), peers)
@@ -111,7 +119,14 @@ def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device
     return _unpacked(peers.send(_bytes(values), src), dtype, shape).requires_grad_(requires_grad)
 
 
-def reduce(tensor: Any, group: Any = None, reduce_op: Any = "mean", *, device: torch.device | None = None) -> Any:
+def reduce(
+    tensor: Any,
+    group: Any = None,
+    reduce_op: Any = "mean",
+    *,
+    device: torch.device | None = None,
+    checks: Checks | None = None,
+) -> Any:
     """One tensor made of every rank's, element by element; what is no tensor passes through unchanged.
 
     Nothing is lost on the way: numbers are added up in a wider type, float32 in 64 bits, 16-bit types in 32, integers
@@ -125,6 +140,7 @@ def reduce(tensor: Any, group: Any = None, reduce_op: Any = "mean", *, device: t
         reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or a ``ReduceOp`` of these, or
             of the bitwise ones; ``None`` is the mean.
         device: where to send what the group cannot reach; ``None``: the host, or the first device that it can reach.
+        checks: as for :func:`all_gather`.
 
     Returns:
         The result, the same on every rank; of one process, ``tensor`` itself, in its own type.
@@ -136,11 +152,11 @@ def reduce(tensor: Any, group: Any = None, reduce_op: Any = "mean", *, device: t
     operation = operation_of(reduce_op)
     if not isinstance(tensor, Tensor):
         return tensor
-    peers = peers_of("reduce", group, device)
+    peers = peers_of("reduce", group, device, checks)
     if peers is None:
         return tensor
     problem = _unsendable(tensor) or _irreducible(tensor, operation)
-    peers.agree(problem or f"{operation} of {_kind(tensor)}", failed=problem is not None)
+    peers.agree_on_tensor(f"{operation} of {_kind(tensor)}", problem)
     return _reduced(tensor.detach(), operation, peers)
 
 
@@ -222,7 +238,7 @@ def gather_keyed(
     if len({row.digest for row in rows}) > 1 and builtins.all(row.call == "gather_keyed" for row in rows):
         each = _gathered(list(names), peers)  # all ranks have seen the same rows, and all come here
         if any(other != each[0] for other in each):
-            raise ConfigurationError(_differing_names(each, peers.ranks))
+            raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)
     return _stacked(values.detach(), peers)
 
@@ -330,6 +346,28 @@ def operation_of(reduce_op: Any) -> str:
     return _OPERATIONS.get(name, name)
 
 
+def reduction_of(rows: Tensor, reduce_op: Any) -> Tensor:
+    """Reduce ``rows`` over their first dimension, as exactly as :func:`reduce` reduces over ranks.
+
+    Raises:
+        UnknownNameError: there is no such operation.
+        ConfigurationError: the type of ``rows`` has no such operation.
+    """
+    operation = operation_of(reduce_op)
+    if problem := _irreducible(rows, operation):
+        raise ConfigurationError(f"reduce() got {problem}. {CURES['reduce']}")
+    if operation in _BITWISE:
+        return functools.reduce(_BITWISE[operation], rows.unbind())
+    if operation in ("min", "max"):
+        return rows.amin(0) if operation == "min" else rows.amax(0)
+    wide = rows.to(_wide(rows.dtype, rows.device))
+    values = wide.prod(0) if operation == "product" else wide.sum(0)
+    exact = rows.is_floating_point() or rows.is_complex()
+    if operation == "mean":
+        values = (values if exact else values.to(_float64(rows.device))) / len(rows)
+    return values.to(rows.dtype) if exact else values
+
+
 def _irreducible(tensor: Tensor, operation: str) -> str | None:
     fraction = tensor.is_floating_point() or tensor.is_complex()
     if (
@@ -433,7 +471,7 @@ def _nearest(kind: str, device: torch.device | None) -> torch.device:
     return device if device is not None and device.type == kind else torch.device(kind)
 
 
-def _differing_names(each: list[list[str]], ranks: list[int]) -> str:
+def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:
     """What each rank has and others lack."""
     common = set(each[0]).intersection(*each[1:])
     own = [[name for name in names if name not in common] for names in each]

@@ -20,6 +20,7 @@ from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._peers import some
 from drivetrain.strategies.batchnorm import count_batches, restored, synchronised
+from drivetrain.strategies.group import handle_of
 from drivetrain.strategies.model_averaging import ModelAveraging, model_averaging
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy, optimizer_to
@@ -112,14 +113,17 @@ class DDPStrategy(ParallelStrategy):
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device)
+        if self.world.size > self.data.size == 1:  # every other rank holds another part of this model
+            return module
         if not (self._wraps and any(parameter.requires_grad for parameter in module.parameters())):
             self.share_from_rank_zero([*module.parameters(), *module.buffers()])
             return module
-        return self._wrapped(synchronised(module) if self._synchronises else module)
+        return self._wrapped(synchronised(module, handle_of(self.data)) if self._synchronises else module)
 
     def _wrapped(self, module: nn.Module) -> DistributedDataParallel:
         self._averaged = _trained(module)
-        wrapped = DistributedDataParallel(module, **{**self.ddp_arguments, "static_graph": False})
+        group = {} if self.data is self.world else {"process_group": handle_of(self.data)}
+        wrapped = DistributedDataParallel(module, **{**group, **self.ddp_arguments, "static_graph": False})
         if self.ddp_arguments.get("static_graph"):
             _static_from_first_exchange(wrapped)
         if self._averaging is not None:

@@ -14,14 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from drivetrain import parity
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.data.samplers import share
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import collectives
+from drivetrain.strategies.group import Group, LoneGroup, TorchGroup, WaitingGroup
 from drivetrain.strategies.strategy import Strategy
 
 _FOR_HOST = "gloo"
@@ -75,12 +74,12 @@ class ParallelStrategy(Strategy):
 
     def know_job(self, environment: ClusterEnvironment, num_nodes: int) -> None:
         self.cluster_environment, self.num_nodes, self._outlived = environment, num_nodes, False
+        self._groups = None
         if environment.creates_processes_externally:
             self._know_ranks()
         else:
-            self.world_size = num_nodes * self.num_processes
-            self.node_rank = environment.node_rank()
-            self.global_rank = self.node_rank * self.num_processes
+            node_rank, on_each = environment.node_rank(), self.num_processes
+            self._learn(world_size=num_nodes * on_each, node_rank=node_rank, global_rank=node_rank * on_each)
 
     def _know_ranks(self) -> None:
         """Once this process exists: who it is."""
@@ -89,16 +88,28 @@ class ParallelStrategy(Strategy):
         if not environment.creates_processes_externally:  # we do, so one that the user wrote must be told
             environment.set_world_size(self.num_nodes * self.num_processes)
             environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
-        self.local_rank, self.node_rank = environment.local_rank(), environment.node_rank()
-        self.global_rank, self.world_size = environment.global_rank(), environment.world_size()
+        self._learn(
+            local_rank=environment.local_rank(), node_rank=environment.node_rank(),
+            global_rank=environment.global_rank(), world_size=environment.world_size(),
+        )  # fmt: skip
+
+    def _learn(self, **ranks: int) -> None:
+        """Keep what the environment says, but for what a subclass computes itself."""
+        for name, value in ranks.items():
+            if not isinstance(getattr(type(self), name), property):
+                setattr(self, name, value)
 
     def setup_environment(self) -> None:
         self._know_ranks()
         if self.world_size > 1:
             os.environ["RANK"] = str(self.global_rank)  # what is only for rank 0 asks for it, and loaders' workers do
         super().setup_environment()
-        if dist.is_initialized():
-            return
+        if not dist.is_initialized():
+            self._meet()
+        self._make_groups()
+
+    def _meet(self) -> None:
+        """Create the process group."""
         environment = self.cluster_environment
         assert environment is not None
         assert self.accelerator is not None
@@ -113,10 +124,11 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_job(self) -> None:
+        self._groups = None
         _leave_group()
 
     def outlive_job(self) -> None:
-        self._outlived = True
+        self._groups, self._outlived = None, True
 
     def _backends(self, accelerator: Accelerator) -> str:
         """The accelerator's own backend for its devices, and Gloo for what lies on the host: nothing waits then."""
@@ -132,20 +144,28 @@ class ParallelStrategy(Strategy):
 
     # ---- between ranks -------------------------------------------------------------------------------------------
 
-    def _check_group(self) -> None:
-        """Whether the processes can exchange anything yet; alone, each would believe to be all of them."""
-        if self.world_size > 1 and not dist.is_initialized() and not self._outlived:
-            raise ConfigurationError(
-                f"This process is one of {self.world_size}, and they have not met yet. Call engine.launch() first."
-            )
+    def make_world(self) -> Group:
+        """Return the group of all processes, which have met in ``setup_environment``."""
+        if self.world_size == 1 or self._outlived:
+            return LoneGroup(self.global_rank)
+        if not dist.is_initialized():
+            return WaitingGroup(self.global_rank, range(self.world_size), self._have_not_met)
+        return TorchGroup(None, self.root_device, self._checks, self.timeout)
 
-    def barrier(self, name: str | None = None) -> None:
-        self._check_group()
-        collectives.barrier(name=name, device=self.root_device)
+    def _make_groups(self) -> tuple[Group, Group]:
+        made = super()._make_groups()
+        if isinstance(made[0], WaitingGroup):
+            self._groups = None  # the processes may have met when somebody asks again
+        return made
+
+    def _have_not_met(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"This process is one of {self.world_size}, and they have not met yet. Call engine.launch() first."
+        )
 
     def wait_for_first(self, name: str) -> None:
-        self._check_group()
-        if not dist.is_initialized():
+        if not isinstance(self.world, TorchGroup):
+            self.world.barrier(name)
             return
         store = distributed_c10d._get_default_store()
         times = store.add(f"drivetrain/{name} by {self.global_rank}", 1)  # that this rank has come here in this job
@@ -156,29 +176,15 @@ class ParallelStrategy(Strategy):
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
 
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        self._check_group()
-        return collectives.broadcast(obj, src, device=self.root_device)
-
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        self._check_group()
-        return collectives.reduce(tensor, group, reduce_op, device=self.root_device)
+        if group is None or isinstance(group, Group):
+            return super().reduce(tensor, group, reduce_op)
+        return collectives.reduce(tensor, group, reduce_op, device=self.root_device, checks=self._checks)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        self._check_group()
-        return collectives.all_gather(tensor, group, sync_grads, device=self.root_device)
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        self._check_group()
-        return collectives.reduce_boolean_decision(decision, all, device=self.root_device)
-
-    def gather_objects(self, obj: Any) -> list[Any]:
-        self._check_group()
-        return collectives.gather_objects(obj, device=self.root_device)
-
-    def gather_keyed(self, names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
-        self._check_group()
-        return collectives.gather_keyed(names, values)
+        if group is None or isinstance(group, Group):
+            return super().all_gather(tensor, group, sync_grads)
+        return collectives.all_gather(tensor, group, sync_grads, device=self.root_device, checks=self._checks)
 
     def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
         if not dist.is_initialized():
@@ -189,7 +195,10 @@ class ParallelStrategy(Strategy):
         return int(store.get(key)) if store.check([key]) else None
 
     def share_from_rank_zero(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Give every rank rank 0's values of ``tensors``, in place; those of one type travel together."""
+        """Give every rank the values that the first rank of its data group has, in place; for plain DDP, rank 0's.
+
+        Tensors of one type travel together.
+        """
         kinds: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             alike = kinds.setdefault(tensor.dtype, [])
@@ -200,16 +209,9 @@ class ParallelStrategy(Strategy):
             self._share_alike(alike)
 
     def _share_alike(self, tensors: Sequence[torch.Tensor]) -> None:
-        flat = self.broadcast(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        flat = self.data.broadcast(torch.cat([tensor.reshape(-1) for tensor in tensors]))
         for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(values.view_as(tensor))
-
-    # ---- data ----------------------------------------------------------------------------------------------------
-
-    def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
-        pads = pads or parity.current().padded_evaluation
-        shared = share(loader, self.global_rank, self.world_size, self.broadcast, splits, pads)
-        return loader if shared is None else shared
 
 
 def _leave_group() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from drivetrain import parity
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.introspect import overrides
 from drivetrain.base.registry import Registry
@@ -21,7 +22,9 @@ from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.precision.precision import Precision
+from drivetrain.strategies._peers import Checks
 from drivetrain.strategies.collectives import operation_of
+from drivetrain.strategies.group import Group, LoneGroup
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.stepping import Driver, Stepping
 
@@ -70,10 +73,13 @@ class Strategy(Stepping, ABC):
         self.lr_scheduler_configs: list[Any] = []
         self.driver = Driver()
         self._converted: nn.Module | None = None
+        self._groups: tuple[Group, Group] | None = None
+        self._checks = Checks()
 
     def __getstate__(self) -> dict[str, Any]:
         # on its way into another process, where a run makes its own
-        return {**self.__dict__, "optimizers": [], "lr_scheduler_configs": [], "driver": Driver()}
+        own = {"optimizers": [], "lr_scheduler_configs": [], "driver": Driver(), "_groups": None}
+        return {**self.__dict__, **own}
 
     global_rank: int = 0
     local_rank: int = 0
@@ -184,38 +190,84 @@ class Strategy(Stepping, ABC):
         self.checkpoint_io.wait()
         self.checkpoint_io.teardown()
 
-    # ---- between ranks: of one process, each is the identity -----------------------------------------------------
+    # ---- between ranks -------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> Group:
+        """All ranks of the job: they wait for each other, and decide together."""
+        return (self._groups or self._make_groups())[0]
+
+    @property
+    def data(self) -> Group:
+        """The ranks that see different samples: their gradients, losses, logged values and predictions add up.
+
+        Other ranks hold other parts of the same model, and see the same samples as one of these.
+        """
+        return (self._groups or self._make_groups())[1]
+
+    def make_world(self) -> Group:
+        """Return the group of all ranks, for a strategy whose processes do not exchange through torch.distributed."""
+        return LoneGroup(self.global_rank)
+
+    def make_data_group(self, world: Group) -> Group:
+        """Return the group of the ranks that see different samples, of which this process is one.
+
+        For a strategy that spreads one model over several ranks: ``world.new(range(world.rank % 2, world.size, 2))``
+        where each model takes two neighbouring ranks. The data groups must have one size, and the ranks of one model
+        the same ``index`` in theirs. Until the processes have met, ``world`` only knows ranks, and so does what its
+        ``new`` returns.
+        """
+        return world
+
+    def _make_groups(self) -> tuple[Group, Group]:
+        world = self.make_world()
+        self._groups = world, self.make_data_group(world)
+        return self._groups
+
+    def check_collectives(self, check: bool | None) -> None:
+        """Begin a run in which the ranks compare collectives on tensors before they run.
+
+        Args:
+            check: ``None``: the first 100 in each group; True: all; False: none. Exchanges of objects and of logged
+                values, and barriers, are always compared.
+        """
+        self._checks.start_run(check)
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for every rank."""
+        self.world.barrier(name)
 
     def wait_for_first(self, name: str) -> None:
         """A barrier without a time limit, for work that the others wait for: a download, for example (trap T41)."""
+        self.world.barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """``obj`` of rank ``src``, on every rank."""
-        return obj
+        return self.world.broadcast(obj, src)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The reduction of ``tensor`` over the ranks; what is no tensor passes through.
+        """The reduction of ``tensor`` over the ranks of ``group``, or over all; what is no tensor passes through.
 
         Raises:
             UnknownNameError: there is no operation ``reduce_op``, also with one process.
         """
         operation_of(reduce_op)
-        return tensor
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        return (group if isinstance(group, Group) else self.world).all_reduce(tensor, reduce_op)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """Every rank's tensor, stacked; of one process, the tensor itself."""
-        return tensor
+        """The tensor of every rank of ``group``, or of all, stacked; of one process, the tensor itself."""
+        ranks = group if isinstance(group, Group) else self.world
+        return tensor if ranks.size == 1 else ranks.all_gather(tensor, sync_grads)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all ranks decide so, or any of them; the same answer on every rank (trap T5)."""
-        return decision
+        return self.world.reduce_boolean_decision(decision, all)
 
     def gather_objects(self, obj: Any) -> list[Any]:
         """``obj`` of every rank, in order; on every rank."""
-        return [obj]
+        return self.world.gather_objects(obj)
 
     def gather_keyed(self, names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
         """Every rank's 1-D ``values``, one row each, after a check that all ranks mean the same ``names`` (trap T8).
@@ -223,7 +275,7 @@ class Strategy(Stepping, ABC):
         Raises:
             ConfigurationError: they do not; on all ranks, and it says who has which.
         """
-        return values.unsqueeze(0)
+        return self.world.gather_keyed(names, values)
 
     def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
         """When all ranks do ``name``: the first moment that any of them has asked for; ``None``: none has so far.
@@ -238,9 +290,22 @@ class Strategy(Stepping, ABC):
 
     # ---- data ----------------------------------------------------------------------------------------------------
 
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Into how many parts samples are shared out, and which is this rank's, as a DistributedSampler takes them."""
+        return {"num_replicas": self.data.size, "rank": self.data.index}
+
     def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
         """``loader``, or a copy that gives this rank's part: see :func:`drivetrain.data.samplers.share`."""
-        return loader
+        if not self.is_distributed:
+            return loader
+        from drivetrain.data.samplers import share  # here, because one process does not need it
+
+        pads = pads or parity.current().padded_evaluation
+        mine = self.distributed_sampler_kwargs
+        draws = self.world.index == 0
+        shared = share(loader, mine["rank"], mine["num_replicas"], self.broadcast, splits, pads, draws=draws)
+        return loader if shared is None else shared
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 

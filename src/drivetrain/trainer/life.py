@@ -52,7 +52,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
         overfits=bool(trainer.settings.overfit_batches),
         share=strategy.share if strategy.is_distributed and trainer.settings.use_distributed_sampler else None,
         splits=trainer.settings.split_batches,
-        gather=strategy.gather_objects if strategy.is_distributed else None,
+        data=(lambda: strategy.data) if strategy.is_distributed else None,
         process=strategy.process_dataloader if overrides(strategy, "process_dataloader", Stepping) else None,
     )  # fmt: skip
     if not job.checked:
@@ -70,8 +70,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     trainer.engine.launch()
     for logger in trainer.loggers:
         logger.agree_on_run(strategy.broadcast)
-    trainer.logbook.gather = strategy.gather_keyed if strategy.is_distributed else None
-    trainer.logbook.device = strategy.root_device
+    trainer.logbook.join(strategy.root_device, strategy.data, strategy.world)
     for party in (datamodule, model):
         if party is not None and _prepares_data(trainer, party):
             party.prepare_data()
@@ -101,7 +100,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         log=trainer._log if trainer.loggers else None,
         saves_on_exception=any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks),
     )
-    run.window.gather = strategy.all_gather if strategy.is_distributed else None
+    run.window.gather = strategy.data.all_gather if strategy.data.size > 1 else None
     if fn is TrainerFn.FITTING:
         _set_up_optimizers(trainer, run)
         hooks.call("on_fit_start")

@@ -139,9 +139,7 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
         """How the data is split over the processes; ``None`` in one process."""
-        if not self.strategy.is_distributed:
-            return None
-        return {"num_replicas": self.world_size, "rank": self.global_rank}
+        return self.strategy.distributed_sampler_kwargs if self.strategy.is_distributed else None
 
     @property
     def num_nodes(self) -> int:

@@ -121,6 +121,7 @@ class Trainer(TrainerView):
         | list[Precision | CheckpointIO | ClusterEnvironment]
         | None = None,
         sync_batchnorm: bool = False,
+        check_collectives: bool | None = None,
         reload_dataloaders_every_n_epochs: int = 0,
         default_root_dir: str | Path | None = None,
         enable_autolog_hparams: bool = True,
@@ -138,7 +139,7 @@ class Trainer(TrainerView):
         # Before the engine, which fills in what a strategy that was passed left open: nothing may be refused after it.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, self.plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
-        self.engine = Engine(plan=self.plan)
+        self.engine = Engine(plan=self.plan, check_collectives=self.settings.check_collectives)
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()
         self.datamodule: LightningDataModule | None = None

@@ -1,0 +1,241 @@
+"""Ranks that exchange values with each other, as one object: the contract, one process alone, and torch's groups."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.strategies import collectives
+from drivetrain.strategies._peers import CURES, Checks
+from drivetrain.strategies.collectives import differing_names, operation_of, reduction_of
+
+R = TypeVar("R")
+
+
+class Group(ABC):
+    """Some ranks of a job, as one of them sees them.
+
+    A subclass has the two attributes and writes :meth:`gather_objects` and :meth:`new`. Everything else follows from
+    :meth:`gather_objects`; a subclass whose library has faster ways overrides what it can. All members must call the
+    same methods in the same order. A rank is always a global rank of the job.
+
+    Attributes:
+        rank: this process.
+        ranks: the members, this process among them, in the order of what is gathered.
+    """
+
+    rank: int
+    ranks: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        """How many ranks are members."""
+        return len(self.ranks)
+
+    @property
+    def index(self) -> int:
+        """Where this process stands among ``ranks``: 0 for the first of them."""
+        return self.ranks.index(self.rank)
+
+    @abstractmethod
+    def gather_objects(self, obj: Any) -> list[Any]:
+        """Return every member's ``obj``, which can be pickled, on every member."""
+
+    @abstractmethod
+    def new(self, ranks: Sequence[int]) -> Group:
+        """Return a group of some of these ranks. Its members call this, with the same ``ranks``; the others need not.
+
+        Args:
+            ranks: global ranks; this process is one of them.
+        """
+
+    def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
+        """Return every member's ``tensor``, stacked to ``(size, *tensor.shape)``.
+
+        Args:
+            tensor: of the same shape and type on every member.
+            sync_grads: let gradients flow back to the member that each slice came from.
+        """
+        if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
+            raise NotSupportedError(
+                f"{type(self).__name__}.all_gather(sync_grads=True): gradients do not travel in this group. Override "
+                "all_gather in it, or gather tensor.detach()."
+            )
+        tensor = tensor.detach()
+        return torch.stack([each.to(tensor.device) for each in self.gather_objects(tensor)])
+
+    def all_reduce(self, tensor: Tensor, op: Any = "mean") -> Tensor:
+        """Return one tensor made of every member's, element by element.
+
+        Args:
+            tensor: of the same shape and type on every member; it is not changed.
+            op: "mean", "sum", "min", "max", "product", or a ``ReduceOp``.
+        """
+        return reduction_of(self.all_gather(tensor.detach()), op)
+
+    def broadcast(self, obj: Any, src: int | None = None) -> Any:
+        """Return ``obj`` of rank ``src`` on every member; ``None``: of the first of ``ranks``."""
+        src = self.ranks[0] if src is None else src
+        return self.gather_objects(obj if src == self.rank else None)[self.ranks.index(src)]
+
+    def gather_keyed(self, names: Sequence[str], values: Tensor) -> Tensor:
+        """Return every member's 1-D ``values``, one row each, after a check that all mean the same ``names`` by them.
+
+        Raises:
+            ConfigurationError: they do not; on all members.
+        """
+        everyones = self.gather_objects((list(names), values.detach()))
+        each = [theirs for theirs, _ in everyones]
+        if any(theirs != each[0] for theirs in each):
+            raise ConfigurationError(differing_names(each, self.ranks))
+        shapes = {tuple(row.shape) for _, row in everyones}
+        if len(shapes) > 1 or values.ndim != 1:
+            raise ConfigurationError(
+                f"gather_keyed() got values of the shapes {sorted(shapes)}. {CURES['gather_keyed']}"
+            )
+        return torch.stack([row.to(values.device) for _, row in everyones])
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Return whether all members decide so, or at least one; the same answer on all."""
+        votes = self.gather_objects(bool(decision))
+        return False not in votes if all else True in votes
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait until every member has come here."""
+        self.gather_objects(name)
+
+
+class LoneGroup(Group):
+    """One process alone: everything is returned as it came in, without a process group."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.ranks = (rank,)
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        return [obj]
+
+    def new(self, ranks: Sequence[int]) -> Group:
+        _check_members(self, ranks)
+        return self
+
+    def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
+        return (tensor if sync_grads else tensor.detach()).unsqueeze(0)
+
+    def all_reduce(self, tensor: Tensor, op: Any = "mean") -> Tensor:
+        operation_of(op)
+        return tensor
+
+    def broadcast(self, obj: Any, src: int | None = None) -> Any:
+        return obj
+
+
+class TorchGroup(Group):
+    """A process group of torch.distributed.
+
+    Args:
+        handle: the process group, of which this process is a member; ``None``: all processes.
+        device: of this process, for tensors that the group's backends cannot reach where they lie.
+        checks: which calls on tensors the ranks compare before they run; ``None``: all.
+        timeout: of groups that :meth:`new` makes; ``None``: torch's own.
+    """
+
+    def __init__(
+        self,
+        handle: Any = None,
+        device: torch.device | None = None,
+        checks: Checks | None = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        self.handle = handle
+        self.device = device
+        self.checks = checks
+        self.timeout = timeout
+        self.rank = dist.get_rank()
+        self.ranks = dist.get_process_group_ranks(dist.group.WORLD if handle is None else handle)
+
+    def new(self, ranks: Sequence[int]) -> Group:
+        _check_members(self, ranks)
+        if len(ranks) == 1:
+            return LoneGroup(self.rank)
+        handle = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)
+        return TorchGroup(handle, self.device, self.checks, self.timeout)
+
+    def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
+        if self.size == 1:
+            return (tensor if sync_grads else tensor.detach()).unsqueeze(0)
+        return self._exchange(collectives.all_gather, tensor, sync_grads=sync_grads, checks=self.checks)
+
+    def all_reduce(self, tensor: Tensor, op: Any = "mean") -> Tensor:
+        reduced: Tensor = self._exchange(collectives.reduce, tensor, reduce_op=op, checks=self.checks)
+        return reduced
+
+    def broadcast(self, obj: Any, src: int | None = None) -> Any:
+        return self._exchange(collectives.broadcast, obj, self.ranks[0] if src is None else src)
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        return self._exchange(collectives.gather_objects, obj)
+
+    def gather_keyed(self, names: Sequence[str], values: Tensor) -> Tensor:
+        return self._exchange(collectives.gather_keyed, names, values)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        return self._exchange(collectives.reduce_boolean_decision, decision, all)
+
+    def barrier(self, name: str | None = None) -> None:
+        self._exchange(collectives.barrier, name=name)
+
+    def _exchange(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
+        try:
+            return function(*args, group=self.handle, device=self.device, **options)
+        except ConfigurationError:
+            if self.checks is not None:  # the members did not make the same calls, so their counts may differ
+                self.checks.restart(self.handle)
+            raise
+
+
+class WaitingGroup(Group):
+    """Ranks whose processes have not met: they are known, and can exchange nothing.
+
+    Args:
+        rank, ranks: as of every group.
+        error: what to raise where something is to be exchanged.
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[int], error: Callable[[], Exception]) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self._error = error
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        raise self._error()
+
+    def new(self, ranks: Sequence[int]) -> Group:
+        _check_members(self, ranks)
+        return WaitingGroup(self.rank, ranks, self._error)
+
+
+def handle_of(group: Group) -> Any:
+    """The process group behind ``group``, for functions of torch; ``None`` for all processes, and without one."""
+    return getattr(group, "handle", None)
+
+
+def _check_members(group: Group, ranks: Sequence[int]) -> None:
+    """Whether ``group`` can give a group of ``ranks``.
+
+    Raises:
+        ConfigurationError: it does not have all of them, or this process is none of them.
+    """
+    missing = [rank for rank in ranks if rank not in group.ranks]
+    if missing or group.rank not in ranks or len(set(ranks)) != len(ranks):
+        raise ConfigurationError(
+            f"{type(group).__name__}.new({list(ranks)}) was called on rank {group.rank} of a group of the ranks "
+            f"{list(group.ranks)}. Give different ranks of the group, this one among them."
+        )
