@@ -27,6 +27,7 @@ from drivetrain.callbacks import (
     EarlyStopping,
     LearningRateMonitor,
     ModelCheckpoint,
+    OnExceptionCheckpoint,
     PlainProgressBar,
     RichProgressBar,
     Timer,
@@ -816,3 +817,64 @@ def test_an_evaluation_step_may_take_no_index_but_that_of_the_loader_by_name(ben
     net = bench.net(validation_step=lambda self, batch, *, dataloader_idx=0: seen.append(dataloader_idx))
     bench.trainer().validate(net, [LOADER, LOADER], verbose=False)
     assert seen == [0] * 4 + [1] * 4
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+OWNERS: list[tuple[str, Callable[..., Any], str]] = [
+    ("Trainer", Trainer, "default_root_dir"),
+    ("CSVLogger", CSVLogger, "save_dir"),
+    ("TensorBoardLogger", TensorBoardLogger, "save_dir"),
+    ("ModelCheckpoint", ModelCheckpoint, "dirpath"),
+    ("OnExceptionCheckpoint", OnExceptionCheckpoint, "dirpath"),
+]
+
+
+@pytest.mark.parametrize(("owner", "make", "argument"), OWNERS, ids=[f"{owner[0]}.{owner[2]}" for owner in OWNERS])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("file", "there is a file of this name"),
+        ("file/x", "file is a file"),
+        ("a\0b", "a NUL character"),
+        ("a\ud800b", "which no file name can"),
+        ("n" * 300, "its name is too long"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_refused_at_once(
+    tmp_path: Path, owner: str, make: Callable[..., Any], argument: str, name: str, why: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=rf"^{owner}\({argument}='.*: {argument} is a folder, and .*{why}. Wr"):
+        make(**{argument: f"{tmp_path}/{name}"})
+    make(**{argument: f"{tmp_path}/runs"})  # the control
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: CSVLogger(folder, name="a\0b"), r"CSVLogger\(name='a\\x00b'\): name is a folder, and .*NUL"),
+        (lambda folder: CSVLogger(folder, name="file"), r"CSVLogger\(name='file'\): .*there is a file of this name"),
+        (lambda folder: CSVLogger(folder, version="a\0b"), r"CSVLogger\(version=.*NUL"),
+        (lambda folder: TensorBoardLogger(folder, sub_dir="a\0b"), r"TensorBoardLogger\(sub_dir=.*NUL"),
+        (lambda folder: ModelCheckpoint(folder, filename="a\0b"), r"ModelCheckpoint\(filename=.*NUL.*{epoch}-{step}"),
+        (lambda folder: OnExceptionCheckpoint(folder, "a\ud800b"), r"OnExceptionCheckpoint\(filename=.*ud800"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_at_once(tmp_path: Path, make: Callable[[Path], Any], message: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=message):
+        make(tmp_path)
+
+
+@pytest.mark.parametrize("logger", [CSVLogger, TensorBoardLogger])
+@pytest.mark.parametrize("version", [None, 0])
+def test_a_folder_that_became_impossible_is_explained_when_it_is_made(
+    tmp_path: Path, bench: Bench, logger: Any, version: Any
+) -> None:
+    made = logger(tmp_path / "runs", version=version)
+    (tmp_path / "runs").write_text("")
+    step: dict[str, Any] = {"training_step": lambda self, batch: (self.log("a", 1.0), self.loss(batch))[1]}
+    with pytest.raises(ConfigurationError, match="Logger cannot use the folder .*: not a directory .*Pass a save_dir"):
+        bench.fit({"logger": made, "default_root_dir": tmp_path}, **step)

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import (
     ConfigurationError,
@@ -258,8 +259,8 @@ def _folder(name: str, value: Any) -> None:
             f"Trainer({name}={path!r}) is an address, and this version of drivetrain writes to a local file system. "
             f'Write {name}="runs", and copy the folder when the run has ended.'
         )
-    if os.path.isfile(os.path.expanduser(path)):
-        raise _wrong(name, value, "a folder, and there is a file of this name", f'{name}="runs"')
+    if (why := files.impossible_folder(os.path.expanduser(path))) is not None:
+        raise _wrong(name, value, f"a folder, and {why}", f'{name}="runs"')
 
 
 def _fast_dev_run(name: str, value: Any) -> None:

@@ -95,3 +95,34 @@ def test_a_limit_on_file_sizes_is_named(tmp_path: Path) -> None:
     assert done.stdout == f"{errno.EFBIG} file too large (EFBIG, errno {errno.EFBIG})\n"
     assert target.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_folder_that_can_be_made_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (str(tmp_path), str(tmp_path / "a" / "b"), "", "runs", "a\udce9b", "n" * 255):
+        assert files.impossible_folder(folder) is None, folder
+        os.makedirs(folder or ".", exist_ok=True)  # the control
+    assert files.impossible_folder(str(tmp_path / "a" / "new")) is None
+    assert not (tmp_path / "a" / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("file", "there is a file of this name"),
+        ("file/below/it", "/file is a file"),
+        ("a\0b", "it contains a NUL character"),
+        ("a\ud800b", r"it contains '\ud800', which no file name can"),
+        ("n" * 256, "its name is too long"),
+        ("new/" + "n" * 256, "a name in it is longer than 255 bytes"),
+        ("/".join(["n" * 200] * 30), "its name is too long"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_says_why(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "file").write_text("")
+    folder = f"{tmp_path}/{name}"
+    found = files.impossible_folder(folder)
+    assert found is not None
+    assert found.endswith(why)
+    with pytest.raises((OSError, ValueError)):  # the control
+        os.makedirs(folder)

@@ -462,6 +462,11 @@ def test_ctrl_c_where_a_cut_epoch_ends_is_resumed_in_that_epoch(
         patched.setattr(Logbook, "agree_on_epoch", interrupted)
         with pytest.raises(SystemExit):
             make_trainer(max_steps=3, **arguments).fit(Slope(), five)
+    first = make_trainer(max_steps=3, **arguments)
+    with monkeypatch.context() as patched:
+        patched.setattr(Logbook, "agree_on_epoch", interrupted)
+        with pytest.raises(SystemExit):
+            first.fit(Slope(), five)
     module, trainer = Slope(), make_trainer(max_steps=7, **arguments)
     trainer.fit(module, five, ckpt_path=tmp_path / "on_exception.ckpt")
     assert module.batches == [3, 4, 0, 1]

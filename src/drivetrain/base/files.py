@@ -147,6 +147,42 @@ def reason(error: OSError, target: Path) -> str:
     return f"{text} ({errno.errorcode.get(number, 'unknown')}, errno {number})"
 
 
+def wrong_characters(name: str) -> str | None:
+    """Return why no file can have this ``name``; ``None`` where one can."""
+    if "\0" in name:
+        return "it contains a NUL character"
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        return f"it contains {name[error.start]!r}, which no file name can"
+    return None
+
+
+def impossible_folder(path: str) -> str | None:
+    """Return why no folder can be at ``path``; ``None`` where nothing is known against it. Nothing is made."""
+    if (why := wrong_characters(path)) is not None:
+        return why
+    folder = wanted = os.path.abspath(path)
+    while True:
+        try:
+            found = os.stat(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            if (parent := os.path.dirname(folder)) == folder:
+                return None
+            folder = parent
+        except OSError as error:
+            return "its name is too long" if error.errno == errno.ENAMETOOLONG else None
+        else:
+            break
+    if not stat.S_ISDIR(found.st_mode):
+        return "there is a file of this name" if folder == wanted else f"{folder} is a file"
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # only POSIX tells
+        longest = os.pathconf(folder, "PC_NAME_MAX")
+        if any(len(os.fsencode(part)) > longest for part in wanted[len(folder) :].split(os.sep)):
+            return f"a name in it is longer than {longest} bytes"
+    return None
+
+
 class _Stream:
     """Remembers the first failed write, because torch's writer raises another exception in its place."""
 

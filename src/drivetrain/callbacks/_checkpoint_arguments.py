@@ -6,6 +6,7 @@ import os
 from datetime import timedelta
 from typing import Any
 
+from drivetrain.base import files
 from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, wrong_value
 
 
@@ -47,6 +48,20 @@ def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> N
             f"ModelCheckpoint(dirpath={str(dirpath)!r}) is an address, and this version writes to a local file system. "
             'Write dirpath="checkpoints", and copy the folder when the run has ended.'
         )
+    check_place("ModelCheckpoint", dirpath, filename)
+
+
+def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
+    """Check that there can be such a folder, and files of such a name.
+
+    Raises:
+        ConfigurationError: there cannot; found now, because training ends when a checkpoint cannot be written.
+    """
+    folder = "" if dirpath is None else os.path.expanduser(os.fspath(dirpath))
+    if (why := files.impossible_folder(folder)) is not None:
+        raise wrong_value(owner, "dirpath", dirpath, f"a folder, and {why}", 'dirpath="checkpoints"')
+    if filename is not None and (why := files.wrong_characters(filename)) is not None:
+        raise wrong_value(owner, "filename", filename, f"the name of a file, and {why}", 'filename="{epoch}-{step}"')
 
 
 def check_choices(mode: Any, monitor: str | None, save_top_k: int, save_last: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callback import Checkpoint
+from drivetrain.callbacks._checkpoint_arguments import check_place
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class OnExceptionCheckpoint(Checkpoint):
         filename: the file's name without extension.
 
     Raises:
-        ConfigurationError: the name is empty.
+        ConfigurationError: the name is empty, or there cannot be such a folder or file.
     """
 
     FILE_EXTENSION = ".ckpt"
@@ -36,6 +37,7 @@ class OnExceptionCheckpoint(Checkpoint):
             raise ConfigurationError(
                 f'OnExceptionCheckpoint(filename={filename!r}) names no file. Write filename="on_exception".'
             )
+        check_place("OnExceptionCheckpoint", dirpath, filename)
         self.dirpath = os.path.abspath(os.path.expanduser(dirpath))
         self.filename = filename
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from drivetrain.base import files, yaml_text
@@ -28,7 +29,8 @@ class FolderLogger(Logger):
         prefix: put before every name, joined by a hyphen.
 
     Raises:
-        ConfigurationError: ``save_dir`` is a remote address, or one of the two is of another type.
+        ConfigurationError: ``save_dir`` is a remote address, one of the two is of another type, or there cannot be
+            such a folder.
     """
 
     def __init__(
@@ -55,6 +57,30 @@ class FolderLogger(Logger):
         self._prefix = f"{prefix}-" if prefix else ""
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
+        self._check_folder("save_dir", save_dir, self._root, "runs")
+        self._check_folder("name", name, self.root_dir, "lightning_logs")
+        if isinstance(version, str):
+            self._check_folder("version", version, os.path.join(self.root_dir, version), "first")
+
+    def _check_folder(self, argument: str, value: Any, folder: str, example: str) -> None:
+        if (why := files.impossible_folder(folder)) is not None:
+            cure = f'{argument}="{example}"'
+            raise wrong_value(type(self).__name__, argument, value, f"a folder, and {why}", cure)
+
+    @contextlib.contextmanager
+    def _explained(self, folder: str) -> Iterator[None]:
+        """A block that makes ``folder`` or looks into it.
+
+        Raises:
+            ConfigurationError: that fails.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise ConfigurationError(
+                f"{type(self).__name__} cannot use the folder {folder}: {files.reason(error, Path(folder))}. "
+                "Pass a save_dir in which this process may write."
+            ) from error
 
     @property
     def save_dir(self) -> str:
@@ -75,10 +101,11 @@ class FolderLogger(Logger):
     def version(self) -> int | str:
         """Which run this is. Reading it decides it, and on rank 0 makes the run's folder."""
         if self._version is None:
-            if rank_from_environ() == 0:
-                self._version, self._made = _make_version(self.root_dir), True
-            else:
-                self._version = _next_version(self.root_dir)  # rank 0's answer replaces it when the ranks meet
+            with self._explained(self.root_dir):
+                if rank_from_environ() == 0:
+                    self._version, self._made = _make_version(self.root_dir), True
+                else:
+                    self._version = _next_version(self.root_dir)  # rank 0's answer replaces it when the ranks meet
         return self._version
 
     @property
@@ -103,6 +130,10 @@ class FolderLogger(Logger):
         version = self.version
         return os.path.join(self.root_dir, version if isinstance(version, str) else f"version_{version}")
 
+    def _make_folder(self) -> None:
+        with self._explained(self.log_dir):
+            os.makedirs(self.log_dir, exist_ok=True)
+
     def _named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         return {files.encodable(f"{self._prefix}{name}"): value for name, value in metrics.items()}
 
@@ -114,7 +145,7 @@ class FolderLogger(Logger):
         """Bring ``hparams.yaml`` up to date."""
         if self._hparams_written:
             return
-        os.makedirs(self.log_dir, exist_ok=True)
+        self._make_folder()
         files.write(os.path.join(self.log_dir, "hparams.yaml"), yaml_text.dump(self.hparams).encode())
         self._hparams_written = True
 

@@ -110,7 +110,7 @@ class CSVLogger(FolderLogger):
         self._write_hparams()
         if not self._dirty:
             return
-        os.makedirs(self.log_dir, exist_ok=True)
+        self._make_folder()
         with _writing_alone(self.log_dir):
             if self._left != _identity(self.metrics_file_path):
                 self._continue_behind_others()
@@ -139,9 +139,10 @@ class CSVLogger(FolderLogger):
         if self._opened:
             return
         self._opened = True
-        self._left = _identity(self.metrics_file_path)
-        self._read_table()
-        self._found = self._last_row()
+        with self._explained(self.log_dir):
+            self._left = _identity(self.metrics_file_path)
+            self._read_table()
+            self._found = self._last_row()
 
     def _last_row(self) -> Row:
         """The numbers in the last row of the table; empty if there is none, or if it holds anything else."""
