@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,3 +201,16 @@ def pool() -> Iterator[Any]:
     shared = sys.modules[POOL].shared()
     yield shared
     shared.close()
+
+
+@pytest.fixture(scope="session")
+def own_stores() -> dict[str, Any]:
+    """The checkpoint stores that docs/own_store.md shows, by name."""
+    page = Path(__file__).parent.parent / "docs" / "own_store.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    tree = ast.parse("\n".join(blocks))
+    kinds = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef)
+    tree.body = [node for node in tree.body if isinstance(node, kinds)]
+    found: dict[str, Any] = {"__name__": "own_stores"}
+    exec(compile(tree, page, "exec"), found)
+    return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["hardware.md", "own_accelerator.md"]
+PAGES = ["hardware.md", "own_accelerator.md", "own_store.md"]
 
 # What the pages take for granted: a model and a loader.
 GIVEN = """
@@ -46,7 +46,8 @@ def program(page: str, text: str) -> str:
 
 
 def run(page: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "accelerators")}  # where xpulib is
+    folders = [str(ROOT / "tests" / "accelerators"), str(ROOT / "src")]  # where xpulib is
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", program(page, text)], cwd=folder, env=environ, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

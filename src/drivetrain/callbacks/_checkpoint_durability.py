@@ -76,15 +76,18 @@ class StoredCheckpoint(NamedCheckpoint):
         """
         if (saved := self._under_way) is None:
             return
-        try:
-            for path in saved.files:
-                wait_for(trainer.strategy.checkpoint_io, path)
-        except CheckpointError:
-            self._under_way, self._written_at_step = None, -1
-            if not trainer.strategy.checkpoint_io.exists(self.last_model_path):
-                self.last_model_path = saved.last_before
-            raise
+        store, failure = trainer.strategy.checkpoint_io, None
+        for path in saved.files:
+            try:
+                wait_for(store, path)
+            except CheckpointError as error:
+                failure = failure or error  # a copy of a file that was not written fails with it
         self._under_way = None
+        if failure is not None:
+            self._written_at_step = -1
+            if not store.exists(self.last_model_path):
+                self.last_model_path = saved.last_before
+            raise failure
         vars(self).update(saved.ranking)
         for path in saved.replaced:
             self._remove(trainer, path)

@@ -9,6 +9,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,10 @@ from drivetrain.errors import CheckpointError, ConfigurationError, described
 
 # What pickle raises on an object that it cannot write, or whose class it does not find.
 _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
+
+# Collects paths while no file may be replaced. Each thread has its own: a subclass that writes in another thread could
+# not say in time what it has not written.
+_refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 
 class TorchCheckpointIO(CheckpointIO):
@@ -36,20 +41,18 @@ class TorchCheckpointIO(CheckpointIO):
     that the default for what is no plain data.
     """
 
-    _refused: list[str] | None = None  # collects paths while no file may be replaced
-
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:
-        """A block in which no existing file is replaced.
+        """A block in which no existing file is replaced by what this thread writes.
 
         The list holds the paths that were not written, because another process had put a file there.
         """
         refused: list[str] = []
-        self._refused = refused
+        token = _refused.set(refused)
         try:
             yield refused
         finally:
-            self._refused = None
+            _refused.reset(token)
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
         if storage_options is not None:
@@ -57,18 +60,18 @@ class TorchCheckpointIO(CheckpointIO):
                 f"TorchCheckpointIO writes local files and takes no storage_options, got {storage_options!r}. "
                 "Leave them out, or pass a CheckpointIO of your own in Trainer(plugins=[...])."
             )
-        target = _target(path)
+        target, refused = _target(path), _refused.get()
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _unwritten(target, files.reason(error, target), "Choose another default_root_dir.") from error
         try:
-            with files.replacing(target, durable=True, new=self._refused is not None) as stream:
+            with files.replacing(target, durable=True, new=refused is not None) as stream:
                 torch.save(dict(checkpoint), stream)
         except FileExistsError:
-            if self._refused is None:
+            if refused is None:
                 raise
-            self._refused.append(str(path))
+            refused.append(str(path))
         except _UNPICKLABLE as error:
             raise CheckpointError(
                 f"The checkpoint {target} was not written, because an object in it cannot be pickled: {error}. "

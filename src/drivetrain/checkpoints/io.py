@@ -116,7 +116,7 @@ class CheckpointIO(ABC):
     # ---- when it is written --------------------------------------------------------------------------------------
 
     def is_durable(self, path: str | Path) -> bool:
-        """Return False while a save to ``path`` is under way, and after it failed, until :meth:`wait` raised that."""
+        """Return False while a save to ``path`` is under way, or has failed and :meth:`wait` has not raised that."""
         return True
 
     def wait(self, path: str | Path | None = None) -> None:
