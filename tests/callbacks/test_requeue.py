@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.callbacks.requeue import Requeue
+from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.clusters import LocalEnvironment, SLURMEnvironment
 
 
@@ -182,6 +183,33 @@ def test_t33_jobs_that_save_together_get_numbers_of_their_own(tmp_path: Path, mo
         fit(tmp_path, Model(signalled=1), Cluster())
     assert (tmp_path / "hpc_ckpt_1.ckpt").read_bytes() == b"theirs"
     assert (tmp_path / "hpc_ckpt_2.ckpt").exists()
+
+
+def test_t33_the_job_goes_back_when_its_checkpoint_is_durable(tmp_path: Path) -> None:
+    class Late(TorchCheckpointIO):
+        """Writes when somebody waits."""
+
+        later: tuple[Any, Any] | None = None
+
+        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+            self.later = (checkpoint, path)
+
+        def wait(self, path: Any = None) -> None:
+            later, self.later = self.later, None
+            if later is not None:
+                super().save_checkpoint(*later)
+
+    there = []
+
+    class Looks(Cluster):
+        def requeue(self) -> str | None:
+            there.append(os.listdir(tmp_path))
+            return super().requeue()
+
+    cluster = Looks()
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Model(signalled=1), cluster, plugins=[cluster, Late()])
+    assert there == [["hpc_ckpt_1.ckpt"]]
 
 
 def test_t33_last_is_the_requeued_jobs_file_where_that_is_newer(tmp_path: Path) -> None:

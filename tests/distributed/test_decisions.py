@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
-from drivetrain.callbacks import EarlyStopping, ModelCheckpoint
+from drivetrain.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import DrivetrainError
 from drivetrain.loggers import CSVLogger
 from drivetrain.strategies import DDPStrategy
@@ -71,6 +72,50 @@ def test_t5_a_rank_that_wants_to_stop_stops_all(pool: Any, tmp_path: Path) -> No
     """On rank 1 the value gets worse from the beginning, and on rank 0 never."""
     first, second = pool.run(decided, tmp_path, 2, group=False)
     assert first[0] == second[0] == 3
+
+
+class Late(TorchCheckpointIO):
+    """Writes when somebody waits, and says so."""
+
+    def __init__(self) -> None:
+        self.later: dict[str, Any] = {}
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        self.later[str(path)] = checkpoint
+
+    def is_durable(self, path: Any) -> bool:
+        return str(path) not in self.later
+
+    def wait(self, path: Any = None) -> None:
+        for name in list(self.later) if path is None else [str(path)]:
+            if (checkpoint := self.later.pop(name, None)) is not None:
+                super().save_checkpoint(checkpoint, name)
+
+
+def saved_late(folder: Path) -> list[str]:
+    """The best file in each epoch, and in the end."""
+    seen = []
+
+    class Looks(Callback):
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+            seen.append(os.path.basename(saver.best_model_path))
+            trainer.strategy.barrier()
+            assert not saver.best_model_path or os.path.exists(saver.best_model_path)
+
+    saver = ModelCheckpoint(folder / "c", "{epoch}", save_last="link")
+    trainer = Trainer(
+        accelerator="cpu", devices=2, max_epochs=4, callbacks=[Looks(), saver], plugins=[Late()], logger=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+    )  # fmt: skip
+    loader: Any = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)
+    trainer.fit(JudgedAtTheEnd(), loader)
+    return [*seen, os.path.basename(saver.best_model_path)]
+
+
+def test_t5_all_ranks_learn_at_the_same_time_that_a_file_is_durable(pool: Any, tmp_path: Path) -> None:
+    first, second = pool.run(saved_late, tmp_path, group=False)
+    assert first == second == ["", "", "epoch=0.ckpt", "epoch=1.ckpt", "epoch=3.ckpt"]
+    assert sorted(os.listdir(tmp_path / "c")) == ["epoch=3.ckpt", "last.ckpt"]
 
 
 class JudgedAtTheEnd(Judged):
