@@ -179,8 +179,8 @@ def test_all_that_were_kept_are_removed_once_they_may_be(gated: Any, tmp_path: P
 
 def test_a_name_that_is_being_written_is_not_free(gated: Any, tmp_path: Path) -> None:
     """Two callbacks in one folder, whose files would have the same name."""
-    savers = [ModelCheckpoint(tmp_path, "run", every_n_epochs=1), ModelCheckpoint(tmp_path, "run", every_n_epochs=2)]
-    fit(tmp_path, gated("run.ckpt", "run-v1.ckpt"), *savers, max_epochs=2)
+    savers = [ModelCheckpoint(tmp_path, "run"), ModelCheckpoint(tmp_path, "run", mode="max")]
+    fit(tmp_path, gated("run.ckpt", "run-v1.ckpt"), *savers, max_epochs=1)
     assert [base(saver.best_model_path) for saver in savers] == ["run.ckpt", "run-v1.ckpt"]
     assert files(tmp_path) == ["run-v1.ckpt", "run.ckpt"]
 
