@@ -112,6 +112,10 @@ class RankBatches(SamplerProxy, ABC):
         """One share per global batch."""
 
     @abstractmethod
+    def uneven_from(self) -> float:
+        """The first global batch that ranks may have unequal parts of; ``inf`` if none is."""
+
+    @abstractmethod
     def factor_of(self, number: int) -> float:
         """The factor of global batch ``number``, counted from 0: see :class:`Share`."""
 
@@ -206,6 +210,12 @@ class SlicedBatches(RankBatches):
             last = mine or last or batch[:1]
             yield Share(last, self.factor_of(number))
 
+    def uneven_from(self) -> float:
+        if self._size % self._world_size:
+            return 0
+        whole, rest = divmod(self._total(), self._size)
+        return whole if rest else float("inf")
+
     def factor_of(self, number: int) -> float:
         there = min(self._size, self._total() - number * self._size)
         begin, end = slice_of(there, self._rank, self._world_size)
@@ -230,6 +240,10 @@ class DealtBatches(RankBatches):
             dealt = list(itertools.islice(order, self._world_size))
             last = dealt[self._rank] if self._rank < len(dealt) else dealt[-1] if last is None else last
             yield Share(last, self.factor_of(number))
+
+    def uneven_from(self) -> float:
+        whole, rest = divmod(len(self._sampler), self._world_size)
+        return whole if rest else float("inf")
 
     def factor_of(self, number: int) -> float:
         there = min(self._world_size, len(self._sampler) - number * self._world_size)

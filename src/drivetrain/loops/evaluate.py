@@ -194,17 +194,18 @@ def _evaluate_loader(
     batches = feed(loader, source.num_batches, None if transfer else move, source.ahead)
     together, source_draws = None, False
     if run.window.gather is not None:
-        from drivetrain.loops.together import Together, shares_of  # here, so that importing the Trainer stays quick
+        from drivetrain.loops.together import Together, rank_batches  # here, so that importing the Trainer stays quick
 
         together = Together(run, source.loader)
-        source_draws = shares_of(source.loader) is not None  # a repeated batch was drawn there too
+        source_draws = rank_batches(source.loader) is not None  # a repeated batch was drawn there too
         batches = together.over(batches, source.counts)
         progress.num_eval_batches = max(source.counts)
     step = bind_eval_step(run, stage, index, batches)
     for batch, _ in batches:
         progress.eval_batch_idx = batch_idx = progress.eval_batch_idx + 1
-        if together is not None:
-            together.begin(batch_idx)
+        uneven = together if together is not None and batch_idx >= together.uneven_from else None
+        if uneven is not None:
+            uneven.begin(batch_idx)
         if transfer is not None:
             batch = transfer(batch, dataloader_idx)
         book.scope = step_scope
@@ -219,8 +220,8 @@ def _evaluate_loader(
         outputs = step(batch, batch_idx)
         for hook in () if repeats and predictions is not None else batch_end:
             hook(outputs, batch, batch_idx, *hook_idx)
-        if together is not None:
-            together.end()
+        if uneven is not None:
+            uneven.end()
         if predictions is not None:
             if predictions.keeps and not repeats:
                 predictions.outputs[-1].append(move_to_host(outputs))

@@ -67,6 +67,7 @@ class _Bound(NamedTuple):
     validate_every: float
     looks_after: bool
     together: Any  # a Together, or None
+    uneven_from: float  # the first batch that may count for less than those of other ranks; inf: none does
     keep_start: Callable[[], None] | None
 
 
@@ -92,6 +93,7 @@ def _bind(run: Run) -> _Bound:
         validate_every=val_check_every(limits, run.progress.num_training_batches) if validates else ENDLESS,
         looks_after=validates or bool(schedules.step_plateau),
         together=run.together,
+        uneven_from=ENDLESS if run.together is None else run.together.uneven_from,
         keep_start=watch_exceptions(run) if run.saves_on_exception else None,
     )
 
@@ -129,7 +131,7 @@ def fit(run: Run) -> None:
             window_ends = held >= accumulate or is_last
             log_every = bound.log_every
             book.copies = flushes = window_ends and log_every > 0 and (progress.stepped_batches + 1) % log_every == 0
-            if bound.together is not None:
+            if uneven := batch_idx >= bound.uneven_from:
                 bound.together.begin(batch_idx)
             if transfer is not None:
                 batch = transfer(batch, 0)
@@ -137,7 +139,7 @@ def fit(run: Run) -> None:
             for hook in bound.batch_start:
                 hook(batch, batch_idx)
             if bound.module_batch_start is not None and bound.module_batch_start(batch, batch_idx) == -1:
-                if bound.together is not None:
+                if uneven:
                     bound.together.end()
                 break
             steps_before = progress.global_step
@@ -162,7 +164,7 @@ def fit(run: Run) -> None:
 
             if is_last:
                 next(source, None)  # the loader is asked for its end before validation, as in a plain loop
-            if bound.together is not None:
+            if uneven:
                 bound.together.end()
             if flushes or bound.looks_after:
                 _after_batch(run, bound)

@@ -299,7 +299,7 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
             window.expected, window.graded, window.position, window.reference = divisor, 0, 0, None
             if zero_grad is not None:
                 zero_grad()
-        if shared:
+        if shared and (loss is None or window.factor_here != 1):
             loss, weight = as_one_of_many(window, loss, weight)
         if loss is not None:
             if weight is not None or divisor != 1:
@@ -315,7 +315,9 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
                 raise
         return output
 
-    return _exchanging_last(run, forward_backward) if run.engine.strategy.is_distributed else forward_backward
+    accumulates = run.limits.accumulate > 1 or run.progress.held > 0
+    exchanges = run.engine.strategy.is_distributed
+    return _exchanging_last(run, forward_backward) if exchanges and accumulates else forward_backward
 
 
 def _exchanging_last(run: Run, forward_backward: ForwardBackward) -> ForwardBackward:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drivetrain.base.tree import map_leaves
@@ -23,15 +23,19 @@ class Together:
 
     Attributes:
         factor: of the current batch: see :class:`drivetrain.data.samplers.Share`.
+        uneven_from: the first batch of the pass that may count for another factor than 1: only from there on must
+            :meth:`begin` and :meth:`end` be called.
     """
 
     def __init__(self, run: Run, loader: Any) -> None:
         self._run = run
-        self._shares = shares_of(loader)
+        self._shares = rank_batches(loader)
         self._kept: KeptTogether | PaddedBatches | None = None
         self._reachable: list[Any] | None = None  # metric objects of the module and of callbacks
         self._metrics: list[tuple[Any, dict[str, Any]]] | None = None  # while a batch is repeated, what they were
         self.factor = 1.0
+        run.window.factor_here = 1.0
+        self.uneven_from: float = float("inf") if self._shares is None else self._shares.uneven_from()
 
     def over(self, batches: Batches, counts: Sequence[float], done: int = 0) -> Batches:
         """``batches``, as many as the rank with most has.
@@ -44,10 +48,12 @@ class Together:
         if float("inf") in counts:
             data = self._run.engine.strategy.data
             self._kept = KeptTogether(batches, data.gather_objects, data.ranks)
+            self.uneven_from = 0
         elif len(set(counts)) == 1:
             return batches
         else:
             self._kept = PaddedBatches(batches, counts, self._run.engine.strategy.data.index, done)
+            self.uneven_from = min(self.uneven_from, *counts)
         return iter(self._kept)
 
     def repeat(self, batch: Any) -> None:
@@ -58,7 +64,10 @@ class Together:
     def begin(self, number: int) -> None:
         """Batch ``number`` of the pass is worked on; if it is repeated, nothing that it gives is kept."""
         self.end()
-        self.factor = self._shares(number) if self._shares is not None else self._kept.factor if self._kept else 1.0
+        if self._shares is not None:
+            self.factor = self._shares.factor_of(number)
+        elif self._kept is not None:
+            self.factor = self._kept.factor
         self._run.window.factor_here = self.factor
         if self.factor == 0:
             self._run.book.muted = True
@@ -67,6 +76,7 @@ class Together:
 
     def end(self) -> None:
         """The batch is done."""
+        self._run.window.factor_here = 1.0
         if self._metrics is not None:
             # A metric that this batch did not update keeps the value that it has computed, as on the other ranks: one
             # that computes anew waits for all of them.
@@ -91,9 +101,9 @@ def _copied(leaf: Any) -> Any:
     return leaf.clone() if hasattr(leaf, "clone") else leaf
 
 
-def shares_of(loader: Any) -> Callable[[int], float] | None:
-    """What the batches of ``loader`` count for, by number; ``None`` where its samples are not shared out."""
+def rank_batches(loader: Any) -> RankBatches | None:
+    """What shares out the samples of ``loader``, and knows what each batch counts for; ``None`` where nothing does."""
     for place in ("batch_sampler", "sampler"):
         if isinstance(batches := getattr(loader, place, None), RankBatches):
-            return batches.factor_of
+            return batches
     return None

@@ -148,27 +148,20 @@ class DDPStrategy(ParallelStrategy):
         step, model = super().bind(name), self.model
         if not isinstance(model, DistributedDataParallel):
             return step
-        return self._with_cure(step if self.lightning_module.automatic_optimization else _by_hand(step, model), model)
+        return step if self.lightning_module.automatic_optimization else _by_hand(step, model)
 
     def on_train_end(self) -> None:
         """Nobody comes after the last pass who would see that its gradients were left to each rank (trap T43)."""
         if isinstance(model := self.model, DistributedDataParallel):
-            self._with_cure(model.reducer._rebuild_buckets, model)()
+            model.reducer._rebuild_buckets()
 
-    def _with_cure(self, call: Callable[..., Any], model: DistributedDataParallel) -> Callable[..., Any]:
-        """``call``, in which torch may find that the last backward pass has missed parameters."""
-        if model.find_unused_parameters:
-            return call
-
-        def call_or_cure(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return call(*args, **kwargs)
-            except RuntimeError as error:
-                if _UNFINISHED in str(error):
-                    raise ConfigurationError(self._without_gradient()) from error
-                raise
-
-        return call_or_cure
+    def explain(self, error: BaseException) -> Exception | None:
+        """Torch has found that the last backward pass has missed parameters: say which."""
+        model = self.model
+        misses = isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
+        if misses and isinstance(error, RuntimeError) and _UNFINISHED in str(error):
+            return ConfigurationError(self._without_gradient())
+        return None
 
     def _without_gradient(self) -> str:
         named = self.lightning_module.named_parameters()

@@ -22,22 +22,24 @@ def redirected(
     if wrapped is module and not always:
         return method
 
+    attributes = module.__dict__
+
     def through(*args: Any, **kwargs: Any) -> Any:
-        own = module.__dict__.get("forward")
+        own = attributes.get("forward")
 
         def once(*args: Any, **kwargs: Any) -> Any:
-            put_back()
+            del attributes["forward"]
+            if own is not None:
+                attributes["forward"] = own
             return method(*args, **kwargs)
 
-        def put_back() -> None:
-            module.__dict__.pop("forward", None)
-            if own is not None:
-                module.__dict__["forward"] = own
-
-        module.__dict__["forward"] = once
+        attributes["forward"] = once
         try:
             return wrapped(*args, **kwargs)
         finally:
-            put_back()
+            if attributes.get("forward") is once:  # it was never called
+                del attributes["forward"]
+                if own is not None:
+                    attributes["forward"] = own
 
     return through

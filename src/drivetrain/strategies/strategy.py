@@ -415,6 +415,10 @@ class Strategy(Stepping, ABC):
     def on_predict_end(self) -> None:
         """Prediction has ended."""
 
+    def explain(self, error: BaseException) -> Exception | None:
+        """What to raise in place of ``error``, by which a run ends, if this strategy can say it better."""
+        return None
+
     def on_exception(self, exception: BaseException) -> None:
         """The run ends by ``exception``."""
 

@@ -351,7 +351,10 @@ class Trainer(TrainerView):
             life.abort(self, interrupt)
             raise SystemExit(1) from interrupt
         except BaseException as error:
-            life.abort(self, error)
+            explained = self.strategy.explain(error)
+            life.abort(self, explained or error)
+            if explained is not None:
+                raise explained from error
             raise
         self.progress.status, self.progress.stage = TrainerStatus.FINISHED, None
         return results
