@@ -209,3 +209,7 @@ class Checkpoint(Callback):
     def resume_candidates(self, trainer: Trainer) -> list[str]:
         """Existing files that ``ckpt_path="last"`` may mean; of all callbacks', the one written last is taken."""
         return []
+
+    def saved_checkpoints(self, trainer: Trainer) -> list[str]:
+        """Return existing files under any name, oldest first: a hint where ``ckpt_path="last"`` means none."""
+        return []

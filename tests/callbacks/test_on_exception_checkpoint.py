@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,34 @@ def test_nothing_is_saved_before_the_first_step_or_without_an_exception(
 
     assert list(tmp_path.glob("*.ckpt")) == []
     assert callback.resume_candidates(make_trainer()) == []
+
+
+@pytest.mark.parametrize("saver", ["OnExceptionCheckpoint", "ModelCheckpoint(save_on_exception=True)"])
+@pytest.mark.parametrize("where", ["in the first window", "in set-up", "in a trial run", "without an exception"])
+def test_an_exception_before_the_first_step_is_one_line(
+    breaking: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path, caplog: Any, saver: str, where: str
+) -> None:
+    class Failing(Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            if where == "in set-up":
+                raise RuntimeError("broken")
+
+    own: Any = OnExceptionCheckpoint(tmp_path)
+    callback = own if saver == "OnExceptionCheckpoint" else ModelCheckpoint(tmp_path, save_on_exception=True)
+    module = breaking()
+    module.at = 0 if where != "without an exception" else 99
+    trainer = make_trainer(
+        callbacks=[Failing(), callback], enable_checkpointing=True, accumulate_grad_batches=2,
+        fast_dev_run=where == "in a trial run",
+    )  # fmt: skip
+    fails = where != "without an exception"
+    with caplog.at_level(logging.INFO, logger="drivetrain"), pytest.raises(RuntimeError) if fails else nullcontext():
+        trainer.fit(module, loader)
+    told = [record.message for record in caplog.records if "saved nothing" in record.message]
+    expected = f"{saver} saved nothing: the exception came before the first optimizer step of this fit"
+    assert len(told) == (where in ("in the first window", "in set-up"))
+    assert all(message.startswith(expected) for message in told)
+    assert bool(list(tmp_path.glob("*.ckpt"))) == (not fails and saver != "OnExceptionCheckpoint")
 
 
 def test_t58_nothing_is_saved_when_a_second_fit_fails_before_it_trains(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -609,6 +611,24 @@ def test_last_without_any_checkpoint_starts_from_the_beginning(trainer_for: Any,
         trainer.fit(Net(), *loaders(), ckpt_path="last")
     assert trainer.current_epoch == 1
     assert "no checkpoint was saved so far, so training starts from the beginning" in caplog.text
+
+
+def test_last_without_a_last_one_names_the_checkpoints_that_exist(trainer_for: Any, tmp_path: Path) -> None:
+    def trainer() -> Any:
+        return trainer_for(1, callbacks=ModelCheckpoint(tmp_path, save_top_k=-1), enable_checkpointing=True)
+
+    trainer().fit(Net(), *loaders())
+    (saved,) = tmp_path.glob("*.ckpt")
+    for number in range(4):
+        shutil.copy(saved, tmp_path / f"{number}.ckpt")
+        os.utime(tmp_path / f"{number}.ckpt", (number, number))
+    named = re.escape(f"There are {tmp_path / '2.ckpt'}, {tmp_path / '3.ckpt'}, {saved} and 2 more: pass one of these")
+    again = trainer()
+    with pytest.warns(UserWarning, match=f"no callback has saved a last checkpoint, so training starts .* {named}"):
+        again.fit(Net(), *loaders(), ckpt_path="last")
+    assert again.current_epoch == 1
+    with pytest.raises(CheckpointError, match=f"saved a last one. There are .*{re.escape(str(saved))}.*save_last=True"):
+        trainer().validate(Net(), loaders()[1], ckpt_path="last")
 
 
 def test_pickling_must_be_asked_for_on_both_sides(trainer_for: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from drivetrain.callback import Checkpoint
+from drivetrain.checkpoints.io import newest_first
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ class NamedCheckpoint(Checkpoint):
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
         root = logger.save_dir or trainer.default_root_dir
         return os.path.join(root, str(logger.name), version, "checkpoints")
+
+    def saved_checkpoints(self, trainer: Trainer) -> list[str]:
+        if self.dirpath is None and getattr(trainer.logger, "is_undecided", False):
+            return []  # a folder that does not exist yet
+        store = trainer.strategy.checkpoint_io
+        found = store.find(self.dirpath or self._default_dirpath(trainer), f"*{self.FILE_EXTENSION}")
+        return newest_first(store, found)[::-1]
 
     def _path_for(
         self,

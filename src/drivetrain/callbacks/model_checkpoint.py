@@ -20,6 +20,7 @@ from drivetrain.callbacks._checkpoint_arguments import check_choices, check_trig
 from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint
 from drivetrain.callbacks._checkpoint_files import check_state, newest_complete, save_new
 from drivetrain.callbacks._checkpoint_names import GROUP
+from drivetrain.callbacks.on_exception_checkpoint import BEFORE_THE_FIRST_STEP
 from drivetrain.errors import ConfigurationError, arguments_checked
 
 if TYPE_CHECKING:
@@ -262,6 +263,8 @@ class ModelCheckpoint(StoredCheckpoint):
             path = self._path_for(trainer, {}, [], name)
             trainer.save_checkpoint(path, self.save_weights_only)
             rank_zero_info(f"Saved {path}.")
+        elif self.save_on_exception and self._may_save(trainer) and not (begun and trainer.global_step):
+            rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_THE_FIRST_STEP}")
 
     def _tell_age_of_score(self, trainer: Trainer) -> None:
         """Log once per fit that checkpoints are ranked by a validation before the step that they hold."""

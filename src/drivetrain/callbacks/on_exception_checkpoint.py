@@ -16,10 +16,16 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
 
+BEFORE_THE_FIRST_STEP = (
+    "the exception came before the first optimizer step of this fit, so there is no progress to resume from."
+)
+
+
 class OnExceptionCheckpoint(Checkpoint):
     """Writes one checkpoint if a fit ends by an exception, Ctrl-C included, after its first optimizer step.
 
     It replaces the one of an earlier run, and only when it is complete. ``ckpt_path="last"`` finds it in the next run.
+    Before that step it saves nothing, and logs a line.
 
     Args:
         dirpath: the folder.
@@ -54,3 +60,5 @@ class OnExceptionCheckpoint(Checkpoint):
         if trainer.progress.fn == "fit" and begun and trainer.global_step and not trainer.fast_dev_run:
             trainer.save_checkpoint(self.ckpt_path)
             rank_zero_info(f"Saved {self.ckpt_path}.")
+        elif trainer.progress.fn == "fit" and not trainer.fast_dev_run:
+            rank_zero_info(f"OnExceptionCheckpoint saved nothing: {BEFORE_THE_FIRST_STEP}")

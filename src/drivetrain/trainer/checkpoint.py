@@ -68,11 +68,15 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             found = next(iter(newest_first(store, candidates)), "")
         if found:
             return found
+        others = _others(trainer) if ckpt_path == "last" else ""
         if ckpt_path == "last" and fitting and callbacks:
-            rank_zero_info('ckpt_path="last": no checkpoint was saved so far, so training starts from the beginning.')
+            none = "no callback has saved a last checkpoint" if others else "no checkpoint was saved so far"
+            say = rank_zero_warn if others else rank_zero_info
+            say(f'ckpt_path="last": {none}, so training starts from the beginning.{others}')
             return None
         why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
-        raise CheckpointError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}. Pass a path.')
+        why = "no callback has saved a last one" if others else why
+        raise CheckpointError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}.{others or " Pass a path."}')
     if ckpt_path == "hpc":
         by_number = numbered(trainer.default_root_dir, store)
         if not by_number:
@@ -97,6 +101,18 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     if isinstance(store, TorchCheckpointIO) and os.path.isdir(path):
         raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
     return path
+
+
+def _others(trainer: Trainer) -> str:
+    """A hint at checkpoints that the callbacks have saved under other names than the last one's; "" without any."""
+    found = [path for callback in trainer.checkpoint_callbacks for path in callback.saved_checkpoints(trainer)]
+    if not found:
+        return ""
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return (
+        f" There are {', '.join(found[-3:])}{more}: pass one of these paths, and write ModelCheckpoint(save_last=True) "
+        "to keep a last checkpoint."
+    )
 
 
 def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
