@@ -155,12 +155,25 @@ def test_a_schedulers_own_state_is_right(make: Any) -> None:
 @pytest.mark.parametrize(
     ("word", "change"),
     [("'last_epoch'.* is missing", {"last_epoch": ...}), ("'last_epoch'", {"last_epoch": "x"}),
-     ("'base_lrs'.* has 0 items", {"base_lrs": []}), ("'step'.* is no entry", {"step": 3}), ("3", {3: 4})],
+     ("'base_lrs'.* has 0 items", {"base_lrs": []}), ("'step'.* is no entry", {"step": 3}), ("3", {3: 4}),
+     ("'optimizer'.* is no entry", {"optimizer": 3})],
 )  # fmt: skip
 def test_what_a_scheduler_would_make_attributes_of(word: str, change: Any) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(stepped(torch.optim.SGD), 2)
     state = {key: value for key, value in {**scheduler.state_dict(), **change}.items() if value is not ...}
     with pytest.raises(WrongForm, match=word):
+        check_scheduler_state(state, scheduler)
+
+
+@pytest.mark.parametrize(("key", "value"), [("optimizer", 3), ("step", 3), ("last_epoch", "x")])
+def test_what_the_schedulers_of_a_scheduler_would_make_attributes_of(key: str, value: Any) -> None:
+    optimizer, schedulers = stepped(torch.optim.SGD), torch.optim.lr_scheduler
+    parts: list[Any] = [schedulers.ConstantLR(optimizer), schedulers.ExponentialLR(optimizer, 0.9)]
+    scheduler = schedulers.SequentialLR(optimizer, parts, [2])
+    state = copy.deepcopy(scheduler.state_dict())
+    check_scheduler_state(state, scheduler)
+    state["_schedulers"][1][key] = value
+    with pytest.raises(WrongForm, match=rf"\['_schedulers'\]\[1\]\['{key}'\]"):
         check_scheduler_state(state, scheduler)
 
 

@@ -301,25 +301,29 @@ def load_states(
 _BY_GROUP = frozenset({"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs"})
 
 
-def check_scheduler_state(state: Any, scheduler: Any) -> None:
+def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
     """Look at what torch's schedulers make attributes of.
 
     Raises:
-        WrongForm: something is missing or of another kind, or would take the place of a method.
+        WrongForm: something is missing or of another kind, or would take the place of a method or of the optimizer.
     """
-    expect(state, Mapping)
+    expect(state, Mapping, place)
     if not type(scheduler).__module__.startswith("torch.optim"):
         return
     own = scheduler.state_dict()
     for key, value in own.items():
         if key not in state and not key.startswith("_"):
-            raise WrongForm(f"[{key!r}]", "is missing")
-        if key in _BY_GROUP and isinstance(value, list) and len(expect(state.get(key, value), list)) != len(value):
-            raise WrongForm(f"[{key!r}]", f"has {len(state[key])} items, and {len(value)} are expected")
+            raise WrongForm(f"{place}[{key!r}]", "is missing")
+        by_group = key in _BY_GROUP and isinstance(value, list)
+        if by_group and len(found := expect(state.get(key, value), list, f"{place}[{key!r}]")) != len(value):
+            raise WrongForm(f"{place}[{key!r}]", f"has {len(found)} items, and {len(value)} are expected")
     for key in state:
-        if not isinstance(key, str) or (key not in own and hasattr(type(scheduler), key)):
-            raise WrongForm(f"[{shown(key)}]", "is no entry of a scheduler")
-    check_form(state, own)
+        if not isinstance(key, str) or (key not in own and hasattr(scheduler, key)):
+            raise WrongForm(f"{place}[{shown(key)}]", "is no entry of a scheduler")
+    check_form(state, own, place)
+    parts = getattr(scheduler, "_schedulers", ())
+    for index, (part, saved) in enumerate(zip(parts, state.get("_schedulers", ()), strict=False)):
+        check_scheduler_state(saved, part, f"{place}['_schedulers'][{index}]")
 
 
 # ---- random states ---------------------------------------------------------------------------------------------------
