@@ -8,6 +8,7 @@ import csv
 import io
 import os
 import pickle
+import shutil
 import threading
 import warnings
 from pathlib import Path
@@ -289,6 +290,25 @@ def test_two_writers_of_one_version_keep_each_others_rows(tmp_path: Path) -> Non
         {"step": "2", "loss": "3.0"},
         {"step": "1", "val": "7.0"},
     ]
+
+
+@pytest.mark.parametrize("deleted", ["folder", "file"])
+def test_a_table_that_was_deleted_is_named_and_begun_anew(tmp_path: Path, deleted: str) -> None:
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    logger.log_hyperparams({"lr": 1})
+    for step in range(2):
+        logger.log_metrics({"loss": float(step)}, step=step)
+    if deleted == "folder":
+        shutil.rmtree(logger.log_dir)
+    else:
+        os.unlink(logger.metrics_file_path)
+    with pytest.warns(UserWarning, match="metrics.csv was deleted, and the rows in it are lost") as caught:
+        logger.log_metrics({"loss": 2.0}, step=2)
+    logger.log_metrics({"loss": 3.0}, step=3)
+    logger.finalize("success")
+    assert len(caught) == 1
+    assert table(logger) == [{"step": "2", "loss": "2.0"}, {"step": "3", "loss": "3.0"}]
+    assert (Path(logger.log_dir) / "hparams.yaml").read_text() == "lr: 1\n"
 
 
 def test_writers_of_one_version_in_threads_lose_no_row(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -330,3 +331,37 @@ def test_a_fit_and_a_test_have_one_event_file(tmp_path: Path, make_trainer: Any,
     assert len(event_files(logger)) == 1
     assert scalars(logger, "val_loss")
     assert scalars(logger, "test_loss")
+
+
+@pytest.mark.parametrize("deleted", ["folder", "file"])
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_event_file_that_was_deleted_is_named_and_another_one_begun(
+    tmp_path: Path, deleted: str, closed: bool
+) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    logger.log_hyperparams({"lr": 1})
+    logger.log_metrics({"loss": 0.0}, step=0)
+    logger.save()
+    if closed:
+        logger.finalize("success")
+    (file,) = Path(logger.log_dir).glob("events*")
+    if deleted == "folder":
+        shutil.rmtree(logger.log_dir)
+    else:
+        file.unlink()
+    with pytest.warns(UserWarning, match=f"{file.name} was deleted, and the curves in it are lost") as caught:
+        logger.log_metrics({"loss": 1.0}, step=1)
+    logger.log_metrics({"loss": 2.0}, step=2)
+    logger.finalize("success")
+    assert len(caught) == 1
+    assert scalars(logger, "loss") == [(1, 1.0), (2, 2.0)]
+    assert (Path(logger.log_dir) / "hparams.yaml").read_text() == "lr: 1\n"
+
+
+def test_an_event_file_that_was_deleted_is_named_at_the_end_too(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    logger.log_metrics({"loss": 0.0}, step=0)
+    shutil.rmtree(tmp_path)
+    with pytest.warns(UserWarning, match="was deleted, and the curves in it are lost"):
+        logger.finalize("success")
+    assert not tmp_path.exists()

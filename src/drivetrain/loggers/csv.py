@@ -112,7 +112,10 @@ class CSVLogger(FolderLogger):
             return
         self._make_folder()
         with _writing_alone(self.log_dir):
-            if self._left != _identity(self.metrics_file_path):
+            found = _identity(self.metrics_file_path)
+            if self._left is not None and found is None:
+                self._begin_anew()
+            elif self._left != found:
                 self._continue_behind_others()
             try:
                 self._write_table()
@@ -165,6 +168,16 @@ class CSVLogger(FolderLogger):
                 self._columns.insert(0, "step")
         self._columns += [name for name in own if name not in self._columns]
 
+    def _begin_anew(self) -> None:
+        """The table was deleted since the last write: begin another one with the rows that are not written yet."""
+        rank_zero_warn(
+            f"{self.metrics_file_path} was deleted, and the rows in it are lost. CSVLogger begins a new table. "
+            "Do not delete the folder of a run that is under way."
+        )
+        self._keep_unwritten_rows()
+        self._hparams_written = not self.hparams
+        self._write_hparams()
+
     def _continue_behind_others(self) -> None:
         """Another logger has changed the table since: write behind its rows, and replace none of them."""
         if not self._shared:
@@ -173,6 +186,10 @@ class CSVLogger(FolderLogger):
                 f"Another logger writes to {self.metrics_file_path} as well. The table keeps the rows of both. "
                 "Give each run a version of its own, or leave version out."
             )
+        self._keep_unwritten_rows()
+
+    def _keep_unwritten_rows(self) -> None:
+        """Read the table as it is now, and keep of the own rows what is not in it."""
         self._read_table()
         if self._row_in_file and self._rows:
             first, written = self._rows[0], self._row_in_file

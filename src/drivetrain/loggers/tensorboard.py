@@ -105,6 +105,7 @@ class TensorBoardLogger(FolderLogger):
         if rank_from_environ() != 0:
             return _Ignore()  # type: ignore[return-value]
         self._forget_copy()
+        self._forget_deleted()
         if self._writer is None:
             from drivetrain.loggers._event_file import EventFile
 
@@ -183,6 +184,7 @@ class TensorBoardLogger(FolderLogger):
     def save(self) -> None:
         """Write what the writer still holds, and ``hparams.yaml``."""
         self._forget_copy()
+        self._forget_deleted()
         self._write_hparams()
         if self._writer is not None:
             self._writer.flush()
@@ -191,6 +193,19 @@ class TensorBoardLogger(FolderLogger):
         """In a copied process there is the writer, and not the thread that writes: whoever waits for it hangs."""
         if self._owner != os.getpid():
             self._writer, self._event_file, self._owner = None, None, os.getpid()
+
+    def _forget_deleted(self) -> None:
+        """Give up an event file that was deleted: the writer would go on without an error, and without a file."""
+        if self._event_file is None or os.path.exists(self._event_file):
+            return
+        rank_zero_warn(
+            f"{self._event_file} was deleted, and the curves in it are lost. TensorBoardLogger begins a new file. "
+            "Do not delete the folder of a run that is under way."
+        )
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = self._event_file = None
+        self._hparams_written = not self.hparams
 
     def finalize(self, status: str) -> None:
         """Write what is left and close the writer: its file and its thread go."""
