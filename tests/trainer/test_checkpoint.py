@@ -631,6 +631,64 @@ def test_last_without_a_last_one_names_the_checkpoints_that_exist(trainer_for: A
         trainer().validate(Net(), loaders()[1], ckpt_path="last")
 
 
+def saving_in(hook: str, path: Path, base: type[Any], **arguments: Any) -> Any:
+    """A module or a callback that saves in ``hook``."""
+
+    def save(self: Any, *args: Any) -> Any:
+        trainer = self.trainer if isinstance(self, LightningModule) else args[0]
+        trainer.save_checkpoint(path, **arguments)
+        return getattr(super(made, self), hook)(*args)
+
+    made = type("Saving", (base,), {hook: save})
+    return made()
+
+
+@pytest.mark.parametrize(
+    ("hook", "base"),
+    [
+        ("setup", Callback),
+        ("setup", Net),
+        ("prepare_data", Net),
+        ("configure_model", Net),
+        ("configure_optimizers", Net),
+    ],
+)
+def test_what_nothing_could_resume_from_is_not_saved(
+    trainer_for: Any, tmp_path: Path, hook: str, base: type[Any]
+) -> None:
+    def fit(**arguments: Any) -> None:
+        saver = saving_in(hook, tmp_path / "a.ckpt", base, **arguments)
+        module, callbacks = (Net(), [saver]) if base is Callback else (saver, [])
+        trainer_for(1, callbacks=callbacks).fit(module, *loaders())
+
+    with pytest.raises(CheckpointError, match="cannot be saved before the fit is set up: its optimizers do not exist"):
+        fit()
+    assert not (tmp_path / "a.ckpt").exists()
+    fit(weights_only=True)
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["global_step"] == 0
+
+
+def test_in_on_fit_start_a_fit_that_resumes_is_not_saved_and_another_is(trainer_for: Any, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.ckpt", tmp_path / "second.ckpt"
+    trainer_for(1, callbacks=saving_in("on_fit_start", first, Callback)).fit(Net(), *loaders())
+    resumed = trainer_for(2)
+    resumed.fit(Net(), *loaders(), ckpt_path=first)
+    assert resumed.current_epoch == 2
+    with pytest.raises(CheckpointError, match="its progress in .*first.ckpt is not restored yet. Save in"):
+        trainer_for(2, callbacks=saving_in("on_fit_start", second, Callback)).fit(Net(), *loaders(), ckpt_path=first)
+    assert not second.exists()
+
+
+def test_a_fit_that_failed_in_its_set_up_is_not_saved(trainer_for: Any, tmp_path: Path) -> None:
+    trainer = trainer_for(1, callbacks=saving_in("on_exception", tmp_path / "a.ckpt", Callback))
+    module = Net()
+    module.configure_optimizers = lambda: 1 / 0  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="failed: CheckpointError"), pytest.raises(ZeroDivisionError):
+        trainer.fit(module, *loaders())
+    with pytest.raises(CheckpointError, match="before the fit is set up"):
+        trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+
 def test_pickling_must_be_asked_for_on_both_sides(trainer_for: Any, tmp_path: Path) -> None:
     class Remembering(Callback):
         state: Any = None

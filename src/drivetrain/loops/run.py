@@ -115,6 +115,7 @@ class Run:
         unlogged: names of step values that no logger has seen so far.
         next_optimizers: what somebody has set in their place, from the next batch on.
         handles: the optimizers as user code sees them.
+        has_optimizers: ``configure_optimizers`` has run, so a checkpoint can hold what it returned.
         manual_backward: what the module's method of this name does; set while it optimizes by hand.
         batches: the pass over the training loader, for a step that takes ``dataloader_iter``; ``None`` for all others.
         window: what the current window holds.
@@ -149,6 +150,7 @@ class Run:
     loaders: Loaders
     log: Callable[[Mapping[str, float], int], None] | None
     handles: list[LightningOptimizer] = field(default_factory=list)
+    has_optimizers: bool = False
     next_optimizers: list[Optimizer] | None = None
     manual_backward: Callable[..., Any] | None = None
     batches: BatchIterator | None = None
@@ -192,6 +194,7 @@ class Run:
     def wrap_optimizers(self) -> None:
         """Give the module the strategy's optimizers as it may see them."""
         self.unbind()
+        self.has_optimizers = True
         self.handles = [LightningOptimizer(optimizer, self.module) for optimizer in self.engine.strategy.optimizers]
 
     def swap_optimizers(self) -> None:

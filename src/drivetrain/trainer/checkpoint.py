@@ -16,6 +16,7 @@ from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, newest_first
 from drivetrain.errors import CheckpointError, ConfigurationError, closest, described
+from drivetrain.loops.progress import TrainerStatus
 from drivetrain.loops.restart import capture
 from drivetrain.loops.restart_checks import check_progress, check_restart
 from drivetrain.module.loading import (
@@ -135,10 +136,13 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
             ``parity.current().pickle`` makes it the default.
 
     Raises:
-        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` put in what cannot be stored.
+        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` put in what cannot be stored, or a fit is
+            still being set up.
     """
     import drivetrain
 
+    if not weights_only:
+        _check_set_up(trainer)
     progress, strategy = trainer.progress, trainer.strategy
     checkpoint: dict[str, Any] = {
         "epoch": progress.current_epoch,
@@ -174,6 +178,28 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         trainer.hooks.call_callbacks("on_save_checkpoint", checkpoint)
     trainer.hooks.call_method("on_save_checkpoint", checkpoint)
     return checkpoint if allow_pickle or parity.current().pickle else _as_plain_data(trainer, checkpoint)
+
+
+def _check_set_up(trainer: Trainer) -> None:
+    """Check that the fit that runs has all that a checkpoint must hold.
+
+    Raises:
+        CheckpointError: its optimizers are not made, or what it resumes from is not restored. Nothing could resume from
+            such a file.
+    """
+    progress, run = trainer.progress, trainer.current_run
+    if progress.fn != "fit" or progress.status not in (TrainerStatus.RUNNING, TrainerStatus.INTERRUPTED):
+        return
+    if run is None or not run.has_optimizers:
+        why = "its optimizers do not exist yet"
+    elif trainer.ckpt_path is not None and run.resumed_from is None:
+        why = f"its progress in {trainer.ckpt_path} is not restored yet"
+    else:
+        return
+    raise CheckpointError(
+        f"A checkpoint to resume from cannot be saved before the fit is set up: {why}. Save in on_train_start or "
+        "later, or save the weights alone: weights_only=True."
+    )
 
 
 def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
