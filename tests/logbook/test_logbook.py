@@ -246,3 +246,22 @@ def test_a_parameter_is_copied_also_in_a_step_that_is_not_flushed() -> None:
         with torch.no_grad():
             parameter += 1
     assert float(book.refresh()["x"]) == 2.0
+
+
+class Group:
+    """Ranks of which each has its own number."""
+
+    def __init__(self, *numbers: float) -> None:
+        self.numbers, self.size = numbers, len(numbers)
+
+    def gather_keyed(self, names: Any, values: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self.numbers, dtype=values.dtype).unsqueeze(1).expand(-1, len(values))
+
+
+def test_t5_all_ranks_of_a_model_decide_by_rank_zeros_value() -> None:
+    book, device = Logbook(), torch.device("cpu")
+    book.join(device, Group(4.0), Group(3.0, 4.0))
+    assert book.of_rank_zero("x", 4.0) == 3.0
+    assert book.gather is None  # nothing is shared by ranks that see the same samples
+    book.join(device, Group(4.0), Group(4.0))
+    assert book.of_rank_zero("x", 5.0) == 5.0
