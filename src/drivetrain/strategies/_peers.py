@@ -67,20 +67,15 @@ class Checks:
         """Whether the next call in ``group`` is checked; it counts as made."""
         if self.check is not None:
             return self.check
-        name = _name_of(group)
+        handle: Any = dist.group.WORLD if group is None else group
+        name: str = handle.group_name  # the same on all members
         done = self._done[name] = self._done.get(name, 0) + 1
         return done <= _CHECKED_FIRST
 
     def restart(self, group: Any) -> None:
         """Count the calls in ``group`` from 0 again: its members differed in one, and so may their counts."""
-        self._done.pop(_name_of(group), None)
-
-
-def _name_of(group: Any) -> str:
-    """The name of a process group, the same on all its members."""
-    handle: Any = dist.group.WORLD if group is None else group
-    name: str = handle.group_name
-    return name
+        handle: Any = dist.group.WORLD if group is None else group
+        self._done.pop(handle.group_name, None)
 
 
 @dataclass(frozen=True)

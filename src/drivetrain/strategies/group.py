@@ -169,12 +169,12 @@ class TorchGroup(Group):
         return TorchGroup(handle, self.device, self.checks, self.timeout)
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
-        if self.size == 1:
+        if len(self.ranks) == 1:
             return (tensor if sync_grads else tensor.detach()).unsqueeze(0)
-        return self._exchange(collectives.all_gather, tensor, sync_grads=sync_grads, checks=self.checks)
+        return collectives.all_gather(tensor, self.handle, sync_grads, device=self.device, checks=self.checks)
 
     def all_reduce(self, tensor: Tensor, op: Any = "mean") -> Tensor:
-        reduced: Tensor = self._exchange(collectives.reduce, tensor, reduce_op=op, checks=self.checks)
+        reduced: Tensor = collectives.reduce(tensor, self.handle, op, device=self.device, checks=self.checks)
         return reduced
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
@@ -196,7 +196,7 @@ class TorchGroup(Group):
         try:
             return function(*args, group=self.handle, device=self.device, **options)
         except ConfigurationError:
-            if self.checks is not None:  # the members did not make the same calls, so their counts may differ
+            if self.checks is not None:  # another member may have called what is counted
                 self.checks.restart(self.handle)
             raise
 
