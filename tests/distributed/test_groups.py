@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from drivetrain import Callback, LightningModule, Trainer, WeightedLoss, seed_everything
+from drivetrain import Callback, Engine, LightningModule, Trainer, WeightedLoss, seed_everything
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import Logger
 from drivetrain.strategies import DDPStrategy, Group
@@ -307,6 +307,68 @@ def test_a_rank_without_a_batch_is_named_as_it_is_in_the_job(pool: Any, tmp_path
     case = {"own": [19, 0], "stream": True, "options": {"use_distributed_sampler": False}, "world_size": 4}
     with pytest.raises(ConfigurationError, match=r"no batch at all on rank [23], and others"):
         pool.run(job, "pairs", case, tmp_path, group=False, world_size=4)
+
+
+def interrupted(kind: str, world_size: int, folder: Path, at: int | None) -> Tensor:
+    """The weights after two epochs, resumed from after ``at`` steps; ``None``: without a break."""
+    case = {"own": [19, 9], "weighted": True}
+    options: dict[str, Any] = {
+        "accelerator": "cpu", "devices": world_size, "precision": "64-true", "logger": False,
+        "use_distributed_sampler": False, "enable_progress_bar": False, "enable_model_summary": False,
+        "default_root_dir": folder, "num_sanity_val_steps": 0, "limit_val_batches": 0, "enable_checkpointing": False,
+    }  # fmt: skip
+
+    def fit(max_steps: int = -1, ckpt_path: Path | None = None) -> tuple[Trainer, Regression]:
+        trainer = Trainer(strategy=STRATEGIES[kind](), max_epochs=2, max_steps=max_steps, **options)
+        kwargs = trainer.distributed_sampler_kwargs
+        assert kwargs is not None
+        module, index = Regression({**case, "parts": [0] * world_size}, 0), kwargs["rank"]
+        torch.manual_seed(3)
+        trainer.fit(
+            module, DataLoader(data_of(2 + index, case["own"][index]), BATCH, shuffle=True), ckpt_path=ckpt_path
+        )
+        return trainer, module
+
+    if at is None:
+        module = fit()[1]
+    else:
+        trainer, _ = fit(max_steps=at)
+        trainer.save_checkpoint(folder / "mid.ckpt")
+        module = fit(ckpt_path=folder / "mid.ckpt")[1]
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def test_pairs_resume_where_some_repeat_their_last_batch(pool: Any, tmp_path: Path) -> None:
+    whole = pool.run(interrupted, "ddp", 2, tmp_path, None, group=False)
+    found = pool.run(interrupted, "pairs", 4, tmp_path, 4, group=False, world_size=4)  # ranks 2 and 3 have 3 batches
+    for weights in found:
+        torch.testing.assert_close(weights, whole[0], rtol=0, atol=0)
+
+
+def driven(kind: str, world_size: int) -> Any:
+    """The same with an Engine."""
+    engine = Engine(accelerator="cpu", devices=world_size, strategy=STRATEGIES[kind](), precision="64-true")
+    engine.launch()
+    torch.manual_seed(1)
+    module = nn.Linear(4, 1)
+    model, optimizer = engine.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    torch.manual_seed(7 if engine.is_global_zero else 100 + engine.global_rank)
+    loader = engine.setup_dataloaders(DataLoader(data_of(1, 23), batch_size=BATCH, shuffle=True))
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            engine.backward(F.mse_loss(model(x), y))
+            optimizer.step()
+    gathered = engine.all_gather(engine.global_rank).tolist(), engine.strategy.data.all_gather(torch.ones(1)).shape
+    return module.weight.detach(), gathered
+
+
+def test_an_engine_shares_data_and_gradients_in_the_data_group(pool: Any) -> None:
+    expected = pool.run(driven, "ddp", 2, group=False)
+    found = pool.run(driven, "pairs", 4, group=False, world_size=4)
+    for weight, (ranks, shape) in found:
+        torch.testing.assert_close(weight, expected[0][0], rtol=0, atol=0)
+        assert (ranks, shape) == ([0, 1, 2, 3], (2, 1))
 
 
 def place_before_the_processes_meet() -> Any:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import LightningModule, Trainer, WeightedLoss
 from drivetrain.errors import ConfigurationError, NotSupportedError, UnknownNameError
 from drivetrain.strategies import Group, LoneGroup, SingleDeviceStrategy, TorchGroup
+from drivetrain.testing import check_group
 
 
 class Pretended(Group):
@@ -37,31 +38,10 @@ class Pretended(Group):
 
 
 def check_contract(group: Group) -> None:
-    """What holds for a group whose members all make these calls with what their ranks say."""
-    ranks, rank, size = list(group.ranks), group.rank, group.size
-    assert size == len(ranks)
-    assert ranks[group.index] == rank
-    assert group.gather_objects({"rank": rank}) == [{"rank": each} for each in ranks]
-    assert group.all_gather(torch.tensor(rank)).tolist() == ranks
-    assert group.all_gather(torch.tensor([rank, 1])).tolist() == [[each, 1] for each in ranks]
-    mine = torch.tensor([float(rank), -1.0])
-    for op, expected in {"sum": sum(ranks), "mean": sum(ranks) / size, "min": min(ranks), "max": max(ranks)}.items():
-        assert group.all_reduce(mine, op)[0] == expected
-    assert mine.tolist() == [float(rank), -1.0]
-    assert group.broadcast(f"of {rank}") == f"of {ranks[0]}"
-    assert group.broadcast(f"of {rank}", ranks[-1]) == f"of {ranks[-1]}"
-    rows = group.gather_keyed(["a", "b"], torch.tensor([float(rank), 2.0]))
-    assert rows.tolist() == [[float(each), 2.0] for each in ranks]
-    assert group.reduce_boolean_decision(rank == ranks[0]) is (size == 1)
-    assert group.reduce_boolean_decision(rank == ranks[0], all=False) is True
-    assert group.reduce_boolean_decision(False, all=False) is False
-    group.barrier("here")
+    check_group(group)
     with pytest.raises(UnknownNameError):
-        group.all_reduce(mine, "median")
-    alone = group.new([rank])
-    assert (alone.rank, list(alone.ranks), alone.index) == (rank, [rank], 0)
-    assert alone.all_gather(torch.ones(2)).shape == (1, 2)
-    for ranks in ([rank, rank], [rank, 4711], []):
+        group.all_reduce(torch.ones(1), "median")
+    for ranks in ([group.rank] * 2, [group.rank, 4711], []):
         with pytest.raises(ConfigurationError, match="this one among them"):
             group.new(ranks)
 
@@ -104,6 +84,27 @@ def test_torchs_groups_and_groups_of_some_of_their_ranks(pool: Any) -> None:
     assert [name for name, *_ in found] == ["TorchGroup", "LoneGroup", "TorchGroup"]
     assert [ranks for _, ranks, _ in found] == [[0, 2], [1], [0, 2]]
     assert [gradient.item() for *_, gradient in found] == [2.0, 1.0, 4.0]  # of both members; each backward pass of one
+
+
+class Reversed(ByObjects):
+    """Gathers in the wrong order."""
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        return super().gather_objects(obj)[::-1]
+
+
+def check_reversed() -> str:
+    with pytest.raises(AssertionError) as caught:
+        check_group(Reversed(TorchGroup()))
+    return str(caught.value)
+
+
+def test_a_group_that_breaks_the_contract_is_found(pool: Any) -> None:
+    """The negative control."""
+    message = (
+        "gather_objects(obj) is [{'rank': 1}, {'rank': 0}], and the contract of a group says [{'rank': 0}, {'rank'"
+    )
+    assert all(message in text for text in pool.run(check_reversed))
 
 
 def differing() -> list[str]:
