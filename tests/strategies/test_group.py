@@ -217,3 +217,20 @@ def test_one_process_has_one_group_that_is_both() -> None:
     assert strategy.all_gather(x) is x
     assert strategy.reduce(x) is x
     assert strategy.reduce("text") == "text"
+
+
+def test_a_strategy_of_several_ranks_must_bring_a_group() -> None:
+    class Without(SingleDeviceStrategy):
+        is_distributed, world_size = True, 2
+
+    with pytest.raises(ConfigurationError, match=r"has world_size=2.*make_world\(\)"):
+        Without("cpu").barrier()
+
+
+def test_a_rank_is_a_member_of_its_data_group() -> None:
+    class Elsewhere(OneOfMany):
+        def make_data_group(self, world: Group) -> Group:
+            return Pretended(517, range(512))
+
+    with pytest.raises(ConfigurationError, match="on rank 517"):
+        Elsewhere("cpu").data.gather_objects(1)

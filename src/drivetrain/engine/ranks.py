@@ -113,6 +113,7 @@ class Ranks(RankFacts):
                 "they need something to run. Write def main(engine): ..., and engine.launch(main)."
             )
         self._begin()
+        self.strategy.check_collectives(self._check_collectives)  # a run begins, also where this is not the first
         return None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -139,7 +140,7 @@ class Ranks(RankFacts):
 
                 end_with_launcher()
             self.strategy.setup_environment()
-        self.strategy.check_collectives(self._check_collectives)
+            self.strategy.check_collectives(self._check_collectives)
 
     # ---- between processes ---------------------------------------------------------------------------------------
 

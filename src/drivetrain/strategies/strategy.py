@@ -21,6 +21,7 @@ from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
+from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._peers import Checks
 from drivetrain.strategies.collectives import operation_of
@@ -206,7 +207,16 @@ class Strategy(Stepping, ABC):
         return (self._groups or self._make_groups())[1]
 
     def make_world(self) -> Group:
-        """Return the group of all ranks, for a strategy whose processes do not exchange through torch.distributed."""
+        """Return the group of all ranks, for a strategy whose processes do not exchange through torch.distributed.
+
+        Raises:
+            ConfigurationError: there are several, and the strategy has no group of them.
+        """
+        if self.world_size > 1:
+            raise ConfigurationError(
+                f"{type(self).__name__} has world_size={self.world_size}, and no group in which its ranks exchange "
+                "anything. Derive it from ParallelStrategy, or return a drivetrain.strategies.Group from make_world()."
+            )
         return LoneGroup(self.global_rank)
 
     def make_data_group(self, world: Group) -> Group:
@@ -221,7 +231,13 @@ class Strategy(Stepping, ABC):
 
     def _make_groups(self) -> tuple[Group, Group]:
         world = self.make_world()
-        self._groups = world, self.make_data_group(world)
+        data = self.make_data_group(world)
+        if world.rank not in data.ranks:
+            raise ConfigurationError(
+                f"{type(self).__name__}.make_data_group() returned a group of the ranks {list(data.ranks)} on rank "
+                f"{world.rank}. Return one that this rank is a member of, such as world.new([world.rank])."
+            )
+        self._groups = world, data
         return self._groups
 
     def check_collectives(self, check: bool | None) -> None:
