@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from drivetrain.data.samplers import RankBatches, share, slice_of
+from drivetrain.data.samplers import RankBatches, samples_in, share, slice_of
 from drivetrain.errors import ConfigurationError
 
 DATA = TensorDataset(torch.arange(10))
@@ -112,3 +112,21 @@ def test_a_rank_draws_the_order_of_rank_zero_and_keeps_its_own_random_state() ->
 def test_the_contract_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
         RankBatches(DATA, 0, 2, alone)  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("splits", [False, True])
+def test_the_position_in_samples_counts_those_of_all_ranks(world_size: int, splits: bool) -> None:
+    loader: Any = DataLoader(DATA, batch_size=3)
+    shares: list[Any] = [share(loader, rank, world_size, alone, splits) for rank in range(world_size)]
+    for shared in shares:
+        size = 3 if splits else 3 * world_size
+        assert [samples_in(shared, count) for count in range(3)] == [min(count * size, 10) for count in range(3)]
+        assert samples_in(shared, len(shared)) == 10
+    assert [samples_in(loader, count) for count in range(5)] == [0, 3, 6, 9, 10]
+
+
+def test_the_position_in_samples_of_other_loaders_is_not_known() -> None:
+    dealt: Any = share(DataLoader(DATA, batch_sampler=[[0, 1], [2]]), 0, 2, alone)
+    for loader in (dealt, DataLoader(DATA, batch_size=None), DataLoader(Stream()), [1, 2]):
+        assert samples_in(loader, 1) is None

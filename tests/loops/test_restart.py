@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any
@@ -471,3 +472,18 @@ def test_ctrl_c_where_a_cut_epoch_ends_is_resumed_in_that_epoch(
     trainer.fit(module, five, ckpt_path=tmp_path / "on_exception.ckpt")
     assert module.batches == [3, 4, 0, 1]
     assert (trainer.current_epoch, trainer.progress.total_batches) == (2, 7)
+
+
+@pytest.mark.parametrize(("batch_size", "warns"), [(2, False), (4, True)])
+def test_another_batch_size_inside_an_epoch_is_a_warning(
+    make_trainer: Any, tmp_path: Path, batch_size: int, warns: bool
+) -> None:
+    path, data = tmp_path / "a.ckpt", list(range(12))
+    save = at(
+        "on_train_batch_end", lambda trainer: trainer.save_checkpoint(path), lambda trainer: trainer.global_step == 2
+    )
+    make_trainer(callbacks=[save]).fit(Slope(), DataLoader(data, batch_size=2))
+    assert torch.load(path, weights_only=True)["restart"]["samples"] == 4
+    expected = pytest.warns(match=r"saved after 4 samples of an epoch.* the 2 batches that were done are 8 samples")
+    with expected if warns else contextlib.nullcontext():
+        make_trainer().fit(Slope(), DataLoader(data, batch_size=batch_size), ckpt_path=path)

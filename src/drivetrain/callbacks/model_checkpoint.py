@@ -22,6 +22,7 @@ from drivetrain.callbacks._checkpoint_files import check_state, newest_complete,
 from drivetrain.callbacks._checkpoint_names import GROUP
 from drivetrain.callbacks.on_exception_checkpoint import BEFORE_THE_FIRST_STEP
 from drivetrain.errors import ConfigurationError, arguments_checked
+from drivetrain.strategies import rank_files
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -466,7 +467,7 @@ class ModelCheckpoint(StoredCheckpoint):
             return self._write(trainer, last, replaces)
         replaces = replaces or not self.enable_version_counter
         made: bool = trainer.strategy.broadcast(
-            not trainer.is_global_zero or store.copy(newest, last, link=links, replaces=replaces)
+            not trainer.is_global_zero or rank_files.copy(store, newest, last, links, replaces)
         )
         if made:
             self._is_durable(trainer, last)

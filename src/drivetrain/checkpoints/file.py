@@ -54,6 +54,11 @@ class TorchCheckpointIO(CheckpointIO):
         finally:
             _refused.reset(token)
 
+    def was_refused(self, path: str | Path) -> bool:
+        """Whether the block of :meth:`new_files` that runs now has found another process's file at ``path``."""
+        refused = _refused.get()
+        return refused is not None and str(path) in refused
+
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
         if storage_options is not None:
             raise TypeError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, NamedTuple
 
 import torch
@@ -96,6 +96,27 @@ def share(
     if draws is not None:
         batches.draws = draws
     return replaced(loader, **{"batch_sampler" if batched else "sampler": batches})
+
+
+def samples_in(loader: Any, batches: int) -> int | None:
+    """Return how many samples all ranks together have in the first ``batches`` batches of ``loader``.
+
+    Args:
+        loader: of one rank. If it is not shared out by :func:`share`, only this rank's samples are counted.
+        batches: of this rank.
+
+    Returns:
+        ``None`` where that is not known: for a batch sampler of the user's own, and for what is no DataLoader.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    drawn: Any = loader.batch_sampler
+    if isinstance(drawn, SlicedBatches):
+        return drawn.samples_in(batches)
+    if type(drawn) is not BatchSampler:
+        return None
+    there, order = batches * drawn.batch_size, drawn.sampler
+    return min(there, len(order)) if isinstance(order, Sized) else there
 
 
 class RankBatches(SamplerProxy, ABC):
@@ -215,6 +236,10 @@ class SlicedBatches(RankBatches):
             return 0
         whole, rest = divmod(self._total(), self._size)
         return whole if rest else float("inf")
+
+    def samples_in(self, batches: int) -> int:
+        """How many samples the first ``batches`` global batches have together."""
+        return min(batches * self._size, self._total())
 
     def factor_of(self, number: int) -> float:
         there = min(self._size, self._total() - number * self._size)

@@ -42,7 +42,8 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         metrics: its metric objects, as :func:`metrics_in` finds them; ``None``: they are searched for now.
 
     Returns:
-        ``progress``, the counters; ``rng``, the random state; ``data``, the place in the training loader or ``None``;
+        ``progress``, the counters; ``rng``, the random state; ``data``, this rank's place in the training loader or
+        ``None``; ``samples``, how many samples of the epoch all ranks together have done, or ``None``;
         ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
         ``exact``: whether going on from here is as if nothing had happened; ``cut_off``: not, because the end of a
         batch is missing whose optimizer has stepped; ``callbacks``, their states where those of
@@ -82,6 +83,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         "val_loaders": run.loaders.evaluation_states("validate"),
         "exact": not in_batch,
     }
+    state["samples"] = _samples_in(run, state["data"])
     if in_batch and _has_stepped(run):  # run again, this batch would be stepped twice
         done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
@@ -91,6 +93,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         state["settled"] = True  # what follows the last batch was done before this one began
         if state["data"] is not None and "given" in state["data"]:
             state["data"] = {**state["data"], "given": progress.batches_done}  # this batch is to come again
+            state["samples"] = _samples_in(run, state["data"])
             if "loader" not in state["data"]:
                 state["progress"]["is_last_batch"] = False  # it is not done yet
     sanity = progress.stage is RunningStage.SANITY_CHECKING
@@ -152,6 +155,14 @@ def _place(run: Run) -> State | None:
     if (run.progress.epoch_ending or run.progress.between_epochs) and not run.progress.epoch_cut:
         return passes.mark()  # also what was fetched ahead is behind the loader, and the next epoch starts there
     return passes.flight or passes.mark()
+
+
+def _samples_in(run: Run, data: State | None) -> int | None:
+    """How many samples of the epoch all ranks together have done at ``data``; ``None`` if that is not known."""
+    from drivetrain.data.samplers import samples_in  # here, so that importing the Trainer stays quick
+
+    passes = run.loaders.made_passes
+    return None if passes is None or data is None or "given" not in data else samples_in(passes.loader, data["given"])
 
 
 def states_now(run: Run) -> State:
@@ -270,6 +281,21 @@ def warn_if_inexact(run: Run) -> None:
         )
 
 
+def _warn_of_other_batches(run: Run) -> None:
+    """Warn if the batches that are done hold other samples with the loader of this run."""
+    state, progress = run.restart or {}, run.progress
+    saved, data = state.get("samples"), state.get("data")
+    if saved is None or not progress.batches_done or progress.epoch_ending:
+        return
+    found = _samples_in(run, data)
+    if found is not None and found != saved:
+        rank_zero_warn(
+            f"The checkpoint was saved after {saved} samples of an epoch, in batches of another size: the "
+            f"{progress.batches_done} batches that were done are {found} samples of this loader. Training continues "
+            "after those. Resume with the batch_size it was saved with to continue exactly."
+        )
+
+
 @_reading("the restart point")
 def take_up_state(run: Run) -> None:
     """Bring back what the loop had in its hands; its random state comes last, right before the next batch."""
@@ -277,6 +303,7 @@ def take_up_state(run: Run) -> None:
     assert state is not None  # the caller has looked
     run.restored = True
     warn_if_inexact(run)
+    _warn_of_other_batches(run)
     metrics = metrics_in(run.module)
     children: dict[str | None, Any] = dict(run.module.named_modules())
     children.update(metrics)

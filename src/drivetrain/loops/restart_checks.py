@@ -88,6 +88,8 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
             expect(restart.get(name, False), bool, f"[{name!r}]")
         for index, name in enumerate(expect(restart.get("ahead", []), (list, tuple), "['ahead']")):
             expect(name, str, f"['ahead'][{index}]")
+        if restart.get("samples") is not None:
+            count(restart["samples"], "['samples']")
         for stage, epoch in expect(restart.get("loaders", {}), Mapping, "['loaders']").items():
             expect(stage, str, "['loaders']")
             count(epoch, f"['loaders'][{stage!r}]")

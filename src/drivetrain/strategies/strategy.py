@@ -73,6 +73,7 @@ class Strategy(Stepping, ABC):
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[Any] = []
         self.driver = Driver()
+        self.rank_files_written: dict[str, str] = {}  # this rank's last one by checkpoint: see rank_files.py
         self._converted: nn.Module | None = None
         self._groups: tuple[Group, Group] | None = None
         self._checks = Checks()
@@ -401,9 +402,12 @@ class Strategy(Stepping, ABC):
         return optimizer
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete on global rank 0."""
+        """Delete on global rank 0, with the files that the ranks wrote beside it; every rank may call it."""
         if self.is_global_zero:
             self.checkpoint_io.remove_checkpoint(path)
+        from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
+
+        rank_files.remove(self, path)
 
     # ---- moments of a run ----------------------------------------------------------------------------------------
 

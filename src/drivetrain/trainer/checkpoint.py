@@ -157,8 +157,8 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         kept = own.pop("callbacks", {})  # states of the moment at which the run will go on
         precision = own.pop("precision", strategy.precision_plugin.state_dict)
         checkpoint.update(own)
-        if strategy.is_distributed:
-            checkpoint["ranks"] = strategy.gather_objects({"rng": own["rng"], "restart": own.get("restart", {})})
+        if state := strategy.rank_state():
+            checkpoint["rank_state"] = state
         checkpoint["callbacks"] = {
             callback.state_key: state
             for callback in trainer.callbacks
@@ -305,12 +305,18 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
             read = migrate(read, resuming)
         checkpoint = decode_checkpoint(read)
         check_layout(checkpoint)
+        if resuming and "rank_files" in checkpoint:
+            from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
+
+            checkpoint["ranks"] = parts = rank_parts.read(trainer, checkpoint, path, weights_only)
+            checkpoint.update(parts[trainer.global_rank] if len(parts) == trainer.world_size else {})
     return checkpoint
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "state_dict": Mapping, "loops": Mapping, "callbacks": Mapping, "optimizer_states": (list, tuple),
     "lr_schedulers": (list, tuple), "ranks": (list, tuple), "rng": Mapping, "restart": Mapping,
+    "rank_files": (list, tuple), "rank_state": Mapping,
 }  # fmt: skip
 
 
@@ -450,6 +456,9 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     loop = own.get("restart", {})
     restart = {"rng": own.get("rng"), **loop}
     check_restart(restart, trainer.lightning_module, complete=bool(loop) and "drivetrain_version" in checkpoint)
+    if state := own.get("rank_state"):
+        with restoring(f"the strategy ({type(strategy).__name__})"):
+            strategy.load_rank_state(expect(state, Mapping))
     run.restart, run.resumed_from = restart, trainer.ckpt_path
 
 

@@ -17,7 +17,7 @@ from drivetrain.base.files import encodable
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callback import Callback
-from drivetrain.checkpoints.io import CheckpointIO, wait_for
+from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
@@ -263,10 +263,9 @@ class Trainer(TrainerView):
         if self.lightning_module is None:
             raise ConfigurationError("There is no model to save yet. Call trainer.fit(model) first.")
         state = checkpoint.dump(self, weights_only, allow_pickle)
-        self.strategy.save_checkpoint(state, filepath, storage_options)
-        if self.progress.status is not TrainerStatus.RUNNING:
-            wait_for(self.strategy.checkpoint_io, filepath)  # nothing else will
-        self.strategy.barrier("save_checkpoint")
+        from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
+
+        rank_parts.save(self, state, filepath, weights_only, storage_options)
 
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
         """What the module's ``configure_optimizers`` returns, as lists; :meth:`Strategy.setup_optimizers` calls it."""

@@ -1,0 +1,196 @@
+"""The files that each rank writes beside a checkpoint: their names, their checksums, and when they are removed.
+
+What only one rank knows, such as the gradients of an open window, that rank writes itself. Rank 0's part lies in the
+checkpoint, the main file; rank r > 0 writes ``model.ckpt.<id>.rank<r>``. The main file lists these files with their
+sizes and checksums and is written last, so a crash leaves either the old main file with its old rank files or the new
+one with the new ones: each save takes another id, and the rank files of earlier saves are removed when the new main
+file is durable. A link to a checkpoint has no rank files; they are found beside its target.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import uuid
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_error
+from drivetrain.checkpoints.io import CheckpointIO, wait_for
+from drivetrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from drivetrain.strategies.strategy import Strategy
+
+_SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
+_CHUNK = 2**20  # bytes
+
+Entry = dict[str, Any]
+"""What the main file lists of a rank file: ``name``, and where it is a local file ``size`` in bytes and ``crc32``."""
+
+
+def write(
+    strategy: Strategy, part: Mapping[str, Any], path: str | Path, storage_options: Any = None
+) -> tuple[str | Path, list[Entry]]:
+    """Write ``part`` of this rank beside the checkpoint that rank 0 will write; every rank must call it.
+
+    Args:
+        strategy: whose ``checkpoint_io`` writes.
+        part: plain data and tensors; rank 0's is not written.
+        path: of the checkpoint.
+        storage_options: as for the checkpoint.
+
+    Returns:
+        Rank 0's ``path``, and the entries of the ranks from 1 on, which the main file must list.
+
+    Raises:
+        CheckpointError: a rank could not write its file; on every rank.
+    """
+    path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
+    own: Entry = {}
+    failure: Exception | None = None
+    if strategy.global_rank > 0:
+        file = f"{path}.{number}.rank{strategy.global_rank}"
+        try:
+            strategy.checkpoint_io.save_checkpoint(part, file, storage_options)
+            wait_for(strategy.checkpoint_io, file)  # the main file, which lists it, must not be durable before it
+            own = _entry_of(file)
+        except Exception as error:
+            failure = error
+    outcomes = strategy.gather_objects((own, failure and shown_error(failure)))
+    entries = [entry for entry, _ in outcomes[1:]]
+    failed = [f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(outcomes) if text]
+    if failed:
+        discard(strategy, path, entries)
+        if failure is not None:
+            raise failure
+        raise CheckpointError(f"The checkpoint {path} was not written, because {failed[0]}.")
+    return path, entries
+
+
+def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> None:
+    """Remove the rank files of earlier saves to ``path``: the main file, which lists ``entries``, is durable now.
+
+    Rank 0 removes all that it sees. The others begin the next save after rank 0, so it removes none of theirs; each
+    removes its own last one, which rank 0 does not see on another machine's disk or in a remote store.
+    """
+    if strategy.is_global_zero:
+        remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
+        return
+    earlier = strategy.rank_files_written.pop(str(path), None)
+    if entries:
+        strategy.rank_files_written[str(path)] = entries[strategy.global_rank - 1]["name"]
+    if earlier is not None:
+        strategy.checkpoint_io.remove_checkpoint(_beside(path, earlier))
+
+
+def discard(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> None:
+    """Remove the rank files of a save whose main file was not written."""
+    if strategy.global_rank > 0 and (own := entries[strategy.global_rank - 1]):
+        with contextlib.suppress(Exception):  # another error is on its way
+            strategy.checkpoint_io.remove_checkpoint(_beside(path, own["name"]))
+
+
+def remove(strategy: Strategy, path: str | Path) -> None:
+    """Remove the rank files of the checkpoint ``path``; every rank may call it.
+
+    In a store that cannot list what it holds, those that another job has written stay.
+    """
+    commit(strategy, path, [])
+
+
+def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replaces: bool = True) -> bool:
+    """Copy the checkpoint ``source`` to ``path`` with its rank files, or link to it: see :meth:`CheckpointIO.copy`."""
+    store.wait(source)
+    origin = store.resolve(source)
+    copies = {
+        file: f"{path}{os.path.basename(file)[len(os.path.basename(origin)) :]}" for file in _found(store, origin)
+    }
+    if link:
+        made = store.copy(source, path, link=True, replaces=replaces)
+        if not made or store.link_target(path) is not None:  # those of a link are found beside its target
+            copies = {}
+    for file, copied in copies.items():
+        store.copy(file, copied)
+    if not link:  # last, as it is written last
+        made = store.copy(source, path, replaces=replaces)
+    if made:
+        remove_others(store, path, {os.path.basename(copied) for copied in copies.values()})
+    return made
+
+
+def remove_others(store: CheckpointIO, path: str | Path, kept: Collection[str] = ()) -> None:
+    """Remove the rank files of the checkpoint ``path``, but not those whose names are ``kept``."""
+    for file in _found(store, path):
+        if os.path.basename(file) not in kept:
+            store.remove_checkpoint(file)
+
+
+def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool | None) -> dict[str, Any]:
+    """Return the part of this rank.
+
+    Args:
+        strategy: whose ``checkpoint_io`` reads.
+        listed: what the main file lists of this rank's file.
+        path: of the main file, or of a link to it.
+        weights_only: as for ``CheckpointIO.load_checkpoint``.
+
+    Raises:
+        CheckpointError: the file is missing, or is not the one that was written; the message names it.
+    """
+    name = entry(listed, "name", str)
+    if os.path.basename(name) != name or (suffix := re.search(f"{_SUFFIX}$", name)) is None:
+        raise WrongForm("['name']", f"is {name!r}, which names no rank file")
+    main = os.path.realpath(os.path.expanduser(path)) if _is_local(path) else str(path)
+    renamed = f"{main}{suffix[0]}"  # where somebody has given all files another name
+    file = _beside(main, name) if _is_local(path) and not os.path.exists(renamed) else renamed
+    if "crc32" in listed and _is_local(path):
+        if not os.path.isfile(file):
+            raise CheckpointError(f"{file} is missing")
+        size, checksum = _measured(file)
+        if size != count(listed.get("size"), "['size']"):
+            raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")
+        if checksum != listed["crc32"]:
+            raise CheckpointError(f"{file} is damaged: its checksum is wrong")
+    options = {} if weights_only is None else {"weights_only": weights_only}
+    return expect(strategy.checkpoint_io.load_checkpoint(file, **options), Mapping)  # type: ignore[no-any-return]
+
+
+def _entry_of(file: str) -> Entry:
+    own: Entry = {"name": os.path.basename(file)}
+    if os.path.isfile(local := os.path.expanduser(file)):
+        own["size"], own["crc32"] = _measured(local)
+    return own
+
+
+def _measured(file: str) -> tuple[int, int]:
+    """Its size in bytes and the CRC-32 of its content."""
+    size = checksum = 0
+    with open(file, "rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+    return size, checksum
+
+
+def _is_local(path: str | Path) -> bool:
+    return os.path.lexists(os.path.expanduser(path))
+
+
+def _beside(path: str | Path, name: str) -> str:
+    text = os.fspath(path)
+    return text[: len(text) - len(os.path.basename(text))] + name
+
+
+def _found(store: CheckpointIO, path: str | Path) -> list[str]:
+    """The rank files in the store that are named after ``path``."""
+    folder, base = os.path.split(os.path.expanduser(path))
+    ours = re.compile(re.escape(base) + _SUFFIX)
+    return [
+        file
+        for file in store.find(folder or ".", f"{glob.escape(base)}.*.rank*")
+        if ours.fullmatch(os.path.basename(file))
+    ]

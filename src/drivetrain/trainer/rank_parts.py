@@ -1,0 +1,152 @@
+"""What of a checkpoint only one rank knows: written beside it by that rank, and read back by that rank.
+
+Of a state of several processes, the main file holds what all ranks share and rank 0's own part. Own are ``rng``, the
+random state, ``rank_state``, what the strategy keeps, and most of ``restart``: an open window and its gradients, the
+running metrics, and the states of the loaders and their workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.restoring import expect, restoring, shown_error
+from drivetrain.base.seed import rng_state
+from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.checkpoints.io import wait_for
+from drivetrain.errors import CheckpointError
+from drivetrain.loops.progress import TrainerStatus
+from drivetrain.module.loading import decode_parts
+from drivetrain.strategies import rank_files
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
+
+State = dict[str, Any]
+
+_OWN = ("rng", "restart", "rank_state")
+_SHARED = ("samples", "exact", "settled", "cut_off", "ahead", "loaders")  # of ``restart``: the same on every rank
+
+
+def save(
+    trainer: Trainer, state: Mapping[str, Any], path: str | Path, weights_only: bool = False, options: Any = None
+) -> None:
+    """Write ``state``, the checkpoint of this rank, to ``path`` and beside it; every rank must call it.
+
+    Args:
+        trainer: whose strategy writes.
+        state: what ``checkpoint.dump`` returned.
+        path: of the main file, which rank 0 writes last.
+        weights_only: there is no part of a rank to be written.
+        options: of the store.
+
+    Raises:
+        CheckpointError: a rank could not write its file; on every rank, and what was there before is unchanged.
+    """
+    strategy, entries, failure = trainer.strategy, list[rank_files.Entry](), None
+    if strategy.world_size > 1 and not weights_only:
+        path, entries = rank_files.write(strategy, _part(state), path, options)
+        state = {**state, "rank_files": entries} if entries else state
+    try:
+        strategy.save_checkpoint(state, path, options)
+        if entries or trainer.progress.status is not TrainerStatus.RUNNING:  # in a run of one process, others wait
+            wait_for(strategy.checkpoint_io, path)
+    except Exception as error:
+        failure = error
+    store = strategy.checkpoint_io
+    refused = isinstance(store, TorchCheckpointIO) and store.was_refused(path)
+    outcomes = strategy.gather_objects((failure and shown_error(failure), refused))  # which waits for every rank
+    if all(outcome == (None, False) for outcome in outcomes):
+        rank_files.commit(strategy, path, entries)
+        return
+    if entries:
+        rank_files.discard(strategy, path, entries)
+    if failure is not None:
+        raise failure
+    for rank, (text, _) in enumerate(outcomes):
+        if text:
+            raise CheckpointError(f"The checkpoint {path} was not written, because rank {rank} failed: {text}.")
+
+
+def _part(state: Mapping[str, Any]) -> State:
+    part = {key: state[key] for key in _OWN if key in state}
+    if "restart" in part:
+        part["restart"] = {key: value for key, value in part["restart"].items() if key not in _SHARED}
+    return part
+
+
+def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
+    """Return the parts of all ranks, of which only this rank's is filled; every rank must call it.
+
+    If a rank's file is missing or damaged and the checkpoint was saved at the end of an epoch, that rank gets what rank
+    0 had, and the random state that it has now.
+
+    Args:
+        trainer: which resumes.
+        checkpoint: the main file.
+        path: of that.
+        weights_only: as it was passed to the Trainer.
+
+    Raises:
+        CheckpointError: a rank's file is missing or damaged, and the checkpoint was saved inside an epoch or a window;
+            on every rank.
+    """
+    strategy, listed = trainer.strategy, checkpoint["rank_files"]
+    parts: list[State] = [{} for _ in range(len(listed) + 1)]
+    if len(parts) != strategy.world_size:
+        return parts  # who resumes with another number of processes has no use for them
+    rank, failure = strategy.global_rank, None
+    own = {key: checkpoint[key] for key in _OWN if key in checkpoint}
+    if rank > 0:
+        try:
+            with restoring(f"the file of rank {rank}"):
+                part = rank_files.read(strategy, expect(listed[rank - 1], Mapping), path, weights_only)
+                own = _joined(own, decode_parts(part))
+        except Exception as error:
+            own, failure = _replaced(own), shown_error(error)
+    failures = [text for text in strategy.gather_objects(failure) if text]
+    if failures and _is_inside(checkpoint):
+        raise CheckpointError(
+            f"The checkpoint was saved inside an epoch, and one of the files that its processes wrote beside it cannot "
+            f"be used: {failures[0]}. Put that file back beside the checkpoint, or resume from a checkpoint that was "
+            "saved at the end of an epoch. The weights alone can be loaded without it."
+        )
+    if failures:
+        rank_zero_warn(
+            f"{path}: {failures[0]}. The checkpoint was saved at the end of an epoch, so training continues, but "
+            "without the random state of that process: its random numbers differ from those of the interrupted run. "
+            "Put the file back beside the checkpoint to resume exactly."
+        )
+    parts[rank] = own
+    return parts
+
+
+def _joined(main: State, part: Mapping[str, Any]) -> State:
+    joined = {key: part[key] for key in _OWN if key in part}
+    if "restart" in joined:
+        shared = {key: value for key, value in main.get("restart", {}).items() if key in _SHARED}
+        joined["restart"] = {**shared, **expect(joined["restart"], Mapping, "['restart']")}
+    return joined
+
+
+def _replaced(main: State) -> State:
+    """The part of a rank whose file is lost, at the end of an epoch."""
+    restart = {key: value for key, value in main.get("restart", {}).items() if key != "val_loaders"}
+    if _has_loader_state(restart.get("data")):
+        restart["data"] = None  # a loader of another rank was somewhere else
+    return {"rng": rng_state(), "restart": restart}
+
+
+def _has_loader_state(mark: Any) -> bool:
+    if not isinstance(mark, Mapping):
+        return False
+    return "loader" in mark or any(map(_has_loader_state, mark.get("parts", ())))
+
+
+def _is_inside(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether an epoch or a window was under way."""
+    saved = checkpoint.get("loops", {}).get("drivetrain") or {}
+    in_epoch = bool(saved.get("batches_done")) and not saved.get("epoch_ending")
+    return in_epoch or "window" in checkpoint.get("restart", {})
