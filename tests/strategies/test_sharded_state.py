@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import LightningModule, Trainer
+from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.base.tree import leaves
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import DDPStrategy
@@ -349,6 +349,39 @@ def test_a_file_goes_from_two_sharded_processes_to_one_and_back(pool: Any, tmp_p
     torch.testing.assert_close(resumed, whole, **close)
     there = torch.load(tmp_path / "two-3-True.ckpt", weights_only=True)
     torch.testing.assert_close((there["state_dict"], there["optimizer_states"]), whole, **close)
+
+
+class SaveAt(Callback):
+    """Saves inside a window."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.progress.total_batches == 5:
+            trainer.save_checkpoint(self.path)
+
+
+def accumulated(path: Path, resumes: bool) -> dict[str, Any]:
+    ours = Trainer(
+        strategy=Sharded(), max_epochs=1, accelerator="cpu", devices=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=4,
+        callbacks=[] if resumes else [SaveAt(path)],
+    )  # fmt: skip
+    module = Module()
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(torch.randn(32, 5, generator=generator), torch.randn(32, 1, generator=generator))
+    ours.fit(module, DataLoader(data, batch_size=2), ckpt_path=path if resumes else None)
+    return values(module)
+
+
+def test_inside_a_window_each_rank_keeps_the_gradients_of_its_shards(pool: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    whole = pool.run(accumulated, path, False, group=False)
+    [beside] = tmp_path.glob("a.ckpt.*.rank1")
+    held = [torch.load(file, weights_only=True)["restart"]["gradients"] for file in (path, beside)]
+    assert [gradients["net.0.weight"].shape for gradients in held] == [(2, 5), (1, 5)]  # of three rows
+    same(pool.run(accumulated, path, True, group=False), whole)
 
 
 def refused() -> list[str]:

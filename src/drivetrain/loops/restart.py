@@ -105,10 +105,11 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
             state["ahead"] = [type(callback).__name__ for callback in stateful if callback.state_dict()]
     state.update(_at_epoch_start(run))
     if run.holds_gradients:
+        from drivetrain.strategies.sharded_state import local_shard  # here, so that importing the Trainer stays quick
+
         state["window"] = run.window.state_dict()
-        state["gradients"] = {
-            name: parameter.grad for name, parameter in run.module.named_parameters() if parameter.grad is not None
-        }
+        gradients = ((name, parameter.grad) for name, parameter in run.module.named_parameters())
+        state["gradients"] = {name: local_shard(gradient) for name, gradient in gradients if gradient is not None}
     return state
 
 
@@ -326,10 +327,12 @@ def take_up_window(run: Run) -> None:
     """The gradients of a window that was not complete; by hand it may reach over an epoch's end."""
     if run.restart is None or "window" not in run.restart:
         return
+    from drivetrain.strategies.sharded_state import from_local_shard  # here, so that importing the Trainer stays quick
+
     run.window.load_state_dict(run.restart["window"])
     gradients = run.restart["gradients"]
     for name, parameter in run.module.named_parameters():
-        parameter.grad = gradients[name].to(parameter) if name in gradients else None
+        parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None
     run.engine.precision.take_up_gradients(run.engine.device)
 
 

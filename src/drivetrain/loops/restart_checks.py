@@ -162,6 +162,8 @@ def _check_logged(state: Any, place: str, module: nn.Module) -> None:
 
 
 def _check_window(restart: State, module: nn.Module) -> None:
+    from drivetrain.strategies.sharded_state import local_shard  # here, so that importing the Trainer stays quick
+
     if "window" not in restart:
         return
     window = entry(restart, "window", Mapping)
@@ -173,7 +175,7 @@ def _check_window(restart: State, module: nn.Module) -> None:
     if entry(window, "reference", (Tensor, int, float, type(None)), "['window']") is not None:
         number(window["reference"], "['window']['reference']")
     gradients = entry(restart, "gradients", Mapping)
-    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    shapes = {name: local_shard(parameter).shape for name, parameter in module.named_parameters()}
     complex_ = {name: parameter.is_complex() for name, parameter in module.named_parameters()}
     for name, gradient in gradients.items():
         shape = expect(gradient, Tensor, f"['gradients'][{name!r}]").shape

@@ -191,6 +191,24 @@ def _distributed(value: Tensor, own: Any, placements: Sequence[Any]) -> Tensor:
     return distribute_tensor(value, own.device_mesh, placements, src_data_rank=None)  # None: each rank has it all
 
 
+# ---- one rank's own shard --------------------------------------------------------------------------------------------
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, cut from its graph; any other tensor as it is."""
+    return tensor.detach().to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def from_local_shard(shard: Tensor, like: Any) -> Tensor:
+    """Return what :func:`local_shard` was given, in the type and on the device of ``like``, and sharded like it."""
+    shard = shard.to(local_shard(like))
+    if not is_dtensor(like):
+        return shard
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+
+
 # ---- the names of torch.distributed.checkpoint -----------------------------------------------------------------------
 
 
