@@ -75,10 +75,10 @@ class Crash(BaseException):
     """Neither an Exception nor an OSError: nobody expects it."""
 
 
-def half_a_save(failure: BaseException) -> Callable[[Any, Any], None]:
+def half_a_save(failure: BaseException) -> Callable[..., None]:
     whole = torch.save
 
-    def save(obj: Any, stream: Any) -> None:
+    def save(obj: Any, stream: Any, *args: Any) -> None:
         buffer = io.BytesIO()
         whole(obj, buffer)
         stream.write(buffer.getvalue()[: buffer.tell() // 2])

@@ -17,6 +17,7 @@ import torch
 
 from drivetrain import parity
 from drivetrain.base import files
+from drivetrain.checkpoints import container
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, described
 
@@ -72,7 +73,7 @@ class TorchCheckpointIO(CheckpointIO):
             raise _unwritten(target, files.reason(error, target), "Choose another default_root_dir.") from error
         try:
             with files.replacing(target, durable=True, new=refused is not None) as stream:
-                torch.save(dict(checkpoint), stream)
+                container.write(dict(checkpoint), stream)
         except FileExistsError:
             if refused is None:
                 raise

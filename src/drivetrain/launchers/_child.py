@@ -24,10 +24,14 @@ import torch
 from torch import nn
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
+from drivetrain.base import files
+from drivetrain.checkpoints import container
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers._process_state import ProcessState
 
 T = TypeVar("T")
+
+_PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes torch.load refuse all else, whatever its caller says
 
 
 class Sealed(Generic[T]):
@@ -62,25 +66,17 @@ class Sealed(Generic[T]):
 
 
 class _ByValue(ForkingPickler):
-    """Writes tensors by value; those that are views of one memory stay so, and it travels once.
+    """Writes tensors by value; those that are views of one memory stay so, and it travels once."""
 
-    Args:
-        stream: where to.
-        returns: to a process that is no rank: it uses no device, and outlives what is in shared memory here.
-    """
-
-    def __init__(self, stream: io.BytesIO, returns: bool = False) -> None:
+    def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self._returns = returns
         self._memories: dict[tuple[int, torch.dtype], torch.TypedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (torch.TypedStorage, torch.UntypedStorage)):
             return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        if not isinstance(obj, torch.Tensor) or (_in_shared_memory(obj) and not self._returns):
+        if not isinstance(obj, torch.Tensor) or _in_shared_memory(obj):
             return NotImplemented
-        if self._returns and obj.device.type not in ("cpu", "meta"):
-            obj = obj.detach().cpu()
         return by_value(obj, self._memories)
 
 
@@ -167,7 +163,7 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
         function, args, kwargs = call.open()
         own_parameters()
         result = function(*args, **kwargs)
-        _write(place, "result", _pickled_result(result) if place.local_rank == 0 else b"")
+        _write(place, "result", b"") if place.local_rank else write_result(place.folder, result)
     except BaseException as error:
         if isinstance(error, SystemExit) and not isinstance(error.__cause__, KeyboardInterrupt):
             raise
@@ -192,9 +188,30 @@ def own_parameters() -> None:
             tensor.data = own.set_(copies[address], tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
+def write_result(folder: Path, result: Any) -> None:
+    """Write what the first process's function returned, as checkpoints are written.
+
+    Raises:
+        ConfigurationError: it cannot be pickled.
+    """
+    try:
+        with files.replacing(folder / "0.result") as stream:
+            container.write(result, stream, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"The result of rank 0 cannot be pickled, so the launching process cannot have it: {error}. "
+            "Return plain data and tensors."
+        ) from error
+
+
 def read_result(folder: Path) -> Any:
-    """What the first process's function returned."""
-    return pickle.loads((folder / "0.result").read_bytes())
+    """What the first process's function returned; its tensors are in host memory."""
+    forced = os.environ.pop(_PLAIN_DATA_ONLY, None)  # meant for files of others: this one is this program's own
+    try:
+        return torch.load(folder / "0.result", map_location="cpu", weights_only=False)
+    finally:
+        if forced is not None:
+            os.environ[_PLAIN_DATA_ONLY] = forced
 
 
 def has_finished(folder: Path, local_rank: int) -> bool:
@@ -215,18 +232,6 @@ def _write(place: Place, kind: str, content: bytes) -> None:
     part = place.folder / f"{place.local_rank}.part"
     part.write_bytes(content)
     os.replace(part, place.folder / f"{place.local_rank}.{kind}")
-
-
-def _pickled_result(result: Any) -> bytes:
-    stream = io.BytesIO()
-    try:
-        _ByValue(stream, returns=True).dump(result)
-    except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"The result of rank 0 cannot be pickled, so the launching process cannot have it: {error}. "
-            "Return plain data and tensors."
-        ) from error
-    return stream.getvalue()
 
 
 def _failure(error: BaseException) -> Failure:
