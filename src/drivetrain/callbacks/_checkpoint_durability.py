@@ -92,9 +92,9 @@ class StoredCheckpoint(NamedCheckpoint):
         for path in saved.replaced:
             self._remove(trainer, path)
         for message in filter(None, saved.files.values()):
-            self._tell(trainer, message)
+            self._announce(trainer, message)
 
-    def _is_durable(self, trainer: Trainer, path: str, message: str = "") -> bool:
+    def _track(self, trainer: Trainer, path: str, message: str = "") -> bool:
         """Whether the file that was just saved is durable, on all ranks; :meth:`_settle` waits for one that is not."""
         durable: bool = trainer.strategy.broadcast(trainer.strategy.checkpoint_io.is_durable(path))
         if not durable:
@@ -102,7 +102,7 @@ class StoredCheckpoint(NamedCheckpoint):
             self._under_way.files[path] = message
         return durable
 
-    def _tell(self, trainer: Trainer, message: str) -> None:
+    def _announce(self, trainer: Trainer, message: str) -> None:
         for logger in trainer.loggers:
             logger.after_save_checkpoint(self)
         if self.verbose:

@@ -446,8 +446,8 @@ class ModelCheckpoint(StoredCheckpoint):
             raise failure
         self._written_at_step = trainer.global_step
         message = f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}."
-        if self._is_durable(trainer, path, message):
-            self._tell(trainer, message)
+        if self._track(trainer, path, message):
+            self._announce(trainer, message)
         return True
 
     def _save_last(self, trainer: Trainer, metrics: dict[str, Any], before: str) -> None:
@@ -470,7 +470,7 @@ class ModelCheckpoint(StoredCheckpoint):
             not trainer.is_global_zero or rank_files.copy(store, newest, last, links, replaces)
         )
         if made:
-            self._is_durable(trainer, last)
+            self._track(trainer, last)
         return made
 
     def to_yaml(self, filepath: str | Path | None = None) -> None:
