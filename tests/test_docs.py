@@ -55,3 +55,12 @@ def test_the_logging_table_covers_every_hook_that_may_log() -> None:
             r"on_(train|validation|test)_start", hook
         )
         assert rule.step_allowed == (not per_epoch), hook
+
+
+def test_the_page_of_strategies_shows_the_example_as_it_stands() -> None:
+    text = (ROOT / "docs" / "own_strategy.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[0]
+    example = (ROOT / "examples" / "fsdp2_strategy.py").read_text(encoding="utf-8")
+    assert shown == example, "copy examples/fsdp2_strategy.py into docs/own_strategy.md"
+    lines = [line for line in re.sub(r'^""".*?"""\n', "", example, flags=re.DOTALL).splitlines() if line.strip()]
+    assert len(lines) <= 30

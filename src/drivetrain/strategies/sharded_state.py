@@ -136,19 +136,47 @@ def load_whole_optimizer_states(optimizers: Sequence[Optimizer], states: Sequenc
     load_states("optimizer", optimizers, states, check_optimizer_state, _load_whole)
 
 
+def whole_parameters(
+    parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]
+) -> tuple[dict[str, nn.Parameter], list[Optimizer]]:
+    """Return the parameters as whole tensors in host memory, and the optimizers as optimizers of these.
+
+    For a run that has ended: the optimizers that are passed are changed. Every rank must call it, and rank 0 can use
+    what it returns. Without DTensors it returns what it is given.
+    """
+    if not any(map(is_dtensor, parameters.values())):
+        return dict(parameters), list(optimizers)
+    whole = {name: nn.Parameter(_gathered(each), each.requires_grad) for name, each in parameters.items()}
+    replaced = {id(each): whole[name] for name, each in parameters.items()}
+    for optimizer in optimizers:
+        state = whole_optimizer_state(optimizer)
+        for group in optimizer.param_groups:
+            group["params"] = [replaced.get(id(each), each) for each in group["params"]]
+        optimizer.state.clear()
+        if state:
+            optimizer.load_state_dict(state)
+    return whole, list(optimizers)
+
+
 def _whole(state: Mapping[Any, Any]) -> State:
     from torch import distributed
 
     keeps = not distributed.is_initialized() or distributed.get_rank() == 0
 
     def gathered(leaf: Any) -> Any:
-        if is_dtensor(leaf):
-            device = leaf.device_mesh.device_type  # its shard may lie on the host, which the mesh cannot exchange
-            leaf = leaf.detach().to(device).full_tensor()  # every rank takes part
+        leaf = _gathered(leaf)
         return move_to_host(leaf) if keeps else None
 
     whole = {key: map_leaves(gathered, value) for key, value in state.items()}
     return whole if keeps else {}
+
+
+def _gathered(leaf: Any) -> Any:
+    """Return a DTensor as the whole tensor on every rank, and anything else as it is; every rank takes part."""
+    if not is_dtensor(leaf):
+        return leaf
+    device = leaf.device_mesh.device_type  # its shard may lie on the host, which the mesh cannot exchange
+    return leaf.detach().to(device).full_tensor()
 
 
 def _load_whole(optimizer: Optimizer, state: Mapping[str, Any]) -> None:

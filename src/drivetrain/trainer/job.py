@@ -20,6 +20,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.loops.progress import Progress, TrainerFn
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig
+from drivetrain.strategies.sharded_state import whole_parameters
 
 if TYPE_CHECKING:
     from drivetrain.module.datamodule import LightningDataModule
@@ -85,12 +86,15 @@ class Outcome:
         schedulers = strategy.lr_scheduler_configs
         for config in schedulers:
             config.scheduler = config.scheduler if _travels(config.scheduler) else Remains(config.scheduler)
+        weights = strategy.lightning_module_state_dict()
+        whole = [strategy.whole_optimizer(optimizer) for optimizer in strategy.optimizers]
+        parameters, optimizers = whole_parameters(dict(module.named_parameters()), whole)
         return cls(
             results=results,
-            parameters=dict(module.named_parameters()),
+            parameters=parameters,
             buffers=dict(module.named_buffers()),
-            weights=strategy.lightning_module_state_dict(),
-            optimizers=[strategy.whole_optimizer(optimizer) for optimizer in strategy.optimizers],
+            weights=weights,
+            optimizers=optimizers,
             schedulers=schedulers,
             progress=trainer.progress,
             metrics=(move(trainer.callback_metrics, torch.device("cpu")), book.bar_metrics, book.logged_metrics),
