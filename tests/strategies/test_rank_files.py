@@ -19,6 +19,9 @@ class SecondOfTwo(SingleDeviceStrategy):
 
     global_rank, world_size, local_rank = 1, 2, 1
 
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return obj
+
     def gather_objects(self, obj: Any) -> list[Any]:
         return [({}, None), obj]
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
-from drivetrain.callbacks._checkpoint_files import make_link, save_new
+from drivetrain.callbacks._checkpoint_files import save_new
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import DDPStrategy
@@ -330,15 +330,6 @@ def test_where_there_are_no_links_the_rank_files_are_copied_too(pool: Any, tmp_p
     for path in tmp_path.glob("epoch=1.ckpt*"):
         path.unlink()
     assert pool.run(attempt, tmp_path / "last.ckpt", group=False) == [("", []), ("", [])]
-
-
-def test_a_link_in_the_place_of_a_file_removes_its_rank_files(tmp_path: Path) -> None:
-    for name in ("a.ckpt", "a.ckpt.00000001.rank1", "b.ckpt", "b.ckpt.00000002.rank1", "b.ckpt.note"):
-        (tmp_path / name).write_text("")
-    make_link(str(tmp_path / "a.ckpt"), str(tmp_path / "b.ckpt"), replaces=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "a.ckpt", "a.ckpt.00000001.rank1", "b.ckpt", "b.ckpt.note"
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("renames_all", [True, False])

@@ -17,7 +17,6 @@ import torch
 
 from drivetrain import parity
 from drivetrain.base import files
-from drivetrain.checkpoints import container
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, described
 
@@ -66,6 +65,8 @@ class TorchCheckpointIO(CheckpointIO):
                 f"TorchCheckpointIO writes local files and takes no storage_options, got {storage_options!r}. "
                 "Leave them out, or pass a CheckpointIO of your own in Trainer(plugins=[...])."
             )
+        from drivetrain.checkpoints.container import write as write_container  # only where something is written
+
         target, refused = _target(path), _refused.get()
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +74,7 @@ class TorchCheckpointIO(CheckpointIO):
             raise _unwritten(target, files.reason(error, target), "Choose another default_root_dir.") from error
         try:
             with files.replacing(target, durable=True, new=refused is not None) as stream:
-                container.write(dict(checkpoint), stream)
+                write_container(dict(checkpoint), stream)
         except FileExistsError:
             if refused is None:
                 raise

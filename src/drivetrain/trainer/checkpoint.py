@@ -308,7 +308,7 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
         if resuming and "rank_files" in checkpoint:
             from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
 
-            checkpoint["ranks"] = parts = rank_parts.read(trainer, checkpoint, path, weights_only)
+            checkpoint["ranks"] = parts = rank_parts.read(trainer.strategy, checkpoint, path, weights_only)
             checkpoint.update(parts[trainer.global_rank] if len(parts) == trainer.world_size else {})
     return checkpoint
 

@@ -20,7 +20,6 @@ from drivetrain.errors import CheckpointError
 from drivetrain.loops.progress import Progress, TrainerFn
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig
-from drivetrain.strategies.sharded_state import whole_parameters
 
 if TYPE_CHECKING:
     from drivetrain.module.datamodule import LightningDataModule
@@ -82,6 +81,10 @@ class Outcome:
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
         """What is left of the run that ``trainer`` has just ended; every rank must call it."""
+        from drivetrain.strategies.sharded_state import (
+            whole_parameters,  # here, so that importing a Trainer stays quick
+        )
+
         strategy, module, book = trainer.strategy, trainer.lightning_module, trainer.logbook
         schedulers = strategy.lr_scheduler_configs
         for config in schedulers:

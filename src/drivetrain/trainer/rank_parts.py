@@ -17,12 +17,11 @@ from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.errors import CheckpointError
-from drivetrain.loops.progress import TrainerStatus
 from drivetrain.module.loading import decode_parts
 from drivetrain.strategies import rank_files
 
 if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
+    from drivetrain.strategies.strategy import Strategy
 
 State = dict[str, Any]
 
@@ -31,27 +30,33 @@ _SHARED = ("samples", "exact", "settled", "cut_off", "ahead", "loaders")  # of `
 
 
 def save(
-    trainer: Trainer, state: Mapping[str, Any], path: str | Path, weights_only: bool = False, options: Any = None
+    strategy: Strategy,
+    state: Mapping[str, Any],
+    path: str | Path,
+    weights_only: bool = False,
+    options: Any = None,
+    waits: bool = True,
 ) -> None:
     """Write ``state``, the checkpoint of this rank, to ``path`` and beside it; every rank must call it.
 
     Args:
-        trainer: whose strategy writes.
+        strategy: who writes.
         state: what ``checkpoint.dump`` returned.
         path: of the main file, which rank 0 writes last.
         weights_only: there is no part of a rank to be written.
         options: of the store.
+        waits: until the checkpoint is durable; otherwise one of a single process may be under way.
 
     Raises:
         CheckpointError: a rank could not write its file; on every rank, and what was there before is unchanged.
     """
-    strategy, entries, failure = trainer.strategy, list[rank_files.Entry](), None
+    entries, failure = list[rank_files.Entry](), None
     if strategy.world_size > 1 and not weights_only:
         path, entries = rank_files.write(strategy, _part(state), path, options)
         state = {**state, "rank_files": entries} if entries else state
     try:
         strategy.save_checkpoint(state, path, options)
-        if entries or trainer.progress.status is not TrainerStatus.RUNNING:  # in a run of one process, others wait
+        if entries or waits:
             wait_for(strategy.checkpoint_io, path)
     except Exception as error:
         failure = error
@@ -77,14 +82,14 @@ def _part(state: Mapping[str, Any]) -> State:
     return part
 
 
-def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
+def read(strategy: Strategy, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
     """Return the parts of all ranks, of which only this rank's is filled; every rank must call it.
 
     If a rank's file is missing or damaged and the checkpoint was saved at the end of an epoch, that rank gets what rank
     0 had, and the random state that it has now.
 
     Args:
-        trainer: which resumes.
+        strategy: of the run that resumes.
         checkpoint: the main file.
         path: of that.
         weights_only: as it was passed to the Trainer.
@@ -93,7 +98,7 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
         CheckpointError: a rank's file is missing or damaged, and the checkpoint was saved inside an epoch or a window;
             on every rank.
     """
-    strategy, listed = trainer.strategy, checkpoint["rank_files"]
+    listed = checkpoint["rank_files"]
     parts: list[State] = [{} for _ in range(len(listed) + 1)]
     if len(parts) != strategy.world_size:
         return parts  # who resumes with another number of processes has no use for them

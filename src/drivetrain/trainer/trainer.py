@@ -265,7 +265,8 @@ class Trainer(TrainerView):
         state = checkpoint.dump(self, weights_only, allow_pickle)
         from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
 
-        rank_parts.save(self, state, filepath, weights_only, storage_options)
+        runs = self.progress.status is TrainerStatus.RUNNING  # then its end waits until the file is durable
+        rank_parts.save(self.strategy, state, filepath, weights_only, storage_options, waits=not runs)
 
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
         """What the module's ``configure_optimizers`` returns, as lists; :meth:`Strategy.setup_optimizers` calls it."""
