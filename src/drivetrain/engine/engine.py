@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,9 +19,9 @@ from drivetrain.base.tree import move
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.feed import seed_workers
-from drivetrain.engine import snapshots
 from drivetrain.engine.ranks import Ranks
-from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, requires_closure, unwrapped
+from drivetrain.engine.verbs import Verbs
+from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, arguments_checked, described
 from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import Launcher
@@ -103,8 +103,7 @@ class Engine(Ranks):
         self.loggers: list[Logger] = _listed(loggers)
         self.launcher = _launcher(plan)
         self._check_collectives = check_collectives
-        self._differentiates_plainly = self.strategy.differentiates_plainly
-        self._modules: list[nn.Module] = []  # what was set up
+        self._verbs = Verbs(self.strategy)
 
     # ---- what and where ------------------------------------------------------------------------------------------
 
@@ -162,12 +161,9 @@ class Engine(Ranks):
         self._check_module(module)
         self._check_optimizers(optimizers)
         self._begin()
-        before = dict(module.named_parameters())
-        prepared = self.strategy.setup_module(module, move_to_device)
-        follow(optimizers, before, module)
-        self._modules.append(module)
+        prepared, made, scheduler = self._verbs.set_up(module, optimizers, scheduler, move_to_device)
         model = EngineModule(prepared, module, self)
-        handles = [self._handle(optimizer) for optimizer in optimizers]
+        handles = [self._handle(optimizer) for optimizer in made]
         if callable(attach := getattr(module, "attach_engine", None)):
             attach(self, handles)
         for callback in self.callbacks:
@@ -186,7 +182,7 @@ class Engine(Ranks):
         Returns: the wrapped optimizer, or a tuple of them.
         """
         self._check_optimizers(optimizers)
-        handles = [self._handle(optimizer) for optimizer in optimizers]
+        handles = [self._handle(self._verbs.set_up_optimizer(optimizer)) for optimizer in optimizers]
         if not handles:
             raise ConfigurationError("Engine.setup_optimizers() got no optimizer. Pass one.")
         return handles[0] if len(handles) == 1 else tuple(handles)
@@ -215,7 +211,8 @@ class Engine(Ranks):
             raise ConfigurationError("Engine.setup_dataloaders() got no loader. Pass one.")
         if use_distributed_sampler:
             loaders = tuple(self.strategy.share(loader, pads=True) for loader in loaders)
-        wrapped = [EngineLoader(loader, self.device if move_to_device else None) for loader in loaders]
+        loaders = tuple(self._verbs.process(loader) for loader in loaders)
+        wrapped = [EngineLoader(loader, self.device if move_to_device else None, self._verbs) for loader in loaders]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
     def bind_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Iterable[Any]) -> None:
@@ -227,15 +224,7 @@ class Engine(Ranks):
     def _handle(self, optimizer: Optimizer) -> OptimizerHandle:
         known = [other for other in self.strategy.optimizers if other is not optimizer]
         self.bind_optimizers([*known, optimizer], self.strategy.lr_scheduler_configs)
-        if not (self.precision.scales_loss or overrides(self.strategy, "optimizer_step", Strategy)):
-            return OptimizerHandle(optimizer)
-        if self.precision.scales_loss and requires_closure(optimizer):
-            raise ConfigurationError(
-                f"{type(optimizer).__name__} evaluates the loss several times per step, which the scaled loss of "
-                f'precision={self.precision.name!r} does not allow. Write precision="bf16-mixed" or "32-true".'
-            )
-        step = self.strategy.optimizer_step
-        return OptimizerHandle(optimizer, lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs))
+        return self._verbs.handle(optimizer)
 
     def _check_module(self, module: Any) -> None:
         if isinstance(module, EngineModule):
@@ -269,7 +258,7 @@ class Engine(Ranks):
 
     def to_device(self, obj: Any) -> Any:
         """A batch with every tensor in it on the device; a module is moved in place."""
-        return move(obj, self.device)
+        return move(obj, self.device) if self._verbs.batch_to_device is None else self._verbs.to_device(obj)
 
     def backward(self, tensor: Tensor, *args: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
         """Compute the gradients of ``tensor``, scaled if the precision wants it.
@@ -279,10 +268,11 @@ class Engine(Ranks):
             args, kwargs: for ``Tensor.backward``.
             model: whose gradients, for strategies that must be told.
         """
-        if self._differentiates_plainly:
+        own = self._verbs.backward
+        if own is None:
             tensor.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
         else:
-            self.strategy.backward(tensor, None, *args, **kwargs)
+            own(tensor, model if self._verbs.backward_takes_module else None, *args, **kwargs)
 
     def clip_gradients(
         self,
@@ -315,14 +305,15 @@ class Engine(Ranks):
             raise ConfigurationError(f"Engine.clip_gradients got {both}. Give one of them, max_norm=1.0.")
         plain, own = unwrapped(optimizer), module.module if isinstance(module, EngineModule) else module
         if clip_val is not None:
-            self.strategy.clip_gradients_value(own, plain, clip_val)
+            self.strategy.clip_gradients_value(own, plain, clip_val=clip_val)
             return None
         assert max_norm is not None  # one of the two is given
         strict = not self.precision.scales_loss if error_if_nonfinite is None else error_if_nonfinite
-        return self.strategy.clip_gradients_norm(own, plain, max_norm, norm_type, strict)
+        return self.strategy.clip_gradients_norm(
+            own, plain, max_norm=max_norm, norm_type=norm_type, error_if_nonfinite=strict
+        )
 
-    @contextmanager
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
         """A block whose backward passes leave gradients to this process: for all but the last of a window.
 
         Args:
@@ -334,38 +325,25 @@ class Engine(Ranks):
         """
         if not isinstance(module, EngineModule):
             raise ConfigurationError(f"no_backward_sync got {described(module)}. Pass what Engine.setup returned.")
-        with self.strategy.accumulating(module._forward_module) if enabled else nullcontext():
-            yield
+        return self._verbs.no_backward_sync(module._forward_module, enabled)
 
     # ---- building models -----------------------------------------------------------------------------------------
 
-    @contextmanager
-    def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
+    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
         """A block in which new layers are made on the device and in the precision of the run.
 
         Args:
             empty_init: leave parameters as the memory was, because a checkpoint will fill them; ``None``: no.
         """
-        with ExitStack() as stack:
-            stack.enter_context(self.init_tensor())
-            if empty_init:
-                from drivetrain.engine.no_init import NoInit  # here, so that importing the Engine stays quick
+        return self._verbs.module_context(empty_init)
 
-                stack.enter_context(NoInit())
-            yield
-
-    @contextmanager
-    def init_tensor(self) -> Iterator[None]:
+    def init_tensor(self) -> AbstractContextManager[None]:
         """A block in which new tensors are made on the device and in the precision of the run."""
-        with ExitStack() as stack:
-            stack.enter_context(self.strategy.tensor_init_context())
-            if (context := self.precision.init_context()) is not None:
-                stack.enter_context(context)
-            yield
+        return self._verbs.tensor_context()
 
     def sharded_model(self) -> AbstractContextManager[Any]:
         """A block in which a strategy may shard layers as they are made; the others do nothing."""
-        return self.strategy.model_sharded_context()
+        return self._verbs.sharded_context()
 
     # ---- saying things -------------------------------------------------------------------------------------------
 
@@ -413,7 +391,7 @@ class Engine(Ranks):
             CheckpointError: it could not be written, or an entry is no plain data; nothing was changed on disk.
             ConfigurationError: ``filter`` names what is not in ``state``, or filters what is no dictionary.
         """
-        self.strategy.save_checkpoint(snapshots.of(state, filter or {}, self.strategy.optimizer_state), path)
+        self._verbs.save(path, state, filter or {})
         self.barrier()
 
     def load(self, path: str | Path, state: Mapping[str, Any] | None = None, strict: bool = True) -> dict[str, Any]:
@@ -432,12 +410,12 @@ class Engine(Ranks):
             CheckpointError: there is no such file, it is damaged, or it does not fit; nothing was restored then.
         """
         self._wait_for(path)
-        return snapshots.into(state, self.strategy.load_checkpoint(path), strict, str(path))
+        return self._verbs.load(path, state, strict)
 
     def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool = True) -> None:
         """Read a bare state dict, as ``torch.save(model.state_dict(), path)`` writes it, into ``obj``."""
         self._wait_for(path)
-        snapshots.into({"object": obj}, {"object": self.strategy.load_checkpoint(path)}, strict, str(path))
+        self._verbs.load_raw(path, obj, strict)
 
     def _wait_for(self, path: str | Path) -> None:
         """Wait until rank 0 has written what it has saved at ``path``."""
@@ -446,10 +424,10 @@ class Engine(Ranks):
 
     def teardown(self) -> None:
         """Move everything that was set up to the host and free the device."""
-        for module in self._modules:
+        for module, _ in self._verbs.modules:
             before = dict(module.named_parameters())
             follow(self.strategy.optimizers, before, place(module, HOST))
-        self._modules.clear()
+        self._verbs.modules.clear()
         self.strategy.teardown()
         self._launched = False
 

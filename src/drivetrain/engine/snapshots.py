@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -13,15 +13,37 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain import parity
 from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
+from drivetrain.engine.wrappers import EngineModule, unwrapped
 from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean, shown
 
 Filters = Mapping[str, Callable[[str, Any], bool]]
 
 
-def of(
-    state: Mapping[str, Any], filters: Filters, optimizer_state: Callable[[Optimizer], dict[str, Any]]
-) -> dict[str, Any]:
-    """``state`` as plain data: optimizers as the strategy says, what has a ``state_dict`` as that, the rest as it is.
+class States(Protocol):
+    """What a strategy has to say about the states of modules and optimizers.
+
+    Attributes:
+        loads_modules, loads_optimizers: whether it loads them itself, and judges itself what fits.
+    """
+
+    @property
+    def loads_modules(self) -> bool: ...
+
+    @property
+    def loads_optimizers(self) -> bool: ...
+
+    def module_state(self, module: nn.Module) -> dict[str, Any]: ...
+
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool) -> None: ...
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]: ...
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None: ...
+
+
+def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, Any]:
+    """Return ``state`` as plain data: of modules and optimizers what the strategy returns, of other objects their
+    ``state_dict``, and values as they are.
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
@@ -33,7 +55,8 @@ def of(
         if not isinstance(name, str):
             raise ConfigurationError(f"The state has the key {shown(name)}, and names are texts. Write {str(name)!r}.")
     snapshot = {
-        name: optimizer_state(value) if isinstance(value, Optimizer)
+        name: states.optimizer_state(unwrapped(value)) if isinstance(value, Optimizer)
+        else states.module_state(_original(value)) if isinstance(value, nn.Module)
         else value.state_dict() if _stateful(value) else value
         for name, value in state.items()
     }  # fmt: skip
@@ -49,7 +72,7 @@ def of(
     return snapshot if parity.current().pickle else {name: encode(value, name) for name, value in snapshot.items()}
 
 
-def into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]:
+def into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) -> dict[str, Any]:
     """Give the objects of ``state`` what ``checkpoint`` holds for them; return the rest.
 
     Whether everything fits is looked at first, so that a failure leaves all of them as they were.
@@ -58,10 +81,10 @@ def into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]
         CheckpointError: it does not fit.
     """
     with naming(path):
-        return _into(state, checkpoint, strict, path)
+        return _into(state, checkpoint, strict, path, states)
 
 
-def _into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any]:
+def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) -> dict[str, Any]:
     from drivetrain.checkpoints.plain import decode
 
     if not isinstance(checkpoint, Mapping):
@@ -82,16 +105,16 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any
         where = f"{path}: {name}"
         if _stateful(state[name]) and not isinstance(held[name], Mapping):
             raise CheckpointError(f"{where} is {described(held[name])} and no state dict. Use another file.")
-        if isinstance(state[name], nn.Module):
+        if isinstance(state[name], nn.Module) and not states.loads_modules:
             _check_fits(state[name], held[name], strict, where)
-        if isinstance(state[name], Optimizer):
+        if isinstance(state[name], Optimizer) and not states.loads_optimizers:
             _check_groups(state[name], held[name], where)
             with restoring(f"{name} ({type(state[name]).__name__})"):
                 check_optimizer_state(held[name], state[name])
         if isinstance(state[name], LRScheduler):
             with restoring(f"{name} ({type(state[name]).__name__})"):
                 check_scheduler_state(held[name], state[name])
-    _restore({name: (state[name], held[name]) for name in found if _stateful(state[name])}, strict, path)
+    _restore({name: (state[name], held[name]) for name in found if _stateful(state[name])}, strict, path, states)
     for name in found:
         value = held.pop(name)
         if not _stateful(state[name]):
@@ -99,7 +122,7 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str) -> dict[str, Any
     return held
 
 
-def _restore(pairs: Mapping[str, tuple[Any, Any]], strict: bool, path: str) -> None:
+def _restore(pairs: Mapping[str, tuple[Any, Any]], strict: bool, path: str, states: States) -> None:
     """Give each object its state; if one refuses, those before it get back what they had.
 
     Modules and optimizers, which were looked at, come last and are not copied.
@@ -112,8 +135,12 @@ def _restore(pairs: Mapping[str, tuple[Any, Any]], strict: bool, path: str) -> N
             if name not in large:
                 undo.append((target, copy.deepcopy(target.state_dict())))
             with restoring(f"{name} ({type(target).__name__})"):
-                if isinstance(target, nn.Module):
+                if isinstance(target, nn.Module) and states.loads_modules:
+                    states.load_module_state(_original(target), value, strict)
+                elif isinstance(target, nn.Module):
                     target.load_state_dict(value, strict=strict)
+                elif isinstance(target, Optimizer) and states.loads_optimizers:
+                    states.load_optimizer_state(unwrapped(target), value)
                 else:
                     target.load_state_dict(value)
         except CheckpointError:
@@ -142,6 +169,10 @@ def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
             f"{where} is of an optimizer whose groups hold {saved} parameters, and those of this one hold {own}. "
             "Build it as it was when it was saved."
         )
+
+
+def _original(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, EngineModule) else module
 
 
 def _stateful(value: Any) -> bool:

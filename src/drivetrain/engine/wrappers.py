@@ -37,8 +37,15 @@ class Numbers(Protocol):
     def input_conversion(self) -> Callable[[Any], Any] | None: ...
 
 
+class Mover(Protocol):
+    """How batches are moved, as far as a loader must know it; the attribute is ``None`` for torch's own way."""
+
+    @property
+    def batch_to_device(self) -> Callable[..., Any] | None: ...
+
+
 class OptimizerHandle:
-    """An optimizer whose ``step`` may be taken over; everything else is the optimizer's own.
+    """An optimizer whose ``step`` and ``zero_grad`` may be taken over; everything else is the optimizer's own.
 
     ``isinstance`` sees the wrapped optimizer's class, and schedulers may be built on either of the two.
 
@@ -51,8 +58,12 @@ class OptimizerHandle:
 
     def __init__(self, optimizer: Optimizer, take_step: TakeStep | None = None) -> None:
         self._optimizer = optimizer
+        self.bind(take_step, optimizer.zero_grad)
+
+    def bind(self, take_step: TakeStep | None, zero_grad: Callable[..., None]) -> None:
+        """Let ``step`` and ``zero_grad`` do this from now on."""
         self.take_step = take_step
-        object.__setattr__(self, "zero_grad", optimizer.zero_grad)  # called in every step: not by __getattr__
+        object.__setattr__(self, "zero_grad", zero_grad)  # called in every step: not by __getattr__
 
     @property
     def __class__(self) -> type:
@@ -293,11 +304,13 @@ class EngineLoader:
     Args:
         loader: a DataLoader, or anything that can be iterated again and again.
         device: where batches go; ``None`` leaves them where they are.
+        mover: asked at the start of each pass for another way to move them.
     """
 
-    def __init__(self, loader: Iterable[Any], device: torch.device | None) -> None:
+    def __init__(self, loader: Iterable[Any], device: torch.device | None, mover: Mover | None = None) -> None:
         self._loader = loader
         self._device = device
+        self._mover = mover
         self._passes = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -306,6 +319,8 @@ class EngineLoader:
         device, batches = self._device, iter(self._loader)
         if device is None:
             return batches
+        if self._mover is not None and (own := self._mover.batch_to_device) is not None:
+            return (own(batch, device) for batch in batches)
         for first in batches:
             moved = move(first, device)
             if was_there(
@@ -331,7 +346,7 @@ class EngineLoader:
         return len(self._loader)  # type: ignore[arg-type]  # without a length, that is the error to see
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_loader", "_device", "_passes"):
+        if name in ("_loader", "_device", "_mover", "_passes"):
             raise AttributeError(name)  # not there yet while this object is being copied
         return getattr(self._loader, name)
 

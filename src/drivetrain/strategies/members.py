@@ -54,7 +54,17 @@ REFUSED = {
 HARMLESS = frozenset({"_reset_optimizers_and_schedulers"})
 """Members whose override is not called, and changes no number, state or rank."""
 
-_said: set[type] = set()
+NEEDS_TRAINER = frozenset(
+    {
+        "connect", "setup", "setup_optimizers", "bind_step", "run", "training_step", "post_training_step",
+        "validation_step", "test_step", "predict_step", "on_train_start", "on_train_end", "on_validation_start",
+        "on_validation_end", "on_test_start", "on_test_end", "on_predict_start", "on_predict_end",
+        "on_train_batch_start", "on_exception",
+    }
+)  # fmt: skip
+"""Members that belong to the run of a Trainer: a loop of the user's on an Engine does not call them."""
+
+_said: set[tuple[type, frozenset[str]]] = set()
 
 
 def check_members(cls: type) -> None:
@@ -63,16 +73,34 @@ def check_members(cls: type) -> None:
     Raises:
         ConfigurationError: it overrides a member that is not called, and that would change numbers, state or ranks.
     """
-    own = {name: owner for owner in reversed(cls.__mro__) if not _is_ours(owner) for name in vars(owner)}
+    own = _own(cls)
     for name in sorted(own.keys() & REFUSED.keys()):
         raise ConfigurationError(
             f"{own[name].__name__} overrides {name}, which is never called here, and without it this strategy would do "
             f"something else than it says. {REFUSED[name]}"
         )
-    unused = sorted(own.keys() & HARMLESS)
-    if unused and cls not in _said:
-        _said.add(cls)
-        rank_zero_warn(f"{cls.__name__} overrides {', '.join(unused)}, which is not called here and not needed.")
+    _warn_once(cls, HARMLESS, "which is not called here and not needed.")
+
+
+def warn_of_trainer_members(cls: type) -> None:
+    """Warn, once for a class, of what a user's strategy overrides for a Trainer, where an Engine uses it."""
+    _warn_once(
+        cls,
+        NEEDS_TRAINER,
+        "which a Trainer calls and an Engine does not. Override setup_module(module) and the verbs of a step for both.",
+    )
+
+
+def _warn_once(cls: type, names: frozenset[str], remark: str) -> None:
+    found = sorted(_own(cls).keys() & names)
+    if found and (cls, names) not in _said:
+        _said.add((cls, names))
+        rank_zero_warn(f"{cls.__name__} overrides {', '.join(found)}, {remark}")
+
+
+def _own(cls: type) -> dict[str, type]:
+    """Return what the user's classes define, by name, with the class that wins."""
+    return {name: owner for owner in reversed(cls.__mro__) if not _is_ours(owner) for name in vars(owner)}
 
 
 def _is_ours(owner: type) -> bool:

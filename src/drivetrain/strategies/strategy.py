@@ -135,8 +135,12 @@ class Strategy(Stepping, ABC):
             self.accelerator.setup_device(self.root_device)
             self.precision_plugin.bind_device(self.accelerator.autocast_device_type)
 
-    def tensor_init_context(self) -> AbstractContextManager[Any]:
-        """Around the building of layers in ``configure_model``: where new parameters are made."""
+    def tensor_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
+        """Around the building of layers in ``configure_model``: where new parameters are made.
+
+        Args:
+            empty_init: not used: who enters the block also decides whether parameters are drawn.
+        """
         return self.root_device
 
     def model_sharded_context(self) -> AbstractContextManager[Any]:
@@ -163,7 +167,7 @@ class Strategy(Stepping, ABC):
         """``module`` in this precision, on the root device unless it stays, and wrapped where processes share it."""
         own = module is self.lightning_module
         module = self.convert(module) if own else self.precision_plugin.convert_module(module)
-        if own and move_to_device and overrides(self, "model_to_device", Strategy):
+        if move_to_device and overrides(self, "model_to_device", Strategy):
             self.model = module
             self.model_to_device()
             return module

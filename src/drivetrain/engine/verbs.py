@@ -1,0 +1,246 @@
+"""How an Engine uses its strategy: the verbs that the Trainer calls too, for modules and optimizers of a user's loop.
+
+A verb that nobody overrides is not called; what it would do is done in its place. An override counts on the class and
+on the instance, also one that is set after the set-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.base.introspect import overrides
+from drivetrain.base.tree import move
+from drivetrain.engine import snapshots
+from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
+from drivetrain.errors import ConfigurationError
+from drivetrain.strategies.strategy import Strategy
+
+
+class Verbs:
+    """The verbs of one strategy, as an Engine calls them.
+
+    Args:
+        strategy: the Engine's.
+
+    Attributes:
+        backward: the strategy's, called with a loss and ``None``; itself ``None`` where ``loss.backward()`` is enough.
+        batch_to_device: the strategy's; ``None`` where it is not overridden.
+        modules: each module that was set up, with what the strategy made of it.
+    """
+
+    backward_takes_module = False
+    """Whether ``backward`` is called with the module, which the strategies of the Trainer's kind do not know."""
+
+    backward: Callable[..., Any] | None
+    batch_to_device: Callable[..., Any] | None
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.modules: list[tuple[nn.Module, nn.Module]] = []
+        self._handles: WeakSet[OptimizerHandle] = WeakSet()
+        strategy.driver.rebind = self.bind
+        self.bind()
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.strategy,)  # a process that is started sets up its own modules
+
+    def __deepcopy__(self, memo: Any) -> Verbs:
+        return self  # the copy of a loader moves batches as the loader does
+
+    def overridden(self, *names: str) -> bool:
+        """Whether the strategy overrides any of these verbs."""
+        return any(overrides(self.strategy, name, Strategy) for name in names)
+
+    def bind(self) -> None:
+        """Look up what a step calls; again after the strategy was given another verb."""
+        strategy = self.strategy
+        self.backward = None if strategy.differentiates_plainly else strategy.backward
+        self.batch_to_device = strategy.batch_to_device if self.overridden("batch_to_device") else None
+        for handle in self._handles:
+            plain = unwrapped(handle)
+            handle.bind(self._take_step(plain), self._zero_grad(plain))
+
+    # ---- set up --------------------------------------------------------------------------------------------------
+
+    def set_up(
+        self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any, move_to_device: bool
+    ) -> tuple[nn.Module, list[Optimizer], Any]:
+        """Return the module, the optimizers and the scheduler as the strategy prepares them."""
+        if type(self.strategy).__module__.partition(".")[0] != __name__.partition(".")[0]:
+            from drivetrain.strategies.members import warn_of_trainer_members  # here, so that the import stays quick
+
+            warn_of_trainer_members(type(self.strategy))
+        before = dict(module.named_parameters())
+        prepared = self.strategy.setup_module(module, move_to_device)
+        follow(optimizers, before, module)
+        self.modules.append((module, prepared))
+        return prepared, list(optimizers), scheduler
+
+    def set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Return an optimizer that comes without its module as the strategy prepares it."""
+        return optimizer
+
+    def handle(self, optimizer: Optimizer) -> OptimizerHandle:
+        """Wrap an optimizer so that precision and strategy take part in its step.
+
+        Raises:
+            ConfigurationError: the precision scales the loss, and the optimizer evaluates it several times per step.
+        """
+        precision = self.strategy.precision_plugin
+        if precision.scales_loss and requires_closure(optimizer):
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} evaluates the loss several times per step, which the scaled loss of "
+                f'precision={precision.name!r} does not allow. Write precision="bf16-mixed" or "32-true".'
+            )
+        handle = OptimizerHandle(optimizer)
+        handle.bind(self._take_step(optimizer), self._zero_grad(optimizer))
+        self._handles.add(handle)
+        return handle
+
+    def _take_step(self, optimizer: Optimizer) -> TakeStep | None:
+        if not (self.strategy.precision_plugin.scales_loss or self.overridden("optimizer_step")):
+            return None
+        step = self.strategy.optimizer_step
+        return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
+
+    def _zero_grad(self, optimizer: Optimizer) -> Callable[..., None]:
+        if not self.overridden("zero_grad"):
+            return optimizer.zero_grad
+        strategy = self.strategy
+        own = strategy.zero_grad
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            if not set_to_none:
+                raise ConfigurationError(
+                    f"optimizer.zero_grad(set_to_none=False): {type(strategy).__name__} overrides "
+                    "zero_grad(optimizer), which decides this itself. Write optimizer.zero_grad()."
+                )
+            own(optimizer)
+
+        return zero_grad
+
+    def process(self, loader: Any) -> Any:
+        """Return the loader, or what the strategy iterates in its place."""
+        return self.strategy.process_dataloader(loader) if self.overridden("process_dataloader") else loader
+
+    # ---- one step ------------------------------------------------------------------------------------------------
+
+    def to_device(self, obj: Any) -> Any:
+        """Return a batch on the strategy's device; a module is moved in place."""
+        device, own = self.strategy.root_device, self.batch_to_device
+        return move(obj, device) if own is None or isinstance(obj, nn.Module) else own(obj, device)
+
+    @contextmanager
+    def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
+        """A block in which backward passes through ``model``, as the strategy prepared it, exchange no gradients."""
+        if not enabled:
+            yield
+        elif self.overridden("block_backward_sync"):  # which is for the model of the run
+            with self._with(model=model), self.strategy.block_backward_sync():
+                yield
+        else:
+            with self.strategy.accumulating(model):
+                yield
+
+    # ---- building models -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def module_context(self, empty_init: bool | None) -> Iterator[None]:
+        """A block in which new layers are made on the device and in the precision; with ``empty_init`` not drawn."""
+        with ExitStack() as stack:
+            stack.enter_context(self.tensor_context())
+            if empty_init:
+                from drivetrain.engine.no_init import NoInit  # here, so that importing the Engine stays quick
+
+                stack.enter_context(NoInit())
+            yield
+
+    @contextmanager
+    def tensor_context(self) -> Iterator[None]:
+        """A block in which new tensors are made on the device and in the precision."""
+        with ExitStack() as stack:
+            stack.enter_context(self.strategy.tensor_init_context())
+            if (context := self.strategy.precision_plugin.init_context()) is not None:
+                stack.enter_context(context)
+            yield
+
+    def sharded_context(self) -> AbstractContextManager[Any]:
+        """A block in which the strategy may shard layers as they are made."""
+        return self.strategy.model_sharded_context()
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, state: Mapping[str, Any], filters: snapshots.Filters) -> None:
+        """Write ``state`` to ``path``, each module and optimizer in it as the strategy returns its state."""
+        self.strategy.save_checkpoint(snapshots.of(state, filters, self), path)
+
+    def load(self, path: str | Path, state: Any, strict: bool) -> dict[str, Any]:
+        """Read ``path`` into the objects of ``state``; return what the file holds besides."""
+        return snapshots.into(state, self.strategy.load_checkpoint(path), strict, str(path), self)
+
+    def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool) -> None:
+        """Read the state of one module or optimizer, which is all that the file holds."""
+        held = {"object": self.strategy.load_checkpoint(path)}
+        snapshots.into({"object": obj}, held, strict, str(path), self)
+
+    @property
+    def loads_modules(self) -> bool:
+        """Whether the strategy says how a module takes its state, and with it which states fit."""
+        return self.overridden("load_model_state_dict")
+
+    @property
+    def loads_optimizers(self) -> bool:
+        """Whether the strategy says how an optimizer takes its state, and with it which states fit."""
+        return self.overridden("load_optimizer_state_dict")
+
+    def module_state(self, module: nn.Module) -> dict[str, Any]:
+        """Return what a checkpoint holds of a module."""
+        with self._as_the_run(module):
+            return self.strategy.lightning_module_state_dict()
+
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool) -> None:
+        """Let the strategy load what :meth:`module_state` returned."""
+        with self._as_the_run(module):
+            self.strategy.load_model_state_dict({"state_dict": state}, strict=strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return what a checkpoint holds of an optimizer."""
+        with self._as_the_run(self._module_of(optimizer)):
+            return self.strategy.optimizer_state(optimizer)
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """Let the strategy load what :meth:`optimizer_state` returned."""
+        with self._as_the_run(self._module_of(optimizer)), self._with(optimizers=[optimizer]):
+            self.strategy.load_optimizer_state_dict({"optimizer_states": [state]})
+
+    def _module_of(self, optimizer: Optimizer) -> nn.Module | None:
+        """Return the module, of those that were set up, whose parameters the optimizer steps."""
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return next((module for module, _ in self.modules if not stepped.isdisjoint(_ids(module.parameters()))), None)
+
+    def _as_the_run(self, module: nn.Module | None) -> AbstractContextManager[None]:
+        """A block in which the strategy's module is this one: its verbs for state know one module of one run."""
+        prepared = next((prepared for known, prepared in self.modules if known is module), module)
+        return self._with(lightning_module=module, model=prepared)
+
+    @contextmanager
+    def _with(self, **attributes: Any) -> Iterator[None]:
+        # In the instance's dictionary: a setter would do to them what is to be done once, at the start of a run.
+        own = vars(self.strategy)
+        before = {name: own[name] for name in attributes if name in own}
+        own.update({name: attributes[name] for name in before})
+        try:
+            yield
+        finally:
+            own.update(before)
+
+
+def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
+    return {id(parameter) for parameter in parameters}
