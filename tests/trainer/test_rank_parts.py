@@ -24,7 +24,7 @@ from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.callbacks._checkpoint_files import save_new
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
-from drivetrain.strategies import DDPStrategy
+from drivetrain.strategies import DDPStrategy, rank_files
 
 STORED = Path(__file__).with_name("stored") / "two-ranks-0.1.0.ckpt"
 MIDDLE = 6  # batches: the second of the windows of four is open
@@ -400,24 +400,37 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_old_files(
     assert pool.run(attempt, tmp_path / "a.ckpt", group=False) == [("", []), ("", [])]
 
 
-def killed(folder: Path) -> None:
-    """Save; then again, with the end of the processes between the rank files and the main file."""
+def killed(folder: Path, before_main: bool) -> tuple[list[str], list[str]]:
+    """Save; then again, with the end of the processes before or after the main file is written; then once more."""
     ours = trainer()
     ours.fit(Net(), DataLoader(Noisy(), batch_size=2))
-    ours.save_checkpoint(folder / "a.ckpt")
-    ours.strategy.save_checkpoint = died  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        ours.save_checkpoint(folder / "a.ckpt")
+    path = folder / "a.ckpt"
+    ours.save_checkpoint(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*((ours.strategy, "save_checkpoint") if before_main else (rank_files, "commit")), died)
+        with pytest.raises(KeyboardInterrupt):
+            ours.save_checkpoint(path)
+    ours.strategy.barrier()
+    left = names(folder)
+    ours.strategy.barrier()
+    if rank() == 0:
+        shutil.copytree(folder, folder.with_name("left"))
+    ours.strategy.barrier()
+    ours.save_checkpoint(path)
+    return left, names(folder)
 
 
 def died(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_kill_between_the_files_leaves_the_old_checkpoint(pool: Any, tmp_path: Path) -> None:
-    pool.run(killed, tmp_path, group=False)
-    assert names(tmp_path) == ["a.ckpt", "a.ckpt.N.rank1", "a.ckpt.N.rank1"]
-    assert pool.run(attempt, tmp_path / "a.ckpt", group=False) == [("", []), ("", [])]
+@pytest.mark.parametrize("before_main", [True, False])
+def test_a_kill_between_the_files_leaves_one_whole_checkpoint(pool: Any, tmp_path: Path, before_main: bool) -> None:
+    (folder := tmp_path / "run").mkdir()
+    [(left, after), _] = pool.run(killed, folder, before_main, group=False)
+    assert left == ["a.ckpt", "a.ckpt.N.rank1", "a.ckpt.N.rank1"]
+    assert pool.run(attempt, tmp_path / "left" / "a.ckpt", group=False) == [("", []), ("", [])]
+    assert after == ["a.ckpt", "a.ckpt.N.rank1"]
 
 
 def saved_as_new(folder: Path) -> bool:
