@@ -158,6 +158,11 @@ class ParallelStrategy(Strategy):
             self._groups = None  # the processes may have met when somebody asks again
         return made
 
+    def _check_met(self) -> None:
+        """Whether the processes can exchange anything yet; alone, each would believe to be all of them."""
+        if isinstance(self.world, WaitingGroup):
+            raise self._have_not_met()
+
     def _have_not_met(self) -> ConfigurationError:
         return ConfigurationError(
             f"This process is one of {self.world_size}, and they have not met yet. Call engine.launch() first."
@@ -179,11 +184,13 @@ class ParallelStrategy(Strategy):
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         if group is None or isinstance(group, Group):
             return super().reduce(tensor, group, reduce_op)
+        self._check_met()
         return collectives.reduce(tensor, group, reduce_op, device=self.root_device, checks=self._checks)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         if group is None or isinstance(group, Group):
             return super().all_gather(tensor, group, sync_grads)
+        self._check_met()
         return collectives.all_gather(tensor, group, sync_grads, device=self.root_device, checks=self._checks)
 
     def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
