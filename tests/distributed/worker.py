@@ -124,6 +124,7 @@ def leave_group() -> None:
     if dist.is_initialized():
         gc.collect()  # what of a job refers to the group, a DDP's reducer above all, must go before it
         dist.destroy_process_group()
+    dist.distributed_c10d._world.group_count = 0  # a group that could not be made counts: the next would wait in vain
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:

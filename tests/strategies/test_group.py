@@ -107,6 +107,23 @@ def test_a_group_that_breaks_the_contract_is_found(pool: Any) -> None:
     assert all(message in text for text in pool.run(check_reversed))
 
 
+def in_different_numbers_of_groups() -> str:
+    world = TorchGroup()
+    if world.rank < 2:
+        world.new([0, 1])
+    if world.rank == 1:
+        return "no member"
+    with pytest.raises(ConfigurationError) as caught:
+        world.new([0, 2])
+    return str(caught.value)
+
+
+def test_a_group_that_torch_would_wait_for_is_an_error_on_all_its_members(pool: Any) -> None:
+    first, _, third = pool.run(in_different_numbers_of_groups, world_size=3)
+    assert first == third
+    assert "TorchGroup.new([0, 2]): these ranks are in 2, 1 process groups" in first
+
+
 def differing() -> list[str]:
     group, rank = TorchGroup(), dist.get_rank()
     messages = []

@@ -158,6 +158,7 @@ class TorchGroup(Group):
         self.device = device
         self.checks = checks
         self.timeout = timeout
+        self._made: dict[tuple[int, ...], int] = {}  # how often a group of these ranks was asked for
         self.rank = dist.get_rank()
         self.ranks = dist.get_process_group_ranks(dist.group.WORLD if handle is None else handle)
 
@@ -165,8 +166,30 @@ class TorchGroup(Group):
         _check_members(self, ranks)
         if len(ranks) == 1:
             return LoneGroup(self.rank)
+        self._check_other_groups(list(ranks))
         handle = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)
         return TorchGroup(handle, self.device, self.checks, self.timeout)
+
+    def _check_other_groups(self, ranks: list[int]) -> None:
+        """Whether torch gives the group of ``ranks`` one name on all of them; else they would wait for each other.
+
+        It names a group by its members and by how many groups the process is in already.
+
+        Raises:
+            ConfigurationError: the members are in different numbers of groups; on all of them.
+        """
+        from torch.distributed import distributed_c10d  # here, because some builds of torch are without it
+
+        times = self._made[tuple(ranks)] = self._made.get(tuple(ranks), 0) + 1
+        store, key = distributed_c10d._get_default_store(), f"drivetrain/group {ranks}/{times} of {self.ranks}"
+        store.set(f"{key}/{self.rank}", str(len(distributed_c10d._world.pg_names)))
+        counts = [int(store.get(f"{key}/{rank}")) for rank in ranks]
+        if len(set(counts)) > 1:
+            raise ConfigurationError(
+                f"TorchGroup.new({ranks}): these ranks are in {', '.join(map(str, counts))} process groups, and torch "
+                "can only make a group of ranks that are in equally many. Make as many groups on each rank before, or "
+                "call torch.distributed.new_group on all ranks, and pass what it returns to TorchGroup."
+            )
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
         if len(self.ranks) == 1:
