@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from torch import nn
@@ -17,10 +17,12 @@ from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import move
-from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from drivetrain.engine.snapshots import Filters
 
 
 class Verbs:
@@ -177,16 +179,22 @@ class Verbs:
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path, state: Mapping[str, Any], filters: snapshots.Filters) -> None:
+    def save(self, path: str | Path, state: Mapping[str, Any], filters: Filters) -> None:
         """Write ``state`` to ``path``, each module and optimizer in it as the strategy returns its state."""
+        from drivetrain.engine import snapshots  # here, so that importing the Engine stays quick
+
         self.strategy.save_checkpoint(snapshots.of(state, filters, self), path)
 
     def load(self, path: str | Path, state: Any, strict: bool) -> dict[str, Any]:
         """Read ``path`` into the objects of ``state``; return what the file holds besides."""
+        from drivetrain.engine import snapshots  # here, so that importing the Engine stays quick
+
         return snapshots.into(state, self.strategy.load_checkpoint(path), strict, str(path), self)
 
     def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool) -> None:
         """Read the state of one module or optimizer, which is all that the file holds."""
+        from drivetrain.engine import snapshots  # here, so that importing the Engine stays quick
+
         held = {"object": self.strategy.load_checkpoint(path)}
         snapshots.into({"object": obj}, held, strict, str(path), self)
 
