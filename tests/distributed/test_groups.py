@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -214,6 +215,8 @@ def job(kind: str, case: dict[str, Any], folder: Path) -> dict[str, Any]:
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     predictions = trainer.predict(module, DataLoader(data_of(12, 13), batch_size=BATCH))
     assert trainer.strategy.world.size == world_size
+    if world_size == 4:
+        assert len(dist.distributed_c10d._world.pg_names) == 1 + (kind != "ddp")  # the same ones for both runs
     return {
         "weights": torch.cat([parameter.detach().flatten() for parameter in module.parameters()]),
         "buffers": [buffer.clone() for buffer in module.buffers()],

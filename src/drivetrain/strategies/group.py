@@ -158,7 +158,6 @@ class TorchGroup(Group):
         self.device = device
         self.checks = checks
         self.timeout = timeout
-        self._made: dict[tuple[int, ...], int] = {}  # how often a group of these ranks was asked for
         self.rank = dist.get_rank()
         self.ranks = dist.get_process_group_ranks(dist.group.WORLD if handle is None else handle)
 
@@ -180,8 +179,9 @@ class TorchGroup(Group):
         """
         from torch.distributed import distributed_c10d  # here, because some builds of torch are without it
 
-        times = self._made[tuple(ranks)] = self._made.get(tuple(ranks), 0) + 1
-        store, key = distributed_c10d._get_default_store(), f"drivetrain/group {ranks}/{times} of {self.ranks}"
+        store = distributed_c10d._get_default_store()
+        times = store.add(f"drivetrain/group {ranks} by {self.rank}", 1)  # that this rank asks for it in this job
+        key = f"drivetrain/group {ranks}/{times}"
         store.set(f"{key}/{self.rank}", str(len(distributed_c10d._world.pg_names)))
         counts = [int(store.get(f"{key}/{rank}")) for rank in ranks]
         if len(set(counts)) > 1:

@@ -105,8 +105,10 @@ class ParallelStrategy(Strategy):
             os.environ["RANK"] = str(self.global_rank)  # what is only for rank 0 asks for it, and loaders' workers do
         super().setup_environment()
         if not dist.is_initialized():
+            self._groups = None  # of a process group that is gone
             self._meet()
-        self._make_groups()
+        if self._groups is None:  # else of an earlier run
+            self._make_groups()
 
     def _meet(self) -> None:
         """Create the process group."""
