@@ -92,7 +92,7 @@ class Late(TorchCheckpointIO):
                 super().save_checkpoint(checkpoint, name)
 
 
-def saved_late(folder: Path) -> list[str]:
+def saved_late(folder: Path, weights_only: bool) -> list[str]:
     """The best file in each epoch, and in the end."""
     seen = []
 
@@ -102,7 +102,7 @@ def saved_late(folder: Path) -> list[str]:
             trainer.strategy.barrier()
             assert not saver.best_model_path or os.path.exists(saver.best_model_path)
 
-    saver = ModelCheckpoint(folder / "c", "{epoch}", save_last="link")
+    saver = ModelCheckpoint(folder / "c", "{epoch}", save_last="link", save_weights_only=weights_only)
     trainer = Trainer(
         accelerator="cpu", devices=2, max_epochs=4, callbacks=[Looks(), saver], plugins=[Late()], logger=False,
         enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
@@ -112,10 +112,16 @@ def saved_late(folder: Path) -> list[str]:
     return [*seen, os.path.basename(saver.best_model_path)]
 
 
-def test_t5_all_ranks_learn_at_the_same_time_that_a_file_is_durable(pool: Any, tmp_path: Path) -> None:
-    first, second = pool.run(saved_late, tmp_path, group=False)
-    assert first == second == ["", "", "epoch=0.ckpt", "epoch=1.ckpt", "epoch=3.ckpt"]
-    assert sorted(os.listdir(tmp_path / "c")) == ["epoch=3.ckpt", "last.ckpt"]
+@pytest.mark.parametrize(
+    ("weights_only", "late"), [(True, 1), (False, 0)], ids=["of one file", "with files of the other ranks, which wait"]
+)
+def test_t5_all_ranks_learn_at_the_same_time_that_a_file_is_durable(
+    pool: Any, tmp_path: Path, weights_only: bool, late: int
+) -> None:
+    first, second = pool.run(saved_late, tmp_path, weights_only, group=False)
+    best = ["", *(f"epoch={epoch}.ckpt" for epoch in range(4))]
+    assert first == second == ([""] * late + best)[:4] + best[-1:]
+    assert sorted(path.name for path in (tmp_path / "c").glob("*.ckpt")) == ["epoch=3.ckpt", "last.ckpt"]
 
 
 class JudgedAtTheEnd(Judged):

@@ -105,7 +105,8 @@ def remove(strategy: Strategy, path: str | Path) -> None:
 
 def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replaces: bool = True) -> bool:
     """Copy the checkpoint ``source`` to ``path`` with its rank files, or link to it: see :meth:`CheckpointIO.copy`."""
-    store.wait(source)
+    if not store.is_durable(source):  # then it has no rank files: a save that has some waits until it is durable
+        return store.copy(source, path, link=link, replaces=replaces)
     origin = store.resolve(source)
     copies = {
         file: f"{path}{os.path.basename(file)[len(os.path.basename(origin)) :]}" for file in _found(store, origin)
