@@ -199,6 +199,22 @@ def test_a_save_waits_for_one_to_the_same_path(gated: Any, tmp_path: Path) -> No
     assert epoch_of(tmp_path / "own.ckpt") == 1
 
 
+def test_the_rank_files_of_an_old_file_stay_until_the_new_one_is_durable(gated: Any, tmp_path: Path) -> None:
+    """A run of two processes has left them."""
+    there, old = list[bool](), tmp_path / "own.ckpt.0123abcd.rank1"
+    old.touch()
+
+    def save(trainer: Trainer) -> None:
+        if not there:
+            trainer.save_checkpoint(tmp_path / "own.ckpt")
+            there.append(old.exists())
+
+    made = fit(tmp_path, gated("own.ckpt"), Looks(save, epoch=0), enable_checkpointing=False, max_epochs=1)
+    assert there == [True]
+    made.save_checkpoint(tmp_path / "own.ckpt")
+    assert not old.exists()
+
+
 # ---- the last one ----------------------------------------------------------------------------------------------------
 
 

@@ -62,15 +62,17 @@ def save(
         failure = error
     store = strategy.checkpoint_io
     refused = isinstance(store, TorchCheckpointIO) and store.was_refused(path)
-    outcomes = strategy.gather_objects((failure and shown_error(failure), refused))  # which waits for every rank
-    if all(outcome == (None, False) for outcome in outcomes):
-        rank_files.commit(strategy, path, entries)
+    outcome = failure and shown_error(failure), refused, store.is_durable(path)
+    outcomes = strategy.gather_objects(outcome)  # which waits for every rank
+    if all((text, refused) == (None, False) for text, refused, _ in outcomes):
+        if all(is_durable for *_, is_durable in outcomes):  # or a later save to this path removes what it replaces
+            rank_files.commit(strategy, path, entries)
         return
     if entries:
         rank_files.discard(strategy, path, entries)
     if failure is not None:
         raise failure
-    for rank, (text, _) in enumerate(outcomes):
+    for rank, (text, *_) in enumerate(outcomes):
         if text:
             raise CheckpointError(f"The checkpoint {path} was not written, because rank {rank} failed: {text}.")
 
