@@ -1,13 +1,16 @@
-"""Several processes wait for their devices no more often than one does."""
+"""What several processes cost a step: no wait for a device, and few calls of our own."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import drivetrain
 from drivetrain import LightningModule, Trainer
 from drivetrain.testing import FakeAccelerator
 
@@ -53,3 +56,56 @@ def test_a_read_in_the_step_is_counted(pool: Any) -> None:
     """The negative control."""
     for found in pool.run(waits, 4 * BATCHES, True, group=False):
         assert len(found) == BATCHES - 2
+
+
+OURS = str(Path(drivetrain.__file__).parent)
+
+
+class Counted(LightningModule):
+    """Counts our own frames above ``training_step``, and our own calls between two of its steps."""
+
+    FIRST, LAST = 20, 120
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.steps = self.frames = self.calls = 0
+
+    def _profile(self, frame: Any, event: str, argument: Any) -> None:
+        self.calls += event == "call" and frame.f_code.co_filename.startswith(OURS)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.steps == self.FIRST:
+            frame: Any = sys._getframe()
+            while (frame := frame.f_back) is not None:
+                self.frames += frame.f_code.co_filename.startswith(OURS)
+            sys.setprofile(self._profile)
+        elif self.steps == self.LAST:
+            sys.setprofile(None)
+        self.steps += 1
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def own_cost(accumulate: int) -> tuple[int, float]:
+    trainer = Trainer(
+        accelerator="cpu", devices=2, max_epochs=1, log_every_n_steps=1000, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=accumulate,
+    )  # fmt: skip
+    module = Counted()
+    trainer.fit(module, DataLoader(TensorDataset(torch.randn(2 * 2 * 130, 4)), batch_size=2))
+    return module.frames, module.calls / (module.LAST - module.FIRST)
+
+
+def test_a_step_of_ddp_has_at_most_7_own_frames_and_20_own_calls(pool: Any) -> None:
+    for frames, calls in pool.run(own_cost, 1, group=False):
+        assert 5 <= frames <= 7  # fewer than the plain loop has would be a bad count
+        assert 10 <= calls <= 20
+
+
+def test_an_accumulated_batch_of_ddp_adds_one_frame(pool: Any) -> None:
+    for frames, calls in pool.run(own_cost, 4, group=False):
+        assert frames <= 8
+        assert calls <= 22
