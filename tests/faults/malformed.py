@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningDataModule, LightningModule, Trainer, seed_everything
-from drivetrain.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from drivetrain.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint, Timer
 from drivetrain.checkpoints.plain import MARKER
 from drivetrain.errors import CheckpointError, ConfigurationError
 
@@ -79,6 +79,99 @@ class Data(LightningDataModule):
         self.seen = state_dict["seen"] + 0  # a bare KeyError or TypeError where the state is wrong
 
 
+class Sums(torch.nn.Module):
+    """A metric object as torchmetrics makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._defaults = {"total": torch.zeros(()), "counts": torch.zeros(2), "seen": []}
+        self.device = torch.device("cpu")
+        self.reset()
+
+    def reset(self) -> None:
+        self.total, self.counts, self.seen = torch.zeros(()), torch.zeros(2), list[torch.Tensor]()
+        self._update_count = 0
+
+    def update(self, value: torch.Tensor) -> None:
+        self._update_count += 1
+        self.total, self.counts = self.total + value, self.counts + 1
+        self.seen.append(value)
+
+    def compute(self) -> torch.Tensor:
+        return self.total + self.counts.sum()
+
+
+class ByHand(LightningModule):
+    """Two optimizers that step by turns, a scaled loss, a metric object, and several training loaders."""
+
+    automatic_optimization = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.other, self.sums = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1), Sums()
+        self.stops_at: Path | None = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        first, second = self.optimizers()
+        loss = self.net(batch["a"]).sum()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.sums.update(loss.detach())
+        self.log("sums", self.sums, on_step=False, on_epoch=True)
+        self.manual_backward(loss)
+        self.manual_backward(self.other(batch["b"]).sum())
+        first.step()
+        first.zero_grad()
+        if batch_idx % 2:
+            second.step()
+            second.zero_grad()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val_loss", self.net(batch).sum())
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        if self.stops_at is not None and self.trainer.progress.batches_done == 3:
+            self.trainer.save_checkpoint(self.stops_at)
+            self.stops_at = None
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.Adam(self.net.parameters()), torch.optim.SGD(self.other.parameters(), 0.1, momentum=0.5)]
+
+
+class Positioned:
+    """A loader that saves where it is."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.position < 5:
+            self.position += 1
+            yield torch.full((1, 2), float(self.position))
+        self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"] + 0  # a bare KeyError or TypeError where the state is wrong
+
+
+def fit_by_hand(folder: Path, module: ByHand, epochs: int, path: Path | None = None) -> None:
+    def drawn(count: int) -> Any:
+        x = torch.ones(count, 2)
+        return DataLoader(x, shuffle=True, generator=torch.Generator().manual_seed(2))  # type: ignore[arg-type]
+
+    made = Trainer(
+        accelerator="cpu", precision="16-mixed", max_epochs=epochs, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=folder, val_check_interval=3,
+        callbacks=[OnExceptionCheckpoint(folder / "exception"), Timer(timedelta(days=1))],
+    )  # fmt: skip
+    made.fit(module, {"a": Positioned(), "b": drawn(4)}, [drawn(2), drawn(1)], ckpt_path=path)
+
+
 def trainer(folder: Path, **arguments: Any) -> Trainer:
     saver = ModelCheckpoint(folder / "runs", monitor="val_loss", save_top_k=2, save_last=True)
     return Trainer(
@@ -99,7 +192,11 @@ def parts() -> dict[str, Any]:
 
 
 def originals(folder: Path) -> dict[str, bytes]:
-    """Valid files: saved inside a window and at an epoch's end of a fit, by an Engine, and a bare state dict."""
+    """Valid files by name.
+
+    Saved inside a window and at an epoch's end of a fit, inside a validation of a fit by hand, by an Engine, and a bare
+    state dict.
+    """
 
     class Saves(Net):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -110,11 +207,14 @@ def originals(folder: Path) -> dict[str, bytes]:
     made = trainer(folder, max_epochs=2)
     made.fit(Saves(), datamodule=Data())
     Path(folder / "end.ckpt").write_bytes(Path(made.checkpoint_callback.last_model_path).read_bytes())  # type: ignore[union-attr]
+    by_hand = ByHand()
+    by_hand.stops_at = folder / "by hand.ckpt"
+    fit_by_hand(folder, by_hand, 1)
     engine = Engine(accelerator="cpu")
     engine.launch()
     engine.save(folder / "engine.ckpt", {**parts(), "rng": engine.rng})
     torch.save(parts()["model"].state_dict(), folder / "raw.ckpt")
-    return {name: (folder / f"{name}.ckpt").read_bytes() for name in ("middle", "end", "engine", "raw")}
+    return {name: (folder / f"{name}.ckpt").read_bytes() for name in ("middle", "end", "by hand", "engine", "raw")}
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------------
@@ -274,11 +374,11 @@ def cases(seed: int, number: int, valid: dict[str, bytes]) -> Iterator[Case]:
     for index in range(number):
         draw = random.Random(f"{seed}/{index}")  # each can be made again alone
         torch.manual_seed(draw.randrange(2**31))
-        original = draw.choice(["middle", "middle", "end", "engine", "raw"])
+        original = draw.choice(["middle", "middle", "end", "by hand", "by hand", "engine", "raw"])
         kind = draw.random()
         if kind < 0.2:
             yield Case(original, *_change_bytes(draw, valid[original]))
-        elif kind < 0.27 and original in ("middle", "end"):
+        elif kind < 0.27 and original in _FITTED:
             yield Case(original, *_older_layout(draw, valid[original]))
         else:
             yield Case(original, *_change_tree(draw, valid[original]))
@@ -328,11 +428,18 @@ _TRAINED: dict[str, Callable[[Path], None]] = {
     "datamodule": lambda path: Data.load_from_checkpoint(path) and None,
     "open file": lambda path: Net.load_from_checkpoint(io.BytesIO(path.read_bytes())) and None,
 }
+_BY_HAND: dict[str, Callable[[Path], None]] = {
+    "fit": lambda path: fit_by_hand(path.parent, ByHand(), 2, path),
+    "module": lambda path: ByHand.load_from_checkpoint(path) and None,
+}
 _OTHERS: dict[str, Callable[[Path], None]] = {
     "Engine.load": _load,
     "Engine.load_raw": _load_raw,
     "module": _TRAINED["module"],
 }
+
+
+_FITTED = {"middle": _TRAINED, "end": _TRAINED, "by hand": _BY_HAND}
 
 
 def read(case: Case, folder: Path, every: bool = False) -> Iterator[tuple[str, BaseException | None]]:
@@ -349,9 +456,9 @@ def read(case: Case, folder: Path, every: bool = False) -> Iterator[tuple[str, B
         path.mkdir()
     else:
         path.write_bytes(case.content)
-    readers = _TRAINED if case.original in ("middle", "end") else _OTHERS
+    readers = _FITTED.get(case.original, _OTHERS)
     draw = random.Random(case.damage)
-    first = {"middle": "fit", "end": "fit", "engine": "Engine.load", "raw": "Engine.load_raw"}[case.original]
+    first = {"engine": "Engine.load", "raw": "Engine.load_raw"}.get(case.original, "fit")
     chosen = list(readers) if every else [first, draw.choice(list(readers))]
     for name in dict.fromkeys(chosen):
         if name == "open file" and case.content is None:
