@@ -1,0 +1,168 @@
+"""Processes in which the rows of a conformance suite run as the ranks of a job."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import traceback
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+_PRELOADED = ["torch", "torch._dynamo", "drivetrain.trainer.trainer", "pytest"]
+_GRACE_S = 5.0  # for the other ranks, once one has failed
+
+
+class Ranks:
+    """As many processes as a suite has devices, with the environment of a job of torchrun; with one, this process.
+
+    They are started by the first row and work until a row fails; the next row then gets new ones.
+
+    Args:
+        suite: the class whose rows run.
+        size: how many processes.
+        timeout_s: for one row.
+    """
+
+    def __init__(self, suite: type, size: int, timeout_s: float = 100.0) -> None:
+        self._suite, self._size, self._timeout_s = suite, size, timeout_s
+        self._processes: list[BaseProcess] = []
+        self._connections: list[Connection] = []
+
+    def run(self, row: str, folder: Path) -> None:
+        """Run the row of this name on every rank.
+
+        Raises:
+            AssertionError: it failed on a rank, a process died, or the time is over.
+            Skipped: of pytest, if the rank with the lowest number has skipped it.
+        """
+        if self._size == 1:
+            instance = self._suite()
+            getattr(self._suite, row).row(instance, folder)
+            return
+        if not self._processes:
+            self._start()
+        try:
+            for each in self._connections:
+                each.send((row, str(folder)))
+            outcomes = self._collect()
+        except BaseException:
+            self.close()
+            raise
+        failed = {rank: text for rank, (outcome, text) in enumerate(outcomes) if outcome == "failed"}
+        if failed:
+            self.close()
+            raise AssertionError("\n".join(f"---- rank {rank} ----\n{text}" for rank, text in failed.items()))
+        for outcome, text in outcomes:
+            if outcome == "skipped":
+                import pytest
+
+                pytest.skip(text)
+
+    def _start(self) -> None:
+        methods = multiprocessing.get_all_start_methods()
+        context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        if "forkserver" in methods:
+            context.set_forkserver_preload(_PRELOADED)  # all ranks are copies of a process that has imported it
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        file = getattr(sys.modules[self._suite.__module__], "__file__", None)
+        address = (self._suite.__module__, file, self._suite.__qualname__)
+        for rank in range(self._size):
+            ours, theirs = context.Pipe()
+            environ = _environ(rank, self._size, port)
+            process = context.Process(target=_serve, args=(theirs, environ, address), daemon=False)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+
+    def _collect(self) -> list[tuple[str, str]]:
+        outcomes: dict[int, tuple[str, str]] = {}
+        deadline = time.monotonic() + self._timeout_s
+        while len(outcomes) < self._size:
+            waiting = [rank for rank in range(self._size) if rank not in outcomes]
+            connections = [self._connections[rank] for rank in waiting]
+            ready = connection.wait(connections, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                late = "it did not end: it waits for another rank, or ran over its time"
+                outcomes |= {rank: ("failed", late) for rank in waiting}
+            for rank in waiting:
+                if self._connections[rank] not in ready:
+                    continue
+                try:
+                    outcomes[rank] = self._connections[rank].recv()
+                except (EOFError, ConnectionError):
+                    outcomes[rank] = ("failed", "the process died")
+                if outcomes[rank][0] == "failed":
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+        return [outcomes[rank] for rank in range(self._size)]
+
+    def close(self) -> None:
+        """End the processes."""
+        for each in self._connections:
+            each.close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._processes, self._connections = [], []
+
+
+def _environ(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun would say."""
+    ranks = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
+    sizes = {name: str(size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
+    return {
+        **ranks, **sizes, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": f"conformance-{port}",
+        "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+    }  # fmt: skip
+
+
+def _serve(jobs: Connection, environ: dict[str, str], address: tuple[str, str | None, str]) -> None:
+    """Run rows until the other end is closed."""
+    os.environ.update(environ)
+    import pytest
+    import torch
+
+    torch.set_num_threads(1)
+    suite: Any = None
+    while True:
+        try:
+            row, folder = jobs.recv()
+        except EOFError:
+            return
+        try:
+            suite = suite or _found(*address)
+            getattr(suite, row).row(suite(), Path(folder))
+            outcome = ("passed", "")
+        except pytest.skip.Exception as skipped:
+            outcome = ("skipped", str(skipped))
+        except BaseException:  # pytest.raises says with one that nothing was raised
+            outcome = ("failed", traceback.format_exc())
+        jobs.send(outcome)
+
+
+def _found(module: str, file: str | None, name: str) -> Any:
+    """The suite; pytest may have given its module a name that no other process can import."""
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError:
+        if file is None:
+            raise
+        spec = importlib.util.spec_from_file_location(module, file)
+        assert spec is not None
+        assert spec.loader is not None
+        found = sys.modules[module] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,142 @@
+"""What the suite for strategies trains, and the loop by hand that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from drivetrain.base.tree import map_leaves
+from drivetrain.module.losses import WeightedLoss
+from drivetrain.module.module import LightningModule
+from drivetrain.strategies.sharded_state import is_dtensor
+
+GLOBAL_BATCH = 8  # samples
+BATCHES = 6  # of an epoch
+
+
+class Small(LightningModule):
+    """``scale`` is a parameter of the module itself, which the steps use; three does not divide by two ranks.
+
+    Args:
+        kind: "plain", "weighted" losses, "manual" optimization, or "failing" in the second step.
+    """
+
+    def __init__(self, kind: str = "plain") -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+            self.head = nn.Linear(3, 1)
+        self.scale = nn.Parameter(torch.tensor([1.5, -0.5, 0.25]))
+        self.kind = kind
+        self.automatic_optimization = kind != "manual"
+        self.losses: list[Tensor] = []
+        self.gradients: list[dict[str, Any]] = []
+        self.inference: set[bool] = set()
+        self.called: set[str] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.net(x) * self.scale)  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.kind == "failing" and self.losses:
+            raise ZeroDivisionError
+        x, y, tokens = batch
+        output = self.head(self.net(x) * self.scale)
+        if self.kind == "weighted":
+            return weighted(output, y, tokens)
+        loss = F.mse_loss(output, y)
+        self.losses.append(loss.detach())
+        if self.kind != "manual":
+            return loss
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return None
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.gradients.append(whole({name: each.grad for name, each in self.named_parameters()}))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.inference.add(torch.is_inference_mode_enabled())
+        loss = F.mse_loss(self.head(self.net(batch[0]) * self.scale), batch[1])
+        self.log("loss", loss, sync_dist=True, on_epoch=True)
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.head(self.net(batch[0]) * self.scale)  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+
+def weighted(output: Tensor, y: Tensor, tokens: Tensor) -> WeightedLoss:
+    """The mean over tokens, with their number."""
+    each = F.mse_loss(output, y, reduction="none").squeeze(1)
+    return WeightedLoss((each * tokens).sum() / tokens.sum(), int(tokens.sum()))
+
+
+def data(batches: int) -> TensorDataset:
+    """Inputs, targets and token counts of the first ``batches`` global batches."""
+    generator, count = torch.Generator().manual_seed(0), BATCHES * GLOBAL_BATCH
+    x, y = (torch.randn(count, features, generator=generator) for features in (4, 1))
+    tokens = torch.randint(1, 9, (count,), generator=generator)
+    return TensorDataset(*(tensor[: batches * GLOBAL_BATCH] for tensor in (x, y, tokens)))
+
+
+def plain_loop(
+    make: Callable[[str], Small],
+    accumulate: int = 1,
+    clip: tuple[str, float] | None = None,
+    epochs: int = 2,
+    batches_per_epoch: int = BATCHES,
+    kind: str = "plain",
+) -> dict[str, Any]:
+    """Train what ``make`` makes, on the host, with torch alone."""
+    module = make(kind)
+    optimizer, dtype = module.configure_optimizers(), module.scale.dtype
+    losses: list[Tensor] = []
+    gradients: list[dict[str, Any]] = []
+    batches = list(zip(*(torch.split(tensor, GLOBAL_BATCH) for tensor in data(batches_per_epoch).tensors), strict=True))
+    for _ in range(epochs):
+        for first in range(0, len(batches), accumulate):
+            window = batches[first : first + accumulate]
+            tokens = sum(int(batch[2].sum()) for batch in window)
+            optimizer.zero_grad()
+            for x, y, each in window:
+                output, y = module(x.to(dtype)), y.to(dtype)
+                loss = F.mse_loss(output, y)
+                losses.append(loss.detach())
+                if kind == "weighted":
+                    mean, weight = weighted(output, y, each)
+                    (mean * weight / tokens).backward()  # type: ignore[no-untyped-call]
+                else:
+                    (loss / len(window)).backward()  # type: ignore[no-untyped-call]
+            gradients.append(whole({name: parameter.grad for name, parameter in module.named_parameters()}))
+            if clip is not None and clip[0] == "norm":
+                nn.utils.clip_grad_norm_(module.parameters(), clip[1])
+            elif clip is not None:
+                nn.utils.clip_grad_value_(module.parameters(), clip[1])
+            optimizer.step()
+    return {
+        "weights": whole(dict(module.named_parameters())), "optimizer": whole(optimizer.state_dict()["state"]),
+        "losses": torch.stack(losses), "gradients": gradients, "steps": len(gradients),
+    }  # fmt: skip
+
+
+def whole(tree: Any) -> Any:
+    """Copies on the host of all tensors in ``tree``, DTensors as whole ones; every rank must call it."""
+
+    def copied(leaf: Any) -> Any:
+        if is_dtensor(leaf):
+            leaf = leaf.full_tensor()
+        return leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf
+
+    return {key: map_leaves(copied, value) for key, value in tree.items()}

@@ -1,0 +1,399 @@
+"""What every strategy must do, as tests that its author runs with one line.
+
+In a test file::
+
+    from drivetrain.testing.strategy_conformance import StrategyConformance
+
+
+    class TestMine(StrategyConformance):
+        strategy = MyStrategy
+
+Each method is a row. With ``devices = 2`` the rows run in two processes, which the suite starts once.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from drivetrain.accelerators.accelerator import HOST
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
+from drivetrain.strategies.stepping import HOOKS_IN_A_STEP, Stepping
+from drivetrain.strategies.strategy import Strategy
+from drivetrain.testing._ranks import Ranks
+from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, Small, data, plain_loop, whole
+from drivetrain.trainer.trainer import Trainer
+
+try:
+    import pytest
+except ImportError as error:
+    raise ImportError("The conformance suite runs under pytest. Write pip install pytest.") from error
+
+_VERBS = sorted(name for name, value in vars(Stepping).items() if callable(value) and not name.startswith("_"))
+_IN_A_STEP = {"training_step", "backward", "pre_backward", "post_backward", "zero_grad", "optimizer_step"}
+
+
+def on_every_rank(row: Callable[[Any, Path], None]) -> Any:
+    """Make a row a test that runs it on every rank; ``test.row`` is the row itself."""
+
+    def test(self: StrategyConformance, tmp_path: Path) -> None:
+        self._ranks.run(row.__name__, tmp_path)
+
+    test.__name__, test.__qualname__, test.__doc__ = row.__name__, row.__qualname__, row.__doc__
+    test.row = row  # type: ignore[attr-defined]
+    return test
+
+
+class StrategyConformance:
+    """The rows. A subclass whose name begins with ``Test`` and that names its strategy is collected by pytest.
+
+    Attributes:
+        strategy: makes the strategy under test: its class, or a function without arguments.
+        devices: how many processes; each sees its own part of the data.
+        accelerator: as the Trainer's.
+        precision: as the Trainer's; "32-true" for devices without 64-bit floats.
+        tolerance: how far numbers may be from those of a plain loop on the host, relatively and absolutely.
+    """
+
+    strategy: ClassVar[Callable[[], Strategy]]
+    devices: ClassVar[int] = 1
+    accelerator: ClassVar[Any] = "cpu"
+    precision: ClassVar[str] = "64-true"
+    tolerance: ClassVar[float] = 1e-9
+
+    _ranks: ClassVar[Ranks]
+
+    @classmethod
+    def setup_class(cls) -> None:
+        """Prepare the processes of all rows."""
+        cls._ranks = Ranks(cls, cls.devices)
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        """End them."""
+        cls._ranks.close()
+
+    # ---- what rows are made of -----------------------------------------------------------------------------------
+
+    def make(self) -> Strategy:
+        """A new strategy."""
+        return type(self).strategy()
+
+    def trainer(self, strategy: Strategy | None = None, **arguments: Any) -> Trainer:
+        """A quiet Trainer with the strategy; two epochs."""
+        quiet: dict[str, Any] = {
+            "strategy": strategy or self.make(), "accelerator": self.accelerator, "devices": self.devices,
+            "precision": self.precision, "max_epochs": 2, "logger": False, "enable_progress_bar": False,
+            "enable_model_summary": False, "enable_checkpointing": False,
+        }  # fmt: skip
+        return Trainer(**{**quiet, **arguments})
+
+    def loader(self, batches: int = BATCHES) -> Any:
+        """The data of ``batches`` global batches; each rank's batch is its part of one."""
+        return DataLoader(data(batches), batch_size=GLOBAL_BATCH // self.devices)
+
+    def fit(self, module: Small, trainer: Trainer | None = None, **arguments: Any) -> dict[str, Any]:
+        """Train ``module``; what came of it, the same on every rank."""
+        ckpt_path = arguments.pop("ckpt_path", None)
+        trainer = trainer or self.trainer(**arguments)
+        trainer.fit(module, self.loader(), self.loader(2), ckpt_path=ckpt_path)
+        return {
+            "weights": whole(dict(module.named_parameters())),
+            "optimizer": whole(trainer.optimizers[0].state_dict()["state"]),
+            "losses": everyones_mean(trainer.strategy, module.losses),
+            "gradients": module.gradients,
+            "steps": trainer.global_step,
+        }
+
+    def plain_loop(self, **arguments: Any) -> dict[str, Any]:
+        """What :meth:`fit` returns, by a loop over global batches on the host."""
+        return plain_loop(self.plain_module, **arguments)
+
+    def plain_module(self, kind: str = "plain") -> Small:
+        """What is trained, on the host and in the type that the precision computes in."""
+        return Small(kind).to(torch.float64 if self.precision == "64-true" else torch.float32)
+
+    def near(self, one: Any, other: Any) -> None:
+        """Compare numbers, within the tolerance."""
+        torch.testing.assert_close(one, other, rtol=self.tolerance, atol=self.tolerance, check_dtype=False)
+
+    def compare(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
+        """Compare what :meth:`fit` and :meth:`plain_loop` return."""
+        same(found["steps"], expected["steps"], "optimizer steps")
+        for part in ("losses", "gradients", "weights", "optimizer"):
+            self.near(found[part], expected[part])
+
+    # ---- training ------------------------------------------------------------------------------------------------
+
+    @on_every_rank
+    def test_it_trains_like_the_plain_loop(self, folder: Path) -> None:
+        """Weights, losses, gradients and optimizer state are those of a loop over the global batches."""
+        self.compare(self.fit(Small()), self.plain_loop())
+
+    @on_every_rank
+    def test_it_accumulates(self, folder: Path) -> None:
+        """A window's gradient is the mean over its batches, also of the last, smaller window of an epoch."""
+        self.compare(self.fit(Small(), accumulate_grad_batches=4), self.plain_loop(accumulate=4))
+
+    @on_every_rank
+    def test_it_weighs_losses(self, folder: Path) -> None:
+        """The gradient of a window of weighted losses is their weighted mean over batches and ranks."""
+        found = self.fit(Small("weighted"), accumulate_grad_batches=4)
+        self.compare({**found, "losses": []}, {**self.plain_loop(accumulate=4, kind="weighted"), "losses": []})
+
+    @on_every_rank
+    def test_it_clips(self, folder: Path) -> None:
+        """Gradients are clipped by the norm of the whole gradient, and by value."""
+        for algorithm, limit in (("norm", 0.05), ("value", 0.01)):
+            found = self.fit(
+                Small(), accumulate_grad_batches=4, gradient_clip_val=limit, gradient_clip_algorithm=algorithm
+            )
+            self.compare(found, self.plain_loop(accumulate=4, clip=(algorithm, limit)))
+
+    @on_every_rank
+    def test_manual_optimization_works(self, folder: Path) -> None:
+        """A module that calls backward and steps its optimizer itself trains like the plain loop."""
+        self.compare(self.fit(Small("manual")), self.plain_loop())
+
+    @on_every_rank
+    def test_a_verb_that_only_calls_super_changes_nothing(self, folder: Path) -> None:
+        """Overriding any method of a step, or all of them, to call ``super()`` leaves the numbers as they were."""
+        expected = self.plain_loop(accumulate=2, clip=("norm", 0.05), epochs=1, batches_per_epoch=4)
+        arguments: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0}
+        arguments |= {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
+        for verbs in (_VERBS, *([verb] for verb in _VERBS)):
+            called: set[str] = set()
+            strategy = passing_on(self.make(), verbs, called)
+            try:
+                self.compare(self.fit(Small(), self.trainer(strategy, **arguments)), expected)
+            except AssertionError as error:
+                which = verbs[0] if len(verbs) == 1 else "every verb"
+                raise AssertionError(f"overriding {which} with super() changes the numbers: {error}") from error
+            if len(verbs) > 1 and type(self.make()).bind_step is Stepping.bind_step:
+                assert called >= _IN_A_STEP, f"overridden and not called: {', '.join(sorted(_IN_A_STEP - called))}"
+
+    @on_every_rank
+    def test_hooks_inside_a_step_are_called_or_refused(self, folder: Path) -> None:
+        """A hook that the module overrides is called, unless the strategy owns its step and says so in an error."""
+        for hook in sorted(HOOKS_IN_A_STEP):
+            module, refused = hooked(hook), ""
+            try:
+                self.fit(module, max_epochs=1, limit_train_batches=1, limit_val_batches=0, gradient_clip_val=1.0)
+            except ConfigurationError as error:
+                refused = str(error)
+            assert hook in module.called or hook in refused, f"{hook} is overridden, and neither called nor refused"
+
+    # ---- evaluation ----------------------------------------------------------------------------------------------
+
+    @on_every_rank
+    def test_it_evaluates(self, folder: Path) -> None:
+        """Validation inside a fit and alone, testing and prediction give the values of the trained weights."""
+        module, trainer = Small(), self.trainer(max_epochs=1)
+        self.fit(module, trainer)
+        in_fit = float(trainer.callback_metrics["loss"])
+        reference = self.reference_of(module)
+        batches = self.loader(2)
+        with torch.no_grad():
+            x, y, _ = data(2).tensors
+            outputs = reference(x.to(reference.scale.dtype))
+            expected = float(F.mse_loss(outputs, y.to(outputs.dtype)))
+        validated = trainer.validate(module, batches, verbose=False)[0]["loss"]
+        tested = trainer.test(module, batches, verbose=False)[0]["loss"]
+        for name, value in (("in fit", in_fit), ("validate", validated), ("test", tested)):
+            limit = max(self.tolerance, 1e-7) * abs(expected)
+            assert abs(value - expected) <= limit, f"the loss of {name} is {value}, and {expected} is right"
+        predictions: Any = trainer.predict(module, batches)
+        if trainer.is_global_zero:
+            self.near(torch.cat(predictions), outputs)
+        else:
+            same(predictions, [], "predictions on other ranks than 0")
+
+    def reference_of(self, module: Small) -> Small:
+        """A plain module on the host with the weights of ``module``; every rank must call it."""
+        plain = self.plain_module()
+        plain.load_state_dict(whole(dict(module.named_parameters())))
+        return plain
+
+    @on_every_rank
+    def test_it_trains_a_module_that_it_has_evaluated(self, folder: Path) -> None:
+        """``allows_inference_mode`` is true: what evaluation has left behind can be trained."""
+        module, trainer = Small(), self.trainer()
+        trainer.validate(module, self.loader(2), verbose=False)
+        same(module.inference, {trainer.strategy.allows_inference_mode}, "inference mode during validation")
+        self.compare(self.fit(module, trainer), self.plain_loop())
+
+    # ---- saving and resuming -------------------------------------------------------------------------------------
+
+    @on_every_rank
+    def test_it_resumes_exactly(self, folder: Path) -> None:
+        """A run that is resumed from an epoch's end, its middle, or an open window, ends as if never interrupted."""
+        for at, accumulate in ((6, 1), (9, 1), (9, 4)):
+            file = folder / f"{at}-{accumulate}.ckpt"
+            arguments: dict[str, Any] = {"accumulate_grad_batches": accumulate}
+            uninterrupted = self.fit(Small(), **arguments, callbacks=[Saves(file, at)])
+            resumed = self.fit(Small(), **arguments, ckpt_path=file)
+            same(len(resumed["losses"]), 2 * BATCHES - at, "batches of the resumed run")
+            torch.testing.assert_close(resumed["losses"], uninterrupted["losses"][at:], rtol=0, atol=0)
+            for part in ("weights", "optimizer"):
+                torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=0, atol=0)
+
+    @on_every_rank
+    def test_its_files_are_those_of_a_plain_module(self, folder: Path) -> None:
+        """A checkpoint holds complete tensors under the module's own names, and a plain module loads it."""
+        module, trainer = Small(), self.trainer(max_epochs=1)
+        found = self.fit(module, trainer)
+        trainer.save_checkpoint(folder / "one.ckpt")
+        trainer.strategy.barrier()
+        checkpoint = torch.load(folder / "one.ckpt", weights_only=True)
+        same(sorted(checkpoint["state_dict"]), sorted(found["weights"]), "names of the weights in the file")
+        same({type(value) for value in checkpoint["state_dict"].values()}, {Tensor}, "types of the weights in the file")
+        plain = self.plain_module()
+        plain.load_state_dict(checkpoint["state_dict"])
+        self.near(dict(plain.state_dict()), found["weights"])
+
+    # ---- ranks ---------------------------------------------------------------------------------------------------
+
+    @on_every_rank
+    def test_it_knows_its_ranks(self, folder: Path) -> None:
+        """Ranks and sizes are those of the job, and ``is_distributed`` is declared."""
+        trainer = self.trainer()
+        trainer.validate(Small(), self.loader(2), verbose=False)
+        strategy = trainer.strategy
+        assert isinstance(strategy.root_device, torch.device), f"root_device is {strategy.root_device!r}"
+        same(strategy.world_size, self.devices, "world_size")
+        assert strategy.is_distributed or self.devices == 1, "is_distributed is False, with several processes"
+        same(strategy.gather_objects(strategy.global_rank), list(range(self.devices)), "global_rank on all ranks")
+        same(strategy.is_global_zero, strategy.global_rank == 0, "is_global_zero")
+        if not strategy.is_distributed:
+            same((strategy.global_rank, strategy.local_rank, strategy.node_rank), (0, 0, 0), "ranks of one process")
+        for name in ("world", "data"):
+            if (group := getattr(strategy, name, None)) is not None:
+                same(group.rank, strategy.global_rank, f"{name}.rank")
+                assert group.rank in group.ranks, f"{name}.ranks are {group.ranks}, without this rank, {group.rank}"
+        if (world := getattr(strategy, "world", None)) is not None:
+            same(list(world.ranks), list(range(self.devices)), "world.ranks")
+
+    @on_every_rank
+    def test_ranks_exchange_values(self, folder: Path) -> None:
+        """Collectives return the right values, on every rank; with one process they return what they get."""
+        trainer = self.trainer()
+        trainer.validate(Small(), self.loader(2), verbose=False)
+        strategy, size = trainer.strategy, self.devices
+        rank, device = strategy.global_rank, strategy.root_device
+        strategy.barrier()
+        strategy.barrier("with a name")
+        same(strategy.broadcast({"rank": rank}), {"rank": 0}, "broadcast")
+        same(strategy.broadcast([rank], src=size - 1), [size - 1], "broadcast from the last rank")
+        here = torch.tensor([float(rank), 1.0], device=device)
+        everyones = [[float(other), 1.0] for other in range(size)]
+        mean, total = [(size - 1) / 2, 1.0], [size * (size - 1) / 2, float(size)]
+        for operation, expected in (("mean", mean), ("sum", total)):
+            same(strategy.reduce(here.clone(), reduce_op=operation).cpu().tolist(), expected, f"reduce, {operation}")
+        same(strategy.reduce("no tensor"), "no tensor", "reduce of no tensor")
+        same(strategy.all_gather(here).cpu().reshape(size, 2).tolist(), everyones, "all_gather")
+        same(strategy.reduce_boolean_decision(rank == 0, all=False), True, "whether any rank decides so")
+        same(strategy.reduce_boolean_decision(rank == 0, all=True), size == 1, "whether all ranks decide so")
+        same(strategy.gather_keyed(["a", "b"], here).cpu().tolist(), everyones, "gather_keyed")
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    @on_every_rank
+    def test_a_run_gives_the_module_back(self, folder: Path) -> None:
+        """After a run the module is on the host and works, on every rank, and can be trained again."""
+        module, trainer = Small(), self.trainer(max_epochs=1)
+        self.fit(module, trainer)
+        same({parameter.device.type for parameter in module.parameters()}, {HOST.type}, "device after the run")
+        reference = self.reference_of(module)
+        x = data(1).tensors[0].to(reference.scale.dtype)
+        with torch.no_grad():
+            self.near(whole({"output": module(x)})["output"], reference(x))
+        self.trainer(max_epochs=1).fit(module, self.loader(), self.loader(2))
+        same(len(module.losses), 2 * BATCHES, "batches of both runs")
+
+    @on_every_rank
+    def test_it_can_be_torn_down_at_any_time(self, folder: Path) -> None:
+        """``teardown`` works before anything is set up, and twice."""
+        strategy = self.trainer().strategy
+        strategy.teardown()
+        strategy.teardown()
+
+    @on_every_rank
+    def test_an_error_in_a_step_is_what_the_caller_sees(self, folder: Path) -> None:
+        """An exception in a step reaches the caller, the strategy hears of it, and another run works."""
+        heard: list[BaseException] = []
+        strategy = self.make()
+        strategy.on_exception = heard.append  # type: ignore[assignment]
+        with pytest.raises(ZeroDivisionError):
+            self.trainer(strategy).fit(Small("failing"), self.loader(), self.loader(2))
+        same([type(each) for each in heard], [ZeroDivisionError], "what on_exception got")
+        self.compare(self.fit(Small()), self.plain_loop())
+
+    @on_every_rank
+    def test_a_copy_of_it_trains(self, folder: Path) -> None:
+        """It can be pickled on its way into a started process, also when it has trained; the copy trains as it does."""
+        strategy = self.make()
+        fresh = pickle.loads(pickle.dumps(strategy))
+        same(type(fresh), type(strategy), "class of the copy")
+        self.compare(self.fit(Small(), self.trainer(fresh)), self.plain_loop())
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+class Saves(Callback):
+    """Saves a checkpoint at the end of one batch, counted from 1 over all epochs."""
+
+    def __init__(self, path: Path, at: int) -> None:
+        self.path, self.at, self.batches = path, at, 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batches += 1
+        if self.batches == self.at:
+            trainer.save_checkpoint(self.path)
+
+
+def same(found: Any, expected: Any, what: str) -> None:
+    """Compare two values; a module that is not a test has no other words for it."""
+    assert found == expected, f"{what}: {found!r}, and {expected!r} is right"
+
+
+def everyones_mean(strategy: Strategy, losses: list[Tensor]) -> Tensor:
+    """The mean over the ranks of each loss; equal parts of a global batch count the same."""
+    here = torch.stack([loss.cpu() for loss in losses]) if losses else torch.zeros(0)
+    return torch.stack(strategy.gather_objects(here)).mean(0)
+
+
+def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strategy:
+    """``strategy`` as an object of a subclass whose ``verbs`` note that they are called and return what super does."""
+    own = type(strategy)
+
+    def override(name: str) -> Any:
+        def verb(self: Any, *args: Any, **kwargs: Any) -> Any:
+            called.add(name)
+            return getattr(super(passing, self), name)(*args, **kwargs)
+
+        return verb
+
+    passing = type(f"Passing{own.__name__}", (own,), {name: override(name) for name in verbs})
+    strategy.__class__ = passing
+    return strategy
+
+
+def hooked(hook: str) -> Small:
+    """A module that overrides ``hook`` to note that it is called."""
+
+    def override(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.called.add(hook)
+        return getattr(super(own, self), hook)(*args, **kwargs)
+
+    own = type("Hooked", (Small,), {hook: override})
+    module: Small = own()
+    return module

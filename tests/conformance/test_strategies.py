@@ -1,0 +1,37 @@
+"""Our own strategies, and the one of the documentation, through the suite that authors of strategies run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy
+from drivetrain.testing.strategy_conformance import StrategyConformance
+
+
+def fsdp2() -> Any:
+    """The strategy that the documentation shows, from its own file."""
+    if "fsdp2_strategy" not in sys.modules:
+        path = Path(__file__).parents[2] / "examples" / "fsdp2_strategy.py"
+        spec = importlib.util.spec_from_file_location("fsdp2_strategy", path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["fsdp2_strategy"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["fsdp2_strategy"].FSDP2Strategy()
+
+
+class TestSingleDevice(StrategyConformance):
+    strategy = SingleDeviceStrategy
+
+
+class TestDDP(StrategyConformance):
+    strategy = DDPStrategy
+    devices = 2
+
+
+class TestFSDP2(StrategyConformance):
+    strategy = fsdp2
+    devices = 2

@@ -1,0 +1,202 @@
+"""The suite for strategies itself: each way of being wrong fails the row that is about it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy
+from drivetrain.testing._ranks import Ranks
+from drivetrain.testing.strategy_conformance import StrategyConformance
+
+
+def failure(suite: type[StrategyConformance], row: str, folder: Path) -> str:
+    """What the row says; "" if it passes."""
+    ranks = Ranks(suite, suite.devices)
+    try:
+        ranks.run(row, folder)
+    except BaseException as error:  # pytest.raises says with one that nothing was raised
+        return f"{type(error).__name__}: {error}"
+    finally:
+        ranks.close()
+    return ""
+
+
+class StepsTwice(SingleDeviceStrategy):
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        super().optimizer_step(*args, **kwargs)
+        return super().optimizer_step(args[0], None)
+
+
+class DoesNotClip(SingleDeviceStrategy):
+    def clip_gradients_norm(self, *args: Any, **kwargs: Any) -> Any:
+        return None
+
+
+class ForgetsToCallSuper(SingleDeviceStrategy):
+    """Its own step is right; the step of a subclass that overrides ``backward`` is not."""
+
+    def bind_step(self, parts: Any) -> Any:
+        own = type(self).backward is SingleDeviceStrategy.backward
+
+        def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> tuple[Any, int]:
+            if index == 0:
+                parts.begin(size)
+            output = parts.training_step(batch, batch_idx)
+            loss = parts.loss_of(output, index, last)
+            if own and loss is not None:
+                parts.backward(loss)
+            if not last:
+                return output, 0
+            parts.before_step()
+            return output, int(parts.optimizer_step())
+
+        return step
+
+    honoured_hooks = frozenset({"on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward",
+                                "on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping",
+                                "clip_gradients"})  # fmt: skip
+
+
+class ClaimsHooks(ForgetsToCallSuper):
+    honoured_hooks = "all"
+
+
+class LosesOptimizerState(SingleDeviceStrategy):
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        pass
+
+
+class NamesWeightsDifferently(SingleDeviceStrategy):
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return {f"module.{name}": value for name, value in super().lightning_module_state_dict().items()}
+
+    def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
+        plain = {name.removeprefix("module."): value for name, value in checkpoint["state_dict"].items()}
+        super().load_model_state_dict({"state_dict": plain}, strict)
+
+
+class KeepsInferenceTensors(SingleDeviceStrategy):
+    """What it has made in an evaluation under inference mode cannot be changed in a training step."""
+
+    kept: Any = None
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.kept = torch.zeros(1) if self.kept is None else self.kept
+        return super().validation_step(*args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.kept.add_(1)
+        return super().training_step(*args, **kwargs)
+
+
+class CannotTravel(SingleDeviceStrategy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class DropsErrors(SingleDeviceStrategy):
+    def run(self, function: Any) -> Any:
+        try:
+            return super().run(function)
+        except ZeroDivisionError:
+            return None
+
+
+class TeardownNeedsAModel(SingleDeviceStrategy):
+    def teardown(self) -> None:
+        self.lightning_module.to("cpu")
+        super().teardown()
+
+
+class GathersWrongly(SingleDeviceStrategy):
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return [obj]
+
+
+BROKEN = {
+    StepsTwice: ("test_it_trains_like_the_plain_loop", "not close"),
+    DoesNotClip: ("test_it_clips", "not close"),
+    ForgetsToCallSuper: ("test_a_verb_that_only_calls_super_changes_nothing", "overriding every verb with super()"),
+    ClaimsHooks: ("test_hooks_inside_a_step_are_called_or_refused", "optimizer_step is overridden, and neither"),
+    LosesOptimizerState: ("test_it_resumes_exactly", "not equal"),
+    NamesWeightsDifferently: ("test_its_files_are_those_of_a_plain_module", "names of the weights"),
+    KeepsInferenceTensors: ("test_it_trains_a_module_that_it_has_evaluated", "Inplace update to inference tensor"),
+    CannotTravel: ("test_a_copy_of_it_trains", "cannot pickle"),
+    DropsErrors: ("test_an_error_in_a_step_is_what_the_caller_sees", "DID NOT RAISE"),
+    TeardownNeedsAModel: ("test_it_can_be_torn_down_at_any_time", "'NoneType' object has no attribute 'to'"),
+    GathersWrongly: ("test_ranks_exchange_values", "broadcast: [{'rank': 0}]"),
+}
+
+
+@pytest.mark.parametrize("strategy", BROKEN, ids=lambda strategy: strategy.__name__)
+def test_a_broken_strategy_fails_the_row_about_it(strategy: Any, tmp_path: Path) -> None:
+    row, words = BROKEN[strategy]
+    suite = type("TestIt", (StrategyConformance,), {"strategy": strategy})
+    assert words in failure(suite, row, tmp_path)
+
+
+# ---- several ranks ---------------------------------------------------------------------------------------------------
+
+
+class KeepsGradientsToItself(DDPStrategy):
+    def setup_module(self, module: Any, move_to_device: bool = True) -> Any:
+        self._wraps = False  # nothing exchanges gradients
+        return super().setup_module(module, move_to_device)
+
+
+class OfOwnGradients(StrategyConformance):
+    strategy = KeepsGradientsToItself
+    devices = 2
+
+
+class ExchangesTooEarly(DDPStrategy):
+    """Gradients of a window's first batches are averaged in their own passes, and it says that they are not."""
+
+    def accumulating(self, model: Any) -> Any:
+        return nullcontext()
+
+
+class OfEarlyExchange(StrategyConformance):
+    strategy = ExchangesTooEarly
+    devices = 2
+
+
+class Lonely(DDPStrategy):
+    is_distributed = False
+
+
+class OfLonely(StrategyConformance):
+    strategy = Lonely
+    devices = 2
+
+
+class Dies(DDPStrategy):
+    def on_train_start(self) -> None:
+        if self.global_rank == 1:
+            os._exit(3)
+
+
+class OfDying(StrategyConformance):
+    strategy = Dies
+    devices = 2
+
+
+@pytest.mark.parametrize(
+    ("suite", "row", "words"),
+    [
+        (OfOwnGradients, "test_it_trains_like_the_plain_loop", "not close"),
+        (OfEarlyExchange, "test_it_weighs_losses", "not close"),
+        (OfLonely, "test_it_knows_its_ranks", "trains in one process, and 2 were started"),
+        (OfDying, "test_it_trains_like_the_plain_loop", "the process died"),
+    ],
+)
+def test_a_broken_strategy_of_several_ranks_fails_too(suite: Any, row: str, words: str, tmp_path: Path) -> None:
+    assert words in failure(suite, row, tmp_path)
