@@ -267,6 +267,7 @@ class Trainer(TrainerView):
 
         runs = self.progress.status is TrainerStatus.RUNNING  # then its end waits until the file is durable
         rank_parts.save(self.strategy, state, filepath, weights_only, storage_options, waits=not runs)
+        self.strategy.barrier("save_checkpoint")
 
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
         """What the module's ``configure_optimizers`` returns, as lists; :meth:`Strategy.setup_optimizers` calls it."""
