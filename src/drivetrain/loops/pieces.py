@@ -143,6 +143,17 @@ def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
     return functools.partial(strategy.accumulating, strategy.model) if accumulates else None
 
 
+def exchanges_always(run: Run) -> bool:
+    """Whether the ranks exchange gradients in every backward pass; an override may still call ``super()`` for that."""
+    held_back, driver = hold_back(run), run.engine.strategy.driver
+    if held_back is None:
+        return True
+    driver.exchanges_always = False
+    with held_back():
+        pass
+    return driver.exchanges_always
+
+
 def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> Callable[[], None] | None:
     """What happens to the finished gradients before the optimizer takes them; ``None`` if nothing does."""
     hooks, settings, precision = run.hooks, run.settings, run.engine.precision

@@ -34,6 +34,7 @@ from drivetrain.loops.pieces import (
     bind_before_step,
     bind_training_step,
     bind_zero_grad,
+    exchanges_always,
     hold_back,
 )
 from drivetrain.loops.run import Run
@@ -53,7 +54,7 @@ def make_step(run: Run) -> Step:
     run.unbind()
     strategy = run.engine.strategy
     strategy.driver.rebind = run.mark_stale
-    run.window.exchanges_always = run.window.gather is not None and hold_back(run) is None
+    run.window.exchanges_always = run.window.gather is not None and exchanges_always(run)
     optimizers = strategy.optimizers
     if not run.module.automatic_optimization:
         return _manual(run)

@@ -89,12 +89,14 @@ class Driver:
         transfer: ``(batch, device, dataloader_idx)``: the transfer hooks of the module and the datamodule.
         steps: the module's steps by name, as they were bound.
         rebind: somebody has replaced a verb: what was bound is to be bound anew.
+        exchanges_always: :meth:`Stepping.accumulating` was called: gradients are exchanged in every backward pass.
     """
 
     differentiate: Callable[..., Any] | None = None
     transfer: Callable[[Any, torch.device, int], Any] | None = None
     steps: dict[str, Callable[..., Any]] = field(default_factory=dict)
     rebind: Callable[[], None] | None = None
+    exchanges_always: bool = False
 
 
 class Stepping:
@@ -227,6 +229,7 @@ class Stepping:
 
         A strategy that exchanges them in every backward pass, as sharded ones do, leaves it as it is.
         """
+        self.driver.exchanges_always = True
         return nullcontext()
 
     def block_backward_sync(self) -> AbstractContextManager[Any]:

@@ -113,12 +113,13 @@ def plain_loop(
             for x, y, each in window:
                 output, y = module(x.to(dtype)), y.to(dtype)
                 loss = F.mse_loss(output, y)
-                losses.append(loss.detach())
+                part: Any = 1 / len(window)
                 if kind == "weighted":
-                    mean, weight = weighted(output, y, each)
-                    (mean * weight / tokens).backward()  # type: ignore[no-untyped-call]
+                    loss, weight = weighted(output, y, each)
+                    part = weight / tokens
                 else:
-                    (loss / len(window)).backward()  # type: ignore[no-untyped-call]
+                    losses.append(loss.detach())
+                (loss * part).backward()
             gradients.append(whole({name: parameter.grad for name, parameter in module.named_parameters()}))
             if clip is not None and clip[0] == "norm":
                 nn.utils.clip_grad_norm_(module.parameters(), clip[1])
@@ -127,7 +128,7 @@ def plain_loop(
             optimizer.step()
     return {
         "weights": whole(dict(module.named_parameters())), "optimizer": whole(optimizer.state_dict()["state"]),
-        "losses": torch.stack(losses), "gradients": gradients, "steps": len(gradients),
+        "losses": torch.stack(losses) if losses else torch.zeros(0), "gradients": gradients, "steps": len(gradients),
     }  # fmt: skip
 
 
