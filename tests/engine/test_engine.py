@@ -17,7 +17,7 @@ from drivetrain.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, UnknownNameError
 from drivetrain.loggers import DummyLogger
 from drivetrain.precision import MixedPrecision, Precision
-from drivetrain.strategies import SingleDeviceStrategy
+from drivetrain.strategies import SingleDeviceStrategy, StrategyRegistry
 from drivetrain.testing import FakeAccelerator
 
 
@@ -625,3 +625,21 @@ def test_what_a_model_of_transformers_hands_out_survives_a_precision() -> None:
     out = Engine(accelerator="cpu", precision="bf16-mixed").setup(Net(2, 1))(torch.ones(1, 2))
     assert type(out) is ModelOutput
     assert out["logits"].dtype is torch.float32
+
+
+def test_a_strategy_of_ones_own_by_name_is_built_with_what_it_was_registered_with() -> None:
+    class Named(SingleDeviceStrategy):
+        def __init__(self, more: int) -> None:
+            super().__init__()
+            self.more = more
+
+        @classmethod
+        def register_strategies(cls, strategy_registry: Any) -> None:
+            strategy_registry.register("named_by_a_test", cls, more=3)
+
+    try:
+        engine = Engine(accelerator="cpu", strategy="named_by_a_test", precision="64-true")
+        assert isinstance(engine.strategy, Named)
+        assert (engine.strategy.more, engine.precision.name) == (3, "64-true")
+    finally:
+        StrategyRegistry.remove("named_by_a_test")

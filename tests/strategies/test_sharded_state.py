@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import Callback, LightningModule, Trainer
+from drivetrain import Callback, Engine, LightningModule, Trainer
 from drivetrain.base.tree import leaves
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import DDPStrategy
@@ -415,3 +415,58 @@ def test_plain_tensors_are_not_refused_where_dtensors_are_known(tmp_path: Path) 
     module = Module()
     strategy.connect(module)
     assert strategy.lightning_module_state_dict().keys() == module.state_dict().keys()
+
+
+# ---- with an Engine --------------------------------------------------------------------------------------------------
+
+
+def by_hand(strategy: Any, resumes: Path | None = None) -> tuple[Engine, dict[str, Any]]:
+    engine, module = Engine(accelerator="cpu", devices=2, strategy=strategy), Module()
+    engine.launch()
+    model, optimizer = engine.setup(module, torch.optim.Adam(module.parameters(), lr=0.05))
+    state = {"model": model, "optimizer": optimizer}
+    if resumes is not None:
+        engine.load(resumes, state)
+    for batch in engine.setup_dataloaders(loader()):
+        engine.backward(model.training_step(batch, 0))
+        optimizer.step()
+        optimizer.zero_grad()
+    return engine, state
+
+
+def by_hand_on_two(folder: Path) -> None:
+    engine, state = by_hand(Sharded())
+    engine.save(folder / "one_epoch.ckpt", state)
+    engine, state = by_hand(Sharded(), folder / "one_epoch.ckpt")
+    engine.save(folder / "two_epochs.ckpt", state)
+
+
+def test_an_engine_writes_and_reads_whole_tensors_of_a_sharded_model(pool: Any, tmp_path: Path) -> None:
+    pool.run(by_hand_on_two, tmp_path, group=False)
+    fitted("single_device", 2, None, tmp_path / "trainer.ckpt")
+    expected = torch.load(tmp_path / "trainer.ckpt", weights_only=True)
+    found = torch.load(tmp_path / "two_epochs.ckpt", weights_only=True)
+    close = {"rtol": 1e-4, "atol": 1e-6}  # two processes sum gradients in another order
+    torch.testing.assert_close(found["model"], expected["state_dict"], **close)
+    torch.testing.assert_close(found["optimizer"]["state"], expected["optimizer_states"][0]["state"], **close)
+
+
+def refused_by_hand(folder: Path) -> list[str]:
+    engine, state = by_hand(Halves())
+    state["stranger"] = torch.optim.Adam([torch.nn.Parameter(state["model"].net[0].weight.detach().clone())])
+    state["stranger"].param_groups[0]["params"][0].grad = torch.zeros_like(state["model"].net[0].weight)
+    state["stranger"].step()
+    messages = []
+    for name, part in state.items():
+        with pytest.raises(CheckpointError) as caught:
+            engine.save(folder / "never.ckpt", {name: part})
+        messages.append(str(caught.value))
+    assert not (folder / "never.ckpt").exists()
+    return messages
+
+
+def test_an_engine_does_not_save_a_shard_as_the_whole(pool: Any, tmp_path: Path) -> None:
+    for model, optimizer, stranger in pool.run(refused_by_hand, tmp_path, group=False):
+        assert model.startswith("net.0.weight is a DTensor")
+        assert optimizer.startswith("Adam's state of net.0.weight is a DTensor")
+        assert stranger.startswith("Adam's state of parameter 0 is a DTensor")

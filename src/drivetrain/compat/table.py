@@ -55,8 +55,8 @@ _ACCELERATORS = {
     "mps": ("drivetrain.accelerators.mps: MPSAccelerator",),
     "xla": ("drivetrain.accelerators.xla: XLAAccelerator",),
 }
-_SINGLE_DEVICE = ("drivetrain.strategies.single_device: SingleDeviceStrategy",)
-_STRATEGY = ("drivetrain.strategies.strategy: Strategy", f"{_C}.type_names: TBroadcast TReduce")
+_REDUCED_TYPES = f"{_C}.type_names: TBroadcast TReduce"
+_OF_FABRIC = f"{_C}.fabric_strategies"
 
 SERVED: dict[str, tuple[str, ...]] = {
     "": (*_FRONT, "drivetrain.engine.engine: Fabric=Engine"),
@@ -126,8 +126,10 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.plugins.precision": ("drivetrain.precision",),
     **{f"pytorch.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
     "pytorch.strategies": ("drivetrain.strategies",),
-    "pytorch.strategies.single_device": _SINGLE_DEVICE,
-    "pytorch.strategies.strategy": _STRATEGY,
+    "pytorch.strategies.ddp": ("drivetrain.strategies.ddp: DDPStrategy",),
+    "pytorch.strategies.parallel": ("drivetrain.strategies.parallel: ParallelStrategy",),
+    "pytorch.strategies.single_device": ("drivetrain.strategies.single_device: SingleDeviceStrategy",),
+    "pytorch.strategies.strategy": ("drivetrain.strategies.strategy: Strategy", _REDUCED_TYPES),
     "pytorch.trainer": ("drivetrain: Trainer", _SEED_EVERYTHING),
     "pytorch.trainer.states": (
         "drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",
@@ -194,9 +196,14 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.plugins.io.torch_io": (_TORCH_IO,),
     "fabric.plugins.precision": ("drivetrain.precision",),
     **{f"fabric.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
-    "fabric.strategies": ("drivetrain.strategies",),
-    "fabric.strategies.single_device": _SINGLE_DEVICE,
-    "fabric.strategies.strategy": _STRATEGY,
+    "fabric.strategies": (
+        f"{_OF_FABRIC}: DDPStrategy ParallelStrategy SingleDeviceStrategy Strategy",
+        "drivetrain.strategies: STRATEGY_REGISTRY=StrategyRegistry",
+    ),
+    "fabric.strategies.ddp": (f"{_OF_FABRIC}: DDPStrategy",),
+    "fabric.strategies.parallel": (f"{_OF_FABRIC}: ParallelStrategy",),
+    "fabric.strategies.single_device": (f"{_OF_FABRIC}: SingleDeviceStrategy",),
+    "fabric.strategies.strategy": (f"{_OF_FABRIC}: Strategy _BackwardSyncControl", _REDUCED_TYPES),
     "fabric.utilities": _SAID_OF_BOTH,
     "fabric.utilities.apply_func": (
         f"{_C}.batches: convert_tensors_to_scalars convert_to_tensors move_data_to_device",

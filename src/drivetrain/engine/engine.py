@@ -272,7 +272,7 @@ class Engine(Ranks):
         if own is None:
             tensor.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
         else:
-            own(tensor, model if self._verbs.backward_takes_module else None, *args, **kwargs)
+            own(tensor, model if self._verbs.takes_prepared else None, *args, **kwargs)
 
     def clip_gradients(
         self,
@@ -303,7 +303,9 @@ class Engine(Ranks):
         if (clip_val is None) == (max_norm is None):
             both = "neither clip_val nor max_norm" if clip_val is None else f"{clip_val=} and {max_norm=}"
             raise ConfigurationError(f"Engine.clip_gradients got {both}. Give one of them, max_norm=1.0.")
-        plain, own = unwrapped(optimizer), module.module if isinstance(module, EngineModule) else module
+        plain, own = unwrapped(optimizer), module
+        if isinstance(module, EngineModule):
+            own = module._forward_module if self._verbs.takes_prepared else module.module
         if clip_val is not None:
             self.strategy.clip_gradients_value(own, plain, clip_val=clip_val)
             return None
@@ -442,14 +444,21 @@ def _check_strategy(strategy: Strategy | Entry[Any]) -> None:
     if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
         from drivetrain.strategies.members import check_members  # here, so that importing the Trainer stays quick
 
-        check_members(cls)
+        (check_members if cls.engine_verbs is None else cls.engine_verbs.check)(cls)
+
+
+def _verbs_of(strategy: Strategy) -> Verbs:
+    from drivetrain.engine.verbs import Verbs  # here, so that importing the Trainer stays quick
+
+    verbs: Verbs = (strategy.engine_verbs or Verbs)(strategy)
+    return verbs
 
 
 def _build(plan: Plan) -> Strategy:
-    entry = plan.strategy
-    assert isinstance(entry, Entry)  # the caller has looked
-    parts = {"accelerator": plan.accelerator, "precision_plugin": plan.precision, "checkpoint_io": plan.checkpoint_io}
-    return entry.cls(**parts, **entry.init_params)  # type: ignore[arg-type]
+    assert isinstance(plan.strategy, Entry)  # the caller has looked
+    strategy = plan.strategy.build()
+    strategy.own_accelerator, strategy.own_precision = plan.accelerator, plan.precision
+    return strategy
 
 
 def _launcher(plan: Plan) -> Launcher:

@@ -37,8 +37,8 @@ class Verbs:
         modules: each module that was set up, with what the strategy made of it.
     """
 
-    backward_takes_module = False
-    """Whether ``backward`` is called with the module, which the strategies of the Trainer's kind do not know."""
+    takes_prepared = False
+    """Whether the strategy's methods get modules as it prepared them, ``backward`` too; else as the user wrote them."""
 
     backward: Callable[..., Any] | None
     batch_to_device: Callable[..., Any] | None

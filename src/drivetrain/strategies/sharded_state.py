@@ -53,14 +53,14 @@ def is_dtensor(value: Any) -> bool:
 
 
 def refuse_dtensors(
-    state: Mapping[str, Any], method: str, module: nn.Module, optimizer: Optimizer | None = None
+    state: Mapping[str, Any], method: str, module: nn.Module | None, optimizer: Optimizer | None = None
 ) -> None:
     """Raise an error if ``state`` holds a DTensor: rank 0 would write its own shard as if it were the whole tensor.
 
     Args:
         state: the state dict of ``module``, or of ``optimizer``.
         method: "DDPStrategy.optimizer_state": what returns it, and what a strategy for sharded models overrides.
-        module: the strategy's.
+        module: the strategy's, whose names the message uses for an optimizer's parameters.
         optimizer: whose state it is; ``None``: the module's.
 
     Raises:
@@ -80,9 +80,10 @@ def refuse_dtensors(
             )
 
 
-def _name(module: nn.Module, optimizer: Optimizer, number: int) -> str:
+def _name(module: nn.Module | None, optimizer: Optimizer, number: int) -> str:
     parameters = _parameters(optimizer)
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    named = () if module is None else module.named_parameters()
+    names = {id(parameter): name for name, parameter in named}
     return names.get(id(parameters[number]), f"parameter {number}") if number < len(parameters) else str(number)
 
 

@@ -56,6 +56,12 @@ class Strategy(Stepping, ABC):
     For strategies whose :meth:`setup` shards the model, and for those whose :meth:`load_checkpoint` fills it in place.
     """
 
+    engine_verbs: Any = None
+    """For a strategy whose methods have other signatures, which a Trainer cannot use: the class that calls them.
+
+    An Engine makes one in place of its own ``Verbs``.
+    """
+
     def __init__(
         self,
         accelerator: Accelerator | None = None,

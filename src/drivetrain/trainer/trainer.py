@@ -16,6 +16,7 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.files import encodable
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.registry import Entry
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -130,6 +131,9 @@ class Trainer(TrainerView):
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**arguments)
         self.plan: Plan = resolve(self.settings)
+        strategy_class = self.plan.strategy.cls if isinstance(self.plan.strategy, Entry) else type(self.plan.strategy)
+        if strategy_class.engine_verbs is not None:
+            strategy_class.engine_verbs.refuse_trainer(strategy_class)
         self.limits = Limits.of(self.settings)
         self.progress = Progress()
         self.default_root_dir = os.path.expanduser(self.settings.default_root_dir or Path.cwd())

@@ -1,0 +1,498 @@
+"""``fabric.strategies``: base classes for strategies that are written for Fabric.
+
+Fabric's strategies have members of the same names as the Trainer's with other signatures: ``backward(tensor, module)``,
+``save_checkpoint(path, state)``. A class here has Fabric's signatures in front, for overrides and for ``super()``, and
+behind them the strategy of drivetrain that does the work. An Engine uses it through :class:`FabricVerbs`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from drivetrain import strategies as plain
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.introspect import overrides
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.engine import snapshots
+from drivetrain.engine.verbs import Verbs
+from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, follow, unwrapped
+from drivetrain.errors import ConfigurationError
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.members import NEEDS_TRAINER
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
+from drivetrain.strategies.placement import place
+
+_START = 'Say how processes are started by the class attribute start_method ("popen", "spawn", ...), or launch them.'
+
+REFUSED = {
+    "_configure_launcher": _START, "launcher": _START,
+    "_setup_distributed": "Override setup_environment(), and call super().setup_environment().",
+    "_get_process_group_backend": "Pass process_group_backend to the constructor of DDPStrategy.",
+    "_set_world_ranks": "Give the strategy a ClusterEnvironment that says the ranks.",
+    "_determine_ddp_device_ids": "Override setup_module(module), which returns the module that is called.",
+}  # fmt: skip
+"""Members of Fabric's strategies whose override is an error, and what to write instead."""
+
+MEMBERS = frozenset(
+    {
+        "accelerator", "checkpoint_io", "precision", "parallel_devices", "cluster_environment", "root_device",
+        "is_global_zero", "is_distributed", "global_rank", "local_rank", "node_rank", "world_size", "num_nodes",
+        "num_processes", "process_group_backend", "start_method", "register_strategies", "setup_environment",
+        "setup_module", "setup_optimizer", "setup_module_and_optimizers", "module_to_device", "module_init_context",
+        "module_sharded_context", "tensor_init_context", "process_dataloader", "distributed_sampler_kwargs",
+        "batch_to_device", "backward", "optimizer_step", "_backward_sync_control", "clip_gradients_norm",
+        "clip_gradients_value", "all_gather", "all_reduce", "barrier", "broadcast", "reduce_boolean_decision",
+        "save_checkpoint", "load_checkpoint", "get_module_state_dict", "load_module_state_dict",
+        "get_optimizer_state", "teardown",
+    }
+)  # fmt: skip
+"""Members that a strategy for Fabric may override; each override is called, or read."""
+
+
+class FabricVerbs(Verbs):
+    """The verbs of a strategy that is written for Fabric, called with Fabric's signatures."""
+
+    strategy: Strategy
+    takes_prepared = True
+
+    @staticmethod
+    def check(cls: type) -> None:
+        """Raise a ConfigurationError if a user's class defines a member that would be called wrongly or never."""
+        own = {name: owner for owner in reversed(cls.__mro__) if not _is_ours(owner) for name in vars(owner)}
+        for name in sorted(own.keys() & REFUSED.keys()):
+            raise ConfigurationError(
+                f"{own[name].__name__} overrides {name}, which is never called here, and without it this strategy "
+                f"would do something else than it says. {REFUSED[name]}"
+            )
+        ours = {name for owner in cls.__mro__ if _is_ours(owner) and owner is not object for name in vars(owner)}
+        taken = {name for name in own.keys() & ours if not name.startswith(("__", "_abc_"))} - MEMBERS - NEEDS_TRAINER
+        for name in sorted(taken):
+            raise ConfigurationError(
+                f"{own[name].__name__} defines {name}, a name that drivetrain's strategies use for something else. "
+                "Rename it."
+            )
+
+    @staticmethod
+    def refuse_trainer(cls: type) -> NoReturn:
+        """Raise the error for a Trainer that is given such a strategy."""
+        base = next(owner.__name__ for owner in cls.__mro__ if _is_ours(owner))
+        raise ConfigurationError(
+            f"Trainer got the strategy {cls.__name__}, a class of lightning.fabric.strategies, whose methods are "
+            f"written for Fabric. Subclass lightning.pytorch.strategies.{base}."
+        )
+
+    def overridden(self, *names: str) -> bool:
+        return any(overrides(self.strategy, name, Strategy) for name in names)
+
+    def bind(self) -> None:
+        super().bind()
+        if self.backward is not None:
+            self.backward = self._backward
+
+    def set_up(
+        self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any, move_to_device: bool
+    ) -> tuple[nn.Module, list[Optimizer], Any]:
+        strategy, before, made = self.strategy, dict(module.named_parameters()), list(optimizers)
+        converted = strategy.precision_plugin.convert_module(module)
+        if move_to_device:
+            strategy.module_to_device(converted)
+        follow(optimizers, before, module)
+        # setup_module() of the base then finds it converted
+        with self._with(lightning_module=converted, _converted=converted):
+            if optimizers:
+                given = () if scheduler is None else (scheduler,)
+                prepared, made, *rest = strategy.setup_module_and_optimizers(converted, made, *given)
+                scheduler = rest[0] if rest else scheduler
+            else:
+                prepared = strategy.setup_module(converted)
+        follow(optimizers, before, module)
+        self.modules.append((module, prepared))
+        return prepared, made, scheduler
+
+    def set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        return self.strategy.setup_optimizer(optimizer)
+
+    def _backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
+        self.strategy.backward(tensor, _prepared(module), *args, **kwargs)
+
+    def _take_step(self, optimizer: Optimizer) -> TakeStep | None:
+        if super()._take_step(optimizer) is None:
+            return None
+        step = self.strategy.optimizer_step
+
+        def take_step(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+            return step(optimizer, **kwargs) if closure is None else step(optimizer, closure=closure, **kwargs)
+
+        return take_step
+
+    def to_device(self, obj: Any) -> Any:
+        if not isinstance(obj, nn.Module):
+            return super().to_device(obj)
+        self.strategy.module_to_device(obj)
+        return obj
+
+    @contextmanager
+    def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
+        control = self.strategy._backward_sync_control
+        block = super().no_backward_sync if control is None else control.no_backward_sync
+        with block(model, enabled):
+            yield
+
+    @contextmanager
+    def module_context(self, empty_init: bool | None) -> Iterator[None]:
+        with self.strategy.module_init_context(empty_init=empty_init):
+            yield
+
+    @contextmanager
+    def tensor_context(self) -> Iterator[None]:
+        with self.strategy.tensor_init_context():
+            yield
+
+    def sharded_context(self) -> AbstractContextManager[Any]:
+        own = getattr(self.strategy, "module_sharded_context", None)
+        return super().sharded_context() if own is None else own()
+
+    def save(self, path: str | Path, state: Mapping[str, Any], filters: snapshots.Filters) -> None:
+        given = {name: _bare(value) for name, value in state.items()}
+        self.strategy.save_checkpoint(path=path, state=given, filter=filters or None)
+
+    def load(self, path: str | Path, state: Any, strict: bool) -> dict[str, Any]:
+        if not isinstance(state, MutableMapping):
+            return super().load(path, state, strict)  # reads all of it, or says what is wrong
+        given = {name: _bare(value) for name, value in state.items()}
+        rest = self.strategy.load_checkpoint(path=path, state=given, strict=strict)
+        for name in given:
+            if _bare(state[name]) is state[name]:  # what is wrapped stays wrapped
+                state[name] = given[name]
+        return rest
+
+    def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool) -> None:
+        self.strategy.load_checkpoint(path=path, state=_bare(obj), strict=strict)
+
+
+class _States:
+    """How a strategy for Fabric reads and loads the states of modules and optimizers."""
+
+    loads_optimizers = False
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self.loads_modules = overrides(strategy, "load_module_state_dict", Strategy)
+
+    def module_state(self, module: nn.Module) -> dict[str, Any]:
+        return self._strategy.get_module_state_dict(module)
+
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool) -> None:
+        self._strategy.load_module_state_dict(module, state, strict=strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return self._strategy.get_optimizer_state(optimizer)
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError  # not asked for: optimizers load their states themselves
+
+
+class _BackwardSyncControl(ABC):
+    """How a strategy for Fabric holds back the exchange of gradients: its attribute ``_backward_sync_control``."""
+
+    @abstractmethod
+    def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        """A block in which backward passes through ``module`` exchange no gradients, if ``enabled``."""
+
+
+class _HeldBackByDDP(_BackwardSyncControl):
+    def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+        if not (enabled and isinstance(module, DistributedDataParallel)):
+            return nullcontext()
+        held: AbstractContextManager[None] = module.no_sync()
+        return held
+
+
+class _Served(ABCMeta):
+    """In ``isinstance`` a class of this file stands for the plain one behind it, which an Engine's default has."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return cls.__subclasscheck__(instance.__class__)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        # Not issubclass(), which for an abstract class asks all of its subclasses, this one among them.
+        return cls.__dict__.get("_plain", cls) in subclass.__mro__
+
+
+class Strategy(plain.Strategy, metaclass=_Served):
+    """The base of a strategy for Fabric.
+
+    Args:
+        accelerator: the hardware; ``None``: what the Engine chooses.
+        checkpoint_io: where checkpoints are kept; ``None``: in files.
+        precision: how numbers are kept; ``None``: what the Engine chooses.
+    """
+
+    _plain: type = plain.Strategy
+    engine_verbs = FabricVerbs
+    _backward_sync_control: Any = None
+    _precision: Precision
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        super().__init__(accelerator, checkpoint_io, precision)
+
+    @property
+    def precision(self) -> Precision:
+        """How numbers are kept."""
+        return self._precision
+
+    @precision.setter
+    def precision(self, precision: Precision) -> None:
+        self._precision = precision
+
+    @property
+    def precision_plugin(self) -> Precision:
+        """The same, under the name that drivetrain's strategies use."""
+        return self.precision
+
+    @precision_plugin.setter
+    def precision_plugin(self, precision: Precision) -> None:
+        self._precision = precision
+
+    @property
+    def differentiates_plainly(self) -> bool:
+        precision = self.precision_plugin
+        plainly = not (precision.scales_loss or overrides(precision, "backward", Precision))
+        return plainly and not overrides(self, "backward", Strategy)
+
+    # ---- set up --------------------------------------------------------------------------------------------------
+
+    def module_to_device(self, module: nn.Module) -> None:
+        """Move ``module`` to the root device."""
+        place(module, self.root_device)
+
+    def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
+        """Return ``module`` wrapped where processes share it; it is on the device already."""
+        return super().setup_module(module, move_to_device=False)
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Return the optimizer that is stepped in the place of ``optimizer``."""
+        return optimizer
+
+    def setup_module_and_optimizers(
+        self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
+    ) -> tuple[nn.Module, list[Optimizer], Any]:
+        """Set up a module together with its optimizers and a scheduler."""
+        module = self.setup_module(module)
+        return module, [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Return the loader, or what is iterated in its place."""
+        return super().process_dataloader(dataloader)
+
+    def tensor_init_context(self) -> AbstractContextManager[Any]:  # type: ignore[override]
+        """A block in which new tensors are made on the device and in the precision."""
+        return self._new_tensors()
+
+    def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
+        """The same for the layers of a module, whose parameters are not drawn with ``empty_init``."""
+        return self._new_tensors(empty_init)
+
+    @contextmanager
+    def _new_tensors(self, empty_init: bool | None = None) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(super().tensor_init_context())
+            if (context := self.precision_plugin.init_context()) is not None:
+                stack.enter_context(context)
+            if empty_init:
+                from drivetrain.engine.no_init import NoInit  # here, as the Engine does
+
+                stack.enter_context(NoInit())
+            yield
+
+    # ---- one step ------------------------------------------------------------------------------------------------
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None) -> Any:  # type: ignore[override]
+        """Return ``batch`` on ``device``; ``None``: on the root device."""
+        return super().batch_to_device(batch, device)
+
+    def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Compute the gradients of ``tensor``, scaled if the precision wants it."""
+        super().backward(tensor, None, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Step ``optimizer`` in the precision; a closure comes as ``closure=``."""
+        return super().optimizer_step(optimizer, kwargs.pop("closure", None), **kwargs)
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Tensor | None:
+        """Clip this optimizer's gradients by their total norm, and return the norm."""
+        return super().clip_gradients_norm(module, optimizer, max_norm, norm_type, error_if_nonfinite)
+
+    # ---- between ranks -------------------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Return the reduction of ``tensor`` over the ranks."""
+        return super().reduce(tensor, group, reduce_op)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """The same, under the name that the Engine calls."""
+        return self.all_reduce(tensor, group=group, reduce_op=reduce_op)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save_checkpoint(  # type: ignore[override]
+        self,
+        path: str | Path,
+        state: Mapping[str, Any],
+        storage_options: Any = None,
+        filter: snapshots.Filters | None = None,
+    ) -> None:
+        """Write modules, optimizers, stateful objects and plain data, each under a name; every rank calls it."""
+        super().save_checkpoint(snapshots.of(state, filter or {}, _States(self)), path, storage_options)
+
+    def load_checkpoint(  # type: ignore[override]
+        self,
+        path: str | Path,
+        state: nn.Module | Optimizer | MutableMapping[str, Any] | None = None,
+        strict: bool = True,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Read a file into the objects of ``state``, or into one module or optimizer; return what it holds besides."""
+        held, states = super().load_checkpoint(path, weights_only), _States(self)
+        if isinstance(state, (nn.Module, Optimizer)):
+            snapshots.into({"object": self._loaded(state)}, {"object": held}, strict, str(path), states)
+            return {}
+        if not isinstance(state, MutableMapping):
+            return snapshots.into(state, held, strict, str(path), states)
+        targets = {name: self._loaded(value) for name, value in state.items()}
+        rest = snapshots.into(targets, held, strict, str(path), states)
+        state.update({name: value for name, value in targets.items() if not isinstance(value, (nn.Module, Optimizer))})
+        return rest
+
+    def _loaded(self, value: Any) -> Any:
+        """What takes the state of ``value``: the module itself, unless an override says how the wrapped one loads."""
+        return value if overrides(self, "load_module_state_dict", Strategy) else _without_ddp(value)
+
+    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """Return what a checkpoint holds of ``module``, under the module's own names."""
+        state: dict[str, Any] = _without_ddp(module).state_dict()
+        self._refuse_dtensors(state, "get_module_state_dict")
+        return state
+
+    def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Load what :meth:`get_module_state_dict` returned."""
+        _without_ddp(module).load_state_dict(state_dict, strict=strict)
+
+    def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return what a checkpoint holds of ``optimizer``; every rank calls it."""
+        return super().optimizer_state(optimizer)
+
+
+class SingleDeviceStrategy(Strategy, plain.SingleDeviceStrategy):
+    """One device, one process.
+
+    Args:
+        device: where the model lives; ``None`` takes the accelerator's first device.
+        accelerator, checkpoint_io, precision: as for :class:`Strategy`.
+    """
+
+    _plain: type = plain.SingleDeviceStrategy
+
+    def __init__(
+        self,
+        device: torch.device | str | int | None = None,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        plain.SingleDeviceStrategy.__init__(self, device, accelerator, checkpoint_io, precision)
+
+
+class ParallelStrategy(Strategy, plain.ParallelStrategy):
+    """One process per device.
+
+    Args:
+        accelerator, checkpoint_io, precision: as for :class:`Strategy`.
+        parallel_devices: this machine's devices in rank order; ``None``: as the Engine decides.
+        cluster_environment: who this process is in the job; ``None``: as the Engine detects.
+    """
+
+    _plain: type = plain.ParallelStrategy
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        plain.ParallelStrategy.__init__(
+            self, accelerator, parallel_devices, cluster_environment, checkpoint_io, precision
+        )
+
+
+class DDPStrategy(ParallelStrategy, plain.DDPStrategy):  # type: ignore[misc]  # the signatures, on purpose
+    """The whole model on every device; see :class:`drivetrain.strategies.DDPStrategy`.
+
+    Args:
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: as for :class:`ParallelStrategy`.
+        process_group_backend, timeout, start_method, ddp_arguments: as for drivetrain's.
+    """
+
+    _plain: type = plain.DDPStrategy
+    _backward_sync_control = _HeldBackByDDP()
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision: Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = DEFAULT_TIMEOUT,
+        start_method: Literal["popen", "spawn", "fork", "forkserver", "ray"] = "popen",
+        **ddp_arguments: Any,
+    ) -> None:
+        plain.DDPStrategy.__init__(
+            self, accelerator, parallel_devices, cluster_environment, checkpoint_io, precision,
+            process_group_backend=process_group_backend, timeout=timeout, start_method=start_method, **ddp_arguments,
+        )  # fmt: skip
+
+
+def _is_ours(owner: type) -> bool:
+    return owner in (object, ABC) or owner.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _prepared(module: nn.Module | None) -> nn.Module | None:
+    return module._forward_module if isinstance(module, EngineModule) else module
+
+
+def _bare(value: Any) -> Any:
+    """A module as the strategy prepared it and an optimizer as it is, where ``value`` is one that was set up."""
+    if isinstance(value, EngineModule):
+        return value._forward_module
+    return unwrapped(value) if issubclass(type(value), OptimizerHandle) else value
+
+
+def _without_ddp(value: Any) -> Any:
+    return value.module if isinstance(value, DistributedDataParallel) else value
