@@ -20,7 +20,6 @@ from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.feed import seed_workers
 from drivetrain.engine.ranks import Ranks
-from drivetrain.engine.verbs import Verbs
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, arguments_checked, described
 from drivetrain.launchers.external import ExternalLauncher
@@ -32,6 +31,7 @@ from drivetrain.strategies.placement import place
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
+    from drivetrain.engine.verbs import Verbs
     from drivetrain.loggers.logger import Logger
 
 
@@ -103,7 +103,7 @@ class Engine(Ranks):
         self.loggers: list[Logger] = _listed(loggers)
         self.launcher = _launcher(plan)
         self._check_collectives = check_collectives
-        self._verbs = Verbs(self.strategy)
+        self._verbs = _verbs_of(self.strategy)
 
     # ---- what and where ------------------------------------------------------------------------------------------
 
