@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import sys
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -313,3 +315,27 @@ def test_a_step_calls_nothing_of_a_strategy_that_overrides_nothing(overridden: s
     finally:
         sys.setprofile(None)
     assert called == overridden
+
+
+def test_an_engine_and_its_models_go_without_the_garbage_collector() -> None:
+    class Wrapping(SingleDeviceStrategy):
+        def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+            return nn.Sequential(super().setup_module(module, move_to_device))
+
+        def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+            return super().batch_to_device(batch, device, dataloader_idx)
+
+    gc.collect()
+    gc.disable()
+    try:
+        engine, net = Engine(accelerator="cpu", strategy=Wrapping()), nn.Linear(1, 1)
+        model, optimizer = engine.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        loader = engine.setup_dataloaders(BATCHES)
+        wrapped = ref(model._forward_module)
+        del model
+        assert wrapped() is None  # the engine keeps the user's module only
+        strategy, net = ref(engine.strategy), ref(net)
+        del engine, optimizer, loader
+        assert (strategy(), net()) == (None, None)
+    finally:
+        gc.enable()

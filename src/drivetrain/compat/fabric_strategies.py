@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NoReturn
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +118,7 @@ class FabricVerbs(Verbs):
             else:
                 prepared = strategy.setup_module(converted)
         follow(optimizers, before, module)
-        self.modules.append((module, prepared))
+        self.modules.append((module, ref(prepared)))
         return prepared, made, scheduler
 
     def set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:

@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import Any
+from weakref import ReferenceType, WeakMethod, WeakSet, ref
 
 from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import move
+from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.strategy import Strategy
-
-if TYPE_CHECKING:
-    from drivetrain.engine.snapshots import Filters
 
 
 class Verbs:
@@ -34,7 +32,7 @@ class Verbs:
     Attributes:
         backward: the strategy's, called with a loss and ``None``; itself ``None`` where ``loss.backward()`` is enough.
         batch_to_device: the strategy's; ``None`` where it is not overridden.
-        modules: each module that was set up, with what the strategy made of it.
+        modules: each module that was set up, with what the strategy made of it while somebody uses that.
     """
 
     takes_prepared = False
@@ -45,9 +43,10 @@ class Verbs:
 
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
-        self.modules: list[tuple[nn.Module, nn.Module]] = []
+        self.modules: list[tuple[nn.Module, ReferenceType[nn.Module]]] = []
         self._handles: WeakSet[OptimizerHandle] = WeakSet()
-        strategy.driver.rebind = self.bind
+        bind = WeakMethod(self.bind)  # a cycle would keep models, and the process group with them, until it is found
+        strategy.driver.rebind = lambda: None if (again := bind()) is None else again()
         self.bind()
 
     def __reduce__(self) -> Any:
@@ -82,7 +81,7 @@ class Verbs:
         before = dict(module.named_parameters())
         prepared = self.strategy.setup_module(module, move_to_device)
         follow(optimizers, before, module)
-        self.modules.append((module, prepared))
+        self.modules.append((module, ref(prepared)))
         return prepared, list(optimizers), scheduler
 
     def set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -179,22 +178,16 @@ class Verbs:
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path, state: Mapping[str, Any], filters: Filters) -> None:
+    def save(self, path: str | Path, state: Mapping[str, Any], filters: snapshots.Filters) -> None:
         """Write ``state`` to ``path``, each module and optimizer in it as the strategy returns its state."""
-        from drivetrain.engine import snapshots  # here, so that importing the Engine stays quick
-
         self.strategy.save_checkpoint(snapshots.of(state, filters, self), path)
 
     def load(self, path: str | Path, state: Any, strict: bool) -> dict[str, Any]:
         """Read ``path`` into the objects of ``state``; return what the file holds besides."""
-        from drivetrain.engine import snapshots  # here, so that importing the Engine stays quick
-
         return snapshots.into(state, self.strategy.load_checkpoint(path), strict, str(path), self)
 
     def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool) -> None:
         """Read the state of one module or optimizer, which is all that the file holds."""
-        from drivetrain.engine import snapshots  # here, so that importing the Engine stays quick
-
         held = {"object": self.strategy.load_checkpoint(path)}
         snapshots.into({"object": obj}, held, strict, str(path), self)
 
@@ -235,8 +228,8 @@ class Verbs:
 
     def _as_the_run(self, module: nn.Module | None) -> AbstractContextManager[None]:
         """A block in which the strategy's module is this one: its verbs for state know one module of one run."""
-        prepared = next((prepared for known, prepared in self.modules if known is module), module)
-        return self._with(lightning_module=module, model=prepared)
+        prepared = next((prepared() for known, prepared in self.modules if known is module), None)
+        return self._with(lightning_module=module, model=module if prepared is None else prepared)
 
     @contextmanager
     def _with(self, **attributes: Any) -> Iterator[None]:
