@@ -119,12 +119,10 @@ def interrupt(tried: Tried, draw: random.Random, arguments: dict[str, Any], mode
         if once_more and (later := draw.randrange(len(whole.points.names))):
             again, warned = stop(program, arguments, here, later, mode, server, resumes=True)
             story += f", then at {later}, {again}"
-            saving = kill_points.explained(
-                program, fired, mode, kill_points.Ended(None, fired, [], kill_points.Points())
-            )
-            fired = (
-                fired if saving else again or fired
-            )  # a save that the first interruption has cost is not made up for
+            # What the first interruption has cost, a save or the end of a batch, is not made up for by the second.
+            first = kill_points.Ended(None, fired, warned, kill_points.Points())
+            if not kill_points.explained(program, fired, mode, first):
+                fired = again or fired
         resumed = kill_points.run(program, here, resumes=True)
         resumed.warned += warned
         found = kill_points.unexplained(program, fired, mode, resumed, whole.result)
