@@ -334,3 +334,12 @@ def test_an_engine_waits_before_it_loads(tmp_path: Path) -> None:
     assert store.calls == ["wait a.ckpt", "save a.ckpt", "wait a.ckpt", "wait a.ckpt"]
     engine.teardown()
     assert store.calls[4:] == ["wait", "teardown"]
+
+
+def test_a_copy_of_what_could_not_be_written_names_the_file(tmp_path: Path) -> None:
+    class Burning(TorchCheckpointIO):
+        def wait(self, path: Any = None) -> None:
+            raise OSError("disk on fire")
+
+    with pytest.raises(CheckpointError, match=r"The checkpoint .*a\.ckpt was not written: disk on fire"):
+        Burning().copy(tmp_path / "a.ckpt", tmp_path / "b.ckpt")

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from drivetrain import Callback, Engine
+from drivetrain import Callback, Engine, LightningModule, WeightedLoss
+from drivetrain.callbacks import OnExceptionCheckpoint
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision import MixedPrecision
 from drivetrain.strategies import SingleDeviceStrategy
@@ -439,3 +440,208 @@ def test_no_step_of_its_own_after_all(program: Any) -> None:
 def test_a_module_that_optimizes_by_hand_keeps_its_step(program: Any) -> None:
     arguments = {"optimizer": "manual"}
     torch.testing.assert_close(program(ByParts(), **arguments), program("auto", **arguments), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("result", [None, 3, (1, -1), (1, 1.0), (1, True)], ids=str)
+def test_what_an_own_step_returns_is_looked_at(make_trainer: Any, regression: Any, loader: Any, result: Any) -> None:
+    class Own(SingleDeviceStrategy):
+        def bind_step(self, parts: StepParts) -> Any:
+            return lambda *args: result
+
+    with pytest.raises(ConfigurationError, match=r"Own.bind_step returned .*Return \(output, optimizer_steps\)"):
+        make_trainer(strategy=Own()).fit(regression(), loader)
+
+
+def test_an_own_step_that_ignores_the_window_is_an_error(make_trainer: Any, regression: Any, loader: Any) -> None:
+    class Own(SingleDeviceStrategy):
+        def bind_step(self, parts: StepParts) -> Any:
+            return lambda *args: (None, 1)
+
+    with pytest.raises(ConfigurationError, match="before its window's last batch, and Trainer"):
+        make_trainer(strategy=Own(), accumulate_grad_batches=2).fit(regression(), loader)
+
+
+def test_the_strategys_optimizer_step_is_that_of_the_parts(program: Any) -> None:
+    calls: list[Any] = []
+
+    class Own(ByParts):
+        def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+            calls.append(closure())
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+
+    torch.testing.assert_close(program(Own()), program("auto"), rtol=0, atol=0)
+    assert calls == [None] * 8
+
+
+class Weighted(LightningModule):
+    """Two layers, each with an optimizer of its own; the loss is weighted, or the plain one."""
+
+    def __init__(self, weights: list[float] | None, optimizers: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+        self.weights, self.number = weights, optimizers
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = (self.second(torch.tanh(self.first(batch[0]))) - batch[1]).square().mean()
+        return loss if self.weights is None else WeightedLoss(loss, self.weights[batch_idx % len(self.weights)])
+
+    def configure_optimizers(self) -> Any:
+        if self.number == 1:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.first, self.second)]
+
+
+def test_an_own_step_weighs_the_gradients_of_all_optimizers(make_trainer: Any, loader: Any) -> None:
+    class Both(SingleDeviceStrategy):
+        honoured_hooks = StepParts.HOOKS
+
+        def bind_step(self, parts: StepParts) -> Any:
+            def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> Any:
+                if index == 0:
+                    for optimizer in parts.optimizers:
+                        parts.begin(size, optimizer)
+                output = parts.training_step(batch, batch_idx)
+                parts.backward(parts.loss_of(output, index, last))  # type: ignore[arg-type]
+                if last:
+                    for optimizer in parts.optimizers:
+                        parts.before_step(optimizer)
+                        parts.optimizer_step(optimizer)
+                return output, int(last)
+
+            return step
+
+    arguments: dict[str, Any] = {"precision": "64-true", "accumulate_grad_batches": 4}
+    module, plain = Weighted([1.0, 5.0, 2.0, 7.0], optimizers=2), Weighted([1.0, 5.0, 2.0, 7.0])
+    make_trainer(strategy=Both(), **arguments).fit(module, loader)
+    make_trainer(**arguments).fit(plain, loader)
+    torch.testing.assert_close(module.state_dict(), plain.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+class Sharp(SingleDeviceStrategy):
+    """Evaluates twice: at the parameters, and a little up the gradient."""
+
+    def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        closure()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        steps = [0.01 * parameter.grad for parameter in parameters]
+        with torch.no_grad():
+            torch._foreach_add_(parameters, steps)
+        loss = closure()
+        with torch.no_grad():
+            torch._foreach_sub_(parameters, steps)
+        optimizer.step()
+        return loss
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_a_closure_that_is_evaluated_twice_weighs_each_gradient_once(
+    make_trainer: Any, loader: Any, accumulate: int
+) -> None:
+    arguments: dict[str, Any] = {"precision": "64-true", "accumulate_grad_batches": accumulate}
+    plain, weighted = Weighted(None), Weighted([1.0])
+    for module in (plain, weighted):
+        make_trainer(strategy=Sharp(), **arguments).fit(module, loader)
+    torch.testing.assert_close(weighted.state_dict(), plain.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+class Raises(SingleDeviceStrategy):
+    def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        super().optimizer_step(optimizer, closure, model, **kwargs)
+        if self.lightning_module.trainer.progress.batch_idx == 2:
+            raise ZeroDivisionError
+
+
+class RaisesBetween(ByParts):
+    def bind_step(self, parts: StepParts) -> Any:
+        step = super().bind_step(parts)
+
+        def twice(batch: Any, batch_idx: int, *args: Any) -> Any:
+            step(batch, batch_idx, *args)
+            if batch_idx == 2:
+                raise ZeroDivisionError
+            return step(batch, batch_idx, *args)[0], 2
+
+        return twice
+
+
+class RaisesPerturbed(Sharp):
+    def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        def second() -> Any:
+            self.evaluations += 1
+            if self.evaluations == 6:
+                raise ZeroDivisionError
+            return closure()
+
+        return super().optimizer_step(optimizer, second, model, **kwargs)
+
+    evaluations = 0
+
+
+@pytest.mark.parametrize("strategy", [Raises, RaisesBetween, RaisesPerturbed])
+def test_an_exception_behind_a_change_of_the_parameters_is_not_exact(
+    make_trainer: Any, loader: Any, tmp_path: Any, strategy: Any
+) -> None:
+    saver = OnExceptionCheckpoint(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(strategy=strategy(), callbacks=saver, enable_checkpointing=True).fit(Weighted(None), loader)
+    saved = torch.load(saver.ckpt_path, weights_only=True)
+    assert saved["restart"]["exact"] is False
+
+
+def test_gradients_of_a_window_that_is_the_strategys_own_are_saved(
+    make_trainer: Any, loader: Any, tmp_path: Any
+) -> None:
+    class EveryThird(SingleDeviceStrategy):
+        honoured_hooks = StepParts.HOOKS
+
+        def bind_step(self, parts: StepParts) -> Any:
+            def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> Any:
+                if batch_idx % 3 == 0:
+                    parts.begin(1)
+                output = parts.training_step(batch, batch_idx)
+                parts.backward(parts.loss_of(output))  # type: ignore[arg-type]
+                if batch_idx % 3 != 2:
+                    return output, 0
+                parts.before_step()
+                return output, int(parts.optimizer_step())
+
+            return step
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                trainer.save_checkpoint(tmp_path / "open.ckpt")
+
+    whole, resumed = Weighted(None), Weighted(None)
+    make_trainer(strategy=EveryThird(), callbacks=Saves()).fit(whole, loader)
+    make_trainer(strategy=EveryThird()).fit(resumed, loader, ckpt_path=tmp_path / "open.ckpt")
+    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
+
+
+def test_a_wrapper_is_used_or_refused(make_trainer: Any, regression: Any, loader: Any) -> None:
+    calls: Counter[str] = Counter()
+
+    class Wrapper(torch.nn.Module):
+        def __init__(self, module: Any) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args: Any) -> Any:
+            calls["forward"] += 1
+            return self.module(*args)
+
+    class Late(SingleDeviceStrategy):
+        def model_to_device(self) -> None:
+            super().model_to_device()
+            self.model = Wrapper(self.model)
+
+    class Early(SingleDeviceStrategy):
+        def setup(self, trainer: Any) -> None:
+            self.model = Wrapper(self.model)
+            super().setup(trainer)
+
+    make_trainer(strategy=Late()).fit(regression(), loader)
+    assert calls["forward"] == 4
+    with pytest.raises(ConfigurationError, match="Early has wrapped the module before setup"):
+        make_trainer(strategy=Early()).fit(regression(), loader)

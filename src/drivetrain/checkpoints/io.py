@@ -92,7 +92,7 @@ class CheckpointIO(ABC):
         Raises:
             CheckpointError: it could not be copied; what was at ``path`` before is unchanged.
         """
-        self.wait(source)
+        wait_for(self, source)
         if not os.path.exists(source):  # this store keeps it elsewhere
             self.save_checkpoint(self.load_checkpoint(source), path)
             return True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.base.introspect import overrides
+from drivetrain.errors import ConfigurationError, described
 from drivetrain.loops.pieces import (
     Step,
     as_one_of_many,
@@ -16,10 +18,11 @@ from drivetrain.loops.pieces import (
     bind_before_step,
     bind_training_step,
     bind_zero_grad,
+    hold_back,
 )
 from drivetrain.loops.run import Run
 from drivetrain.module.losses import cannot_be_differentiated, loss_of
-from drivetrain.strategies.stepping import HOOKS_IN_A_STEP, StepParts
+from drivetrain.strategies.stepping import HOOKS_IN_A_STEP, StepParts, Stepping
 
 
 def own_step(run: Run) -> Step | None:
@@ -34,12 +37,36 @@ def own_step(run: Run) -> Step | None:
         return None
     _check_honoured(run)
 
+    accumulates_itself = run.engine.strategy.handles_gradient_accumulation
+
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        output, steps = own(batch, batch_idx, position - 1, last, divisor)
+        result = own(batch, batch_idx, position - 1, last, divisor)
+        if type(result) is not tuple or len(result) != 2 or type(result[1]) is not int or result[1] < 0:
+            raise ConfigurationError(_wrong_result(run, result))
+        output, steps = result
+        if steps and not last and not accumulates_itself:
+            raise ConfigurationError(_steps_too_early(run))
         progress.global_step += steps
+        run.holds_own = steps == 0 and run.window.graded > 0
         return output
 
     return step
+
+
+def _wrong_result(run: Run, result: Any) -> str:
+    return (
+        f"The step of {type(run.engine.strategy).__name__}.bind_step returned {described(result)}. Return "
+        "(output, optimizer_steps): what training_step returned, and how many optimizer steps were made, an int."
+    )
+
+
+def _steps_too_early(run: Run) -> str:
+    name = type(run.engine.strategy).__name__
+    return (
+        f"The step of {name}.bind_step made an optimizer step before its window's last batch, and "
+        f"Trainer(accumulate_grad_batches={run.limits.accumulate}) asks for one at its end. Step where `last` is true, "
+        f"write accumulate_grad_batches=1, or set handles_gradient_accumulation = True if {name} counts differently."
+    )
 
 
 def _check_honoured(run: Run) -> None:
@@ -75,7 +102,8 @@ def _parts(run: Run) -> StepParts:
     step, context = bind_training_step(run)
     zero_grads = {id(each): bind_zero_grad(run, each) for each in optimizers}
     before_steps = {id(each): bind_before_step(run, each, window) for each in optimizers}
-    differentiate = bind_backward(run, first)
+    differentiate, hold = bind_backward(run, first), hold_back(run)
+    held = False  # this pass leaves its gradients to this rank
 
     def training_step(batch: Any, batch_idx: int) -> Any:
         with context or nullcontext():
@@ -90,7 +118,27 @@ def _parts(run: Run) -> StepParts:
         loss, weight = loss_of(output, shared)
         if shared:
             loss, weight = as_one_of_many(window, loss, weight)
-        return None if loss is None else window.part(loss, weight, first, index + 1, last)
+            if not last:
+                stays = held or not getattr(strategy.model, "require_backward_grad_sync", True)
+                if index == 0:
+                    window.exchanges_always = not stays
+                elif window.exchanges_always is stays:
+                    raise ConfigurationError(
+                        f"The step of {type(strategy).__name__}.bind_step exchanged gradients in some passes of a "
+                        "window before its last one, and not in others. Run all of them inside parts.accumulating(), "
+                        "or none."
+                    )
+        return None if loss is None else window.part(loss, weight, optimizers, index + 1, last)
+
+    @contextmanager
+    def accumulating() -> Iterator[None]:
+        nonlocal held
+        with nullcontext() if hold is None else hold():
+            held = hold is not None
+            try:
+                yield
+            finally:
+                held = False
 
     def backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
         try:
@@ -104,11 +152,18 @@ def _parts(run: Run) -> StepParts:
         if (prepare := before_steps.get(id(optimizer))) is not None:
             prepare()
 
+    own_verb = strategy.optimizer_step if overrides(strategy, "optimizer_step", Stepping) else None
+
     def optimizer_step(optimizer: Optimizer | None = first) -> bool:
-        return optimizer is not None and precision.step(optimizer)
+        if optimizer is None or own_verb is None:
+            return optimizer is not None and precision.step(optimizer)
+        precision.stepped = True
+        own_verb(optimizer, lambda: None, strategy.model)  # the gradients are there
+        return precision.stepped
 
     assert strategy.model is not None  # it was set up
     return StepParts(
-        training_step, begin, part_of_window, backward, before_step, optimizer_step, run.module, strategy.model,
+        training_step, begin, part_of_window, backward, accumulating, before_step, optimizer_step, run.module,
+        strategy.model,
         tuple(optimizers), precision, strategy.data,
     )  # fmt: skip

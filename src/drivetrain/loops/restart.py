@@ -118,10 +118,17 @@ def _window_start(run: Run) -> State | None:
     start, progress = run.window_start, run.progress
     if start is None or progress.epoch_ending or progress.validation:
         return None
+    if _versions(run) != run.window_versions:
+        return None  # somebody has changed a parameter since, which no counter tells
     then = start["progress"]
     # Windows are counted too: one whose step was skipped, because its gradients overflowed, has changed the scale.
     names = ("current_epoch", "global_step", "stepped_batches")
     return start if all(then[name] == getattr(progress, name) for name in names) else None
+
+
+def _versions(run: Run) -> int:
+    """A number that changes with every change of a parameter in place."""
+    return sum(0 if each.is_inference() else each._version for each in run.module.parameters())
 
 
 def _has_stepped(run: Run) -> bool:
@@ -232,6 +239,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
             if part in start:
                 start[part] = copy.deepcopy(start[part])
         run.window_start = start if "callbacks" in start else {**start, **states_now(run)}
+        run.window_versions = _versions(run)
 
     return keep
 
@@ -330,6 +338,7 @@ def take_up_window(run: Run) -> None:
     from drivetrain.strategies.sharded_state import from_local_shard  # here, so that importing the Trainer stays quick
 
     run.window.load_state_dict(run.restart["window"])
+    run.holds_own = run.module.automatic_optimization and run.progress.held == 0
     gradients = run.restart["gradients"]
     for name, parameter in run.module.named_parameters():
         parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None

@@ -124,6 +124,8 @@ class Run:
         restored: the loop has restored what ``restart`` holds, except for the position in the training data.
         saves_on_exception: a callback saves then.
         window_start: where it could go on after an exception: kept only if somebody saves then.
+        holds_own: a strategy that owns its step has made gradients, and has not stepped.
+        window_versions: the parameters' versions then, which tell whether anything has changed them since.
         stepping: an optimizer is changing parameters at this moment; watched only if somebody saves after exceptions.
         before_validation: what a checkpoint from inside the running validation holds: see
             :func:`drivetrain.loops.restart.validation_start`.
@@ -160,7 +162,9 @@ class Run:
     restored: bool = False
     saves_on_exception: bool = False
     window_start: dict[str, Any] | None = None
+    window_versions: int = 0
     stepping: bool = False
+    holds_own: bool = False
     before_validation: dict[str, Any] = field(default_factory=dict)
     at_epoch_start: dict[str, Any] = field(default_factory=dict)
     unbinders: list[Callable[[], None]] = field(default_factory=list)
@@ -208,7 +212,7 @@ class Run:
     def holds_gradients(self) -> bool:
         """Whether gradients wait for their optimizer step."""
         if self.module.automatic_optimization:
-            return self.progress.held > 0
+            return self.progress.held > 0 or self.holds_own
         if len(self.handles) > 1:  # a step of one optimizer does not tell what the others still wait for
             return any(parameter.grad is not None for parameter in self.module.parameters())
         return self.window.graded > 0

@@ -38,7 +38,7 @@ from drivetrain.loops.pieces import (
     hold_back,
 )
 from drivetrain.loops.run import Run
-from drivetrain.module.losses import Window, cannot_be_differentiated, loss_of
+from drivetrain.module.losses import Window, cannot_be_differentiated, loss_of, rescale
 from drivetrain.module.optimizers import LightningOptimizer, parameters_of
 from drivetrain.strategies.stepping import Stepping
 
@@ -249,21 +249,42 @@ def _attach(
         progress.global_step += graded()
         return loss
 
+    own = scales or overrides(strategy, "optimizer_step", Stepping)
+    uncounted = False
+
+    def count(*_: Any) -> None:  # at once: an exception that comes later must find it counted
+        nonlocal uncounted
+        progress.global_step += uncounted
+        uncounted = False
+
+    if own:
+        run.unbinders.append(handle.optimizer.register_step_post_hook(count).remove)
+
     def by_strategy(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+        nonlocal uncounted
+        applied: float | Tensor | None = None
+
         def evaluate() -> Any:
+            nonlocal applied, uncounted
+            if applied is not None:  # evaluated again: the gradients that are there are as they were before
+                rescale(optimizer, 1 / applied)
             value = None if closure is None else closure()
+            uncounted = bool(graded())
+            if closure is not None and uncounted and run.module.automatic_optimization:
+                applied = run.window.factor()
             if scales and graded():
                 precision.unscale(optimizer)
             if graded() or not scales:
                 before_step(optimizer)
             return value
 
-        precision.stepped = True
+        precision.stepped, uncounted = True, closure is None and bool(graded())
         loss = step_of_strategy(optimizer, evaluate, model, **kwargs)
-        progress.global_step += graded() and precision.stepped
+        if uncounted and precision.stepped:
+            count()  # what it has stepped is not the optimizer itself
+        uncounted = False
         return loss
 
-    own = scales or overrides(strategy, "optimizer_step", Stepping)
     take_step: TakeStep = by_strategy if own else plain
     if not run.module.automatic_optimization:
         take_step = _closing_window(run, take_step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 from drivetrain.base.tree import detach
 from drivetrain.errors import ConfigurationError, described, is_number, shown
 from drivetrain.module.optimizers import parameters_of
+
+Stepped = Optimizer | Sequence[Optimizer] | None
+"""Who steps the parameters whose gradients a window holds."""
 
 
 class WeightedLoss(NamedTuple):
@@ -144,7 +147,7 @@ class Window:
         self.expected, self.graded, self.position, self.reference = size, 0, 0, None
 
     def part(
-        self, loss: Tensor, weight: float | Tensor | None, optimizer: Optimizer | None, position: int, last: bool
+        self, loss: Tensor, weight: float | Tensor | None, optimizer: Stepped, position: int, last: bool
     ) -> Tensor:
         """``loss`` as its part of the window's mean, which is counted; ``position`` counts its batches from 1.
 
@@ -173,7 +176,7 @@ class Window:
         for name in self._STATE:
             setattr(self, name, state[name])
 
-    def weigh(self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None, again: bool = False) -> Tensor:
+    def weigh(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped, again: bool = False) -> Tensor:
         """``loss`` in units of the largest weight; gradients that are there already are brought to the same unit.
 
         ``again``: this batch's weight has been counted; its closure is run once more.
@@ -205,7 +208,7 @@ class Window:
             return loss
         return loss * (weight / reference)
 
-    def weigh_together(self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None) -> Tensor:
+    def weigh_together(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped) -> Tensor:
         """:meth:`weigh` for a backward pass that averages over the ranks: in units of the largest weight of all.
 
         One small exchange; nothing is read from the device.
@@ -230,7 +233,7 @@ class Window:
         return loss * (here / unit)
 
     def _weigh_further(
-        self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None, reference: float | Tensor
+        self, loss: Tensor, weight: float | Tensor, optimizer: Stepped, reference: float | Tensor
     ) -> Tensor:
         """:meth:`weigh_together` where the gradients that are there are averages over the ranks already."""
         assert self.gather is not None  # the caller has looked
@@ -285,8 +288,9 @@ def _at_least_tiny(value: Tensor) -> Tensor:
     return value.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def rescale(optimizer: Optimizer | None, factor: float | Tensor) -> None:
-    """Multiply the gradients of this optimizer's parameters by ``factor``."""
-    for parameter in [] if optimizer is None else parameters_of(optimizer):
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
+def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
+    """Multiply the gradients of the parameters of this optimizer, or of these, by ``factor``."""
+    for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
+        for parameter in [] if each is None else parameters_of(each):
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)

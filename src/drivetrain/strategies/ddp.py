@@ -60,6 +60,8 @@ class DDPStrategy(ParallelStrategy):
         ConfigurationError: there is no such ``start_method``, or what averages models does not go together.
     """
 
+    synchronises_batchnorm = True
+
     _averaging: ModelAveraging | None = None
 
     @classmethod
@@ -134,9 +136,15 @@ class DDPStrategy(ParallelStrategy):
         return wrapped
 
     def on_validation_start(self) -> None:
-        """Inside a fit each rank has statistics of its own batches since the last forward pass (trap T43)."""
-        if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
-            self.share_from_rank_zero(list(self.model.buffers()))
+        if self._shares_buffers():
+            super().on_validation_start()
+
+    def rank_state(self) -> dict[str, Any]:
+        """Nothing where each forward pass gives all ranks the buffers of the first."""
+        return {} if self._shares_buffers() else super().rank_state()
+
+    def _shares_buffers(self) -> bool:
+        return isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers
 
     def bind(self, name: str) -> Callable[..., Any]:
         if name != "training_step":

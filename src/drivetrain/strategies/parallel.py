@@ -6,7 +6,7 @@ import atexit
 import gc
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -71,6 +71,19 @@ class ParallelStrategy(Strategy):
     def num_processes(self) -> int:
         """How many processes this machine has."""
         return len(self.parallel_devices or self.own_devices)
+
+    synchronises_batchnorm: bool = False
+    """Whether it does what ``Trainer(sync_batchnorm=True)`` asks for; several processes are refused it otherwise."""
+
+    def setup(self, trainer: Any) -> None:
+        asked = trainer is not None and trainer.settings.sync_batchnorm and trainer.progress.fn == "fit"
+        if asked and self.world_size > 1 and not self.synchronises_batchnorm:
+            raise ConfigurationError(
+                f"Trainer(sync_batchnorm=True) asks for batch norm over all processes, and {type(self).__name__} does "
+                'not synchronise it. Leave the argument out, write strategy="ddp", or convert the layers in '
+                "configure_model and set synchronises_batchnorm = True on the strategy."
+            )
+        super().setup(trainer)
 
     def know_job(self, environment: ClusterEnvironment, num_nodes: int) -> None:
         self.cluster_environment, self.num_nodes, self._outlived = environment, num_nodes, False
@@ -143,6 +156,32 @@ class ParallelStrategy(Strategy):
         super().teardown()
         if self.world_size == 1:
             _leave_group()  # nobody else is in it, and processes that are started later must not inherit it
+
+    # ---- buffers: what one rank's batches have left in them ------------------------------------------------------
+
+    def on_validation_start(self) -> None:
+        """Inside a fit each rank has statistics of its own batches: rank 0's count, as in the checkpoint (trap T43)."""
+        self.share_from_rank_zero(self._own_buffers())
+
+    def rank_state(self) -> dict[str, Any]:
+        """The buffers of this rank; those of rank 0 are in the checkpoint."""
+        if self.is_global_zero or self.lightning_module is None:
+            return {}
+        own = {id(buffer) for buffer in self._own_buffers()}
+        named = self.lightning_module.named_buffers()
+        return {"buffers": found} if (found := {name: each for name, each in named if id(each) in own}) else {}
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        known = dict(self.lightning_module.named_buffers())
+        for name, value in state.get("buffers", {}).items():
+            if name in known and known[name].shape == value.shape:
+                known[name].copy_(value)
+
+    def _own_buffers(self) -> list[torch.Tensor]:
+        """The buffers that ranks of one data group may have different values of."""
+        from drivetrain.strategies.sharded_state import is_dtensor  # here, so that importing the Trainer stays quick
+
+        return [buffer for buffer in self.lightning_module.buffers() if not is_dtensor(buffer)]
 
     # ---- between ranks -------------------------------------------------------------------------------------------
 

@@ -52,8 +52,11 @@ class StepParts:
         loss_of: ``(output, index, last)``: the loss in what ``training_step`` returned, as its part of the window's
             mean; ``None`` where there is none. ``index`` counts the window's passes from 0.
         backward: ``(loss)``: computes gradients, scaled as the precision wants it.
+        accumulating: a block around ``training_step`` and ``backward`` whose gradients stay on this rank, to be
+            exchanged by the window's last pass: see :meth:`Stepping.accumulating`. Outside, every pass exchanges them.
         before_step: ``(optimizer)``: finished gradients are unscaled, weighed, shown to the hooks and clipped.
-        optimizer_step: ``(optimizer)``: steps it; whether it really stepped, which a precision may skip.
+        optimizer_step: ``(optimizer)``: steps it, by the strategy's own ``optimizer_step`` if it overrides that;
+            whether it really stepped, which a precision may skip.
         module, model: the user's module, and what the strategy made of it.
         optimizers: of this run; where a piece takes an optimizer, the first is its default.
         precision: of this run.
@@ -71,6 +74,7 @@ class StepParts:
     begin: Callable[..., None]
     loss_of: Callable[[Any, int, bool], Tensor | None]
     backward: Callable[..., None]
+    accumulating: Callable[[], AbstractContextManager[None]]
     before_step: Callable[..., None]
     optimizer_step: Callable[..., bool]
     module: nn.Module

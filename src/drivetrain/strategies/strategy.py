@@ -157,7 +157,14 @@ class Strategy(Stepping, ABC):
         """Convert, move and wrap the model. Afterwards optimizers may be made from its parameters."""
         if self.accelerator is not None:
             self.accelerator.setup(trainer)
-        self.model = self.setup_module(self.lightning_module)
+        module: nn.Module = self.lightning_module
+        wrapped = self.model is not module
+        if wrapped:
+            raise ConfigurationError(
+                f"{type(self).__name__} has wrapped the module before setup(), which sets up the module itself. Wrap "
+                "it in setup_module(module), or after super().setup(trainer)."
+            )
+        self.model = self.setup_module(module)
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Let the Trainer make the run's optimizers and schedulers. Called after :meth:`setup`, unless that did it."""
@@ -176,7 +183,7 @@ class Strategy(Stepping, ABC):
         if move_to_device and overrides(self, "model_to_device", Strategy):
             self.model = module
             self.model_to_device()
-            return module
+            return self.model
         return place(module, self.root_device) if move_to_device else module
 
     def model_to_device(self) -> None:
