@@ -236,6 +236,26 @@ def test_a_strategy_written_the_familiar_way_trains(make_trainer: Any, validated
     assert len(made) == 2
 
 
+class FamiliarBodies(SingleDeviceStrategy):
+    """Verbs that are written out, as strategies of the field have them."""
+
+    def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self.pre_backward(closure_loss)
+        loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
+        self.precision_plugin.backward(loss, self.lightning_module, optimizer, *args, **kwargs)
+        loss = self.precision_plugin.post_backward(loss, self.lightning_module)
+        self.post_backward(loss)
+        return loss
+
+    def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        return self.precision_plugin.optimizer_step(optimizer, model=model or self.model, closure=closure, **kwargs)
+
+
+@pytest.mark.parametrize("arguments", WAYS, ids=str)
+def test_verbs_that_are_written_out_change_no_bit(program: Any, arguments: Any) -> None:
+    torch.testing.assert_close(program(FamiliarBodies(), **arguments), program("auto", **arguments), rtol=0, atol=0)
+
+
 def test_a_strategy_may_refuse_inference_mode(make_trainer: Any, validated: Any, loader: Any) -> None:
     modes: list[tuple[bool, bool]] = []
 

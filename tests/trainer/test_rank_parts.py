@@ -482,6 +482,19 @@ def test_a_strategy_gets_back_what_it_kept_of_each_rank(pool: Any, tmp_path: Pat
         assert torch.equal(kept["tensor"], torch.full((2,), float(number)))
 
 
+def test_what_was_kept_of_another_number_of_ranks_is_left_out_with_a_line(pool: Any, tmp_path: Path) -> None:
+    pool.run(keeping, tmp_path / "a.ckpt", False, group=False)
+    assert pool.run(kept_alone, tmp_path / "a.ckpt", world_size=1, group=False) == [(None, True)]
+
+
+def kept_alone(path: Path) -> tuple[Any, bool]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kept = keeping(path, True)
+    said = "saved by 2 processes, and there are 1: what Keeping has kept for each of them (rank_state) is left out"
+    return kept, any(said in str(each.message) for each in caught)
+
+
 class Elsewhere(TorchCheckpointIO):
     """A store whose paths are no local ones."""
 

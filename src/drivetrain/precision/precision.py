@@ -63,8 +63,41 @@ class Precision:
         """A run begins, and these are all its optimizers."""
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of ``loss``."""
-        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+        """Compute the gradients of ``loss``.
+
+        A strategy's own ``backward`` may call it as the field's do, ``(loss, module, optimizer, ...)``: then the hooks
+        around it and the scaling are part of it.
+        """
+        if args and isinstance(args[0], nn.Module):
+            module: Any = args[0]
+            module.trainer.strategy.driver.differentiate(loss, *args[2:], **kwargs)
+        else:
+            loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def pre_backward(self, tensor: Tensor, module: nn.Module) -> Tensor:
+        """``tensor``: what belongs before a backward pass, :meth:`backward` does when it is given the module."""
+        return tensor
+
+    def post_backward(self, tensor: Tensor, module: nn.Module) -> Tensor:
+        """``tensor``, likewise."""
+        return tensor
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module | None = None,
+        closure: Callable[[], Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Step ``optimizer`` in this precision: see :meth:`Stepping.optimizer_step`. Returns what ``closure`` does."""
+        if not self.scales_loss:
+            return optimizer.step(**kwargs) if closure is None else optimizer.step(closure=closure, **kwargs)
+        loss = None
+        if closure is not None:  # before the step and not inside: the scaler looks at the gradients first (trap T21)
+            with torch.enable_grad():
+                loss = closure()
+        self.step(optimizer, **kwargs)
+        return loss
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to differentiate in place of ``loss``."""

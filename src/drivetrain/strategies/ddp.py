@@ -136,15 +136,12 @@ class DDPStrategy(ParallelStrategy):
         return wrapped
 
     def on_validation_start(self) -> None:
-        if self._shares_buffers():
+        if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
             super().on_validation_start()
 
     def rank_state(self) -> dict[str, Any]:
         """Nothing where each forward pass gives all ranks the buffers of the first."""
-        return {} if self._shares_buffers() else super().rank_state()
-
-    def _shares_buffers(self) -> bool:
-        return isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers
+        return {} if self.ddp_arguments.get("broadcast_buffers", True) else super().rank_state()
 
     def bind(self, name: str) -> Callable[..., Any]:
         if name != "training_step":

@@ -265,15 +265,7 @@ class Stepping:
 
         Returns: what ``closure`` returned.
         """
-        precision = self.precision_plugin
-        if not precision.scales_loss:
-            return optimizer.step(**kwargs) if closure is None else optimizer.step(closure=closure, **kwargs)
-        loss = None
-        if closure is not None:  # before the step and not inside: the scaler looks at the gradients first (trap T21)
-            with torch.enable_grad():
-                loss = closure()
-        precision.step(optimizer, **kwargs)
-        return loss
+        return self.precision_plugin.optimizer_step(optimizer, model, closure, **kwargs)
 
     def clip_gradients_norm(
         self,

@@ -480,4 +480,9 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
             f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
             f"{trainer.world_size}. Resume with as many, or from a checkpoint that was saved at the end of an epoch."
         )
+    if checkpoint.get("rank_state"):
+        rank_zero_warn(
+            f"The checkpoint was saved by {len(ranks)} processes, and there are {trainer.world_size}: what "
+            f"{type(trainer.strategy).__name__} has kept for each of them (rank_state) is left out."
+        )
     return {"rng": checkpoint.get("rng"), "restart": {}}
