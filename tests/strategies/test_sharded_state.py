@@ -20,12 +20,11 @@ from drivetrain.base.tree import leaves
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import DDPStrategy
 from drivetrain.strategies.parallel import ParallelStrategy
+from drivetrain.strategies.parameter_names import by_name, by_number, parameter_names
 from drivetrain.strategies.sharded_state import (
     is_dtensor,
     load_whole_model_state,
     load_whole_optimizer_states,
-    named_optimizer_state,
-    numbered_optimizer_states,
     whole_model_state,
     whole_optimizer_state,
 )
@@ -230,36 +229,32 @@ def as_torch_names_them() -> None:
     module = sharded(net())
     optimizers = two(module)
     trained(module, *optimizers)
-    ours, theirs = named_optimizer_state(module, optimizers), get_optimizer_state_dict(module, optimizers)
-    assert ours.keys() == theirs.keys()
+    theirs = get_optimizer_state_dict(module, optimizers)
+    names = [parameter_names(module, optimizer) for optimizer in optimizers]
+    named = [by_name(optimizer.state_dict(), own) for optimizer, own in zip(optimizers, names, strict=True)]
+    ours = {
+        "state": {name: state for each in named for name, state in each["state"].items()},
+        "param_groups": [group for each in named for group in each["param_groups"]],
+    }
     assert ours["param_groups"] == theirs["param_groups"]
     assert ours["state"].keys() == theirs["state"].keys()
     for name, state in ours["state"].items():
         for key, value in state.items():
             assert value is theirs["state"][name][key] or torch.equal(value, theirs["state"][name][key])
-    back = numbered_optimizer_states(module, optimizers, ours)
-    for optimizer, state in zip(optimizers, back, strict=True):
-        own = optimizer.state_dict()
-        assert state["param_groups"] == own["param_groups"]
-        assert {number: id(each) for number, each in state["state"].items()} == {
-            number: id(each) for number, each in own["state"].items()
+    for optimizer, own, state in zip(optimizers, names, named, strict=True):
+        back = by_number(state, own)
+        assert back["param_groups"] == optimizer.state_dict()["param_groups"]
+        assert {number: id(each) for number, each in back["state"].items()} == {
+            number: id(each) for number, each in optimizer.state_dict()["state"].items()
         }
     other = sharded(net())
     set_optimizer_state_dict(other, others := two(other), ours)
-    assert named_optimizer_state(other, others)["state"].keys() == ours["state"].keys()
+    for optimizer, own, state in zip(others, names, named, strict=True):
+        assert by_name(optimizer.state_dict(), own)["state"].keys() == state["state"].keys()
 
 
 def test_names_are_those_of_torchs_distributed_checkpoints(pool: Any) -> None:
     pool.run(as_torch_names_them)
-
-
-def test_other_groups_are_an_error() -> None:
-    module = net()
-    state = named_optimizer_state(module, adam(module))
-    with pytest.raises(CheckpointError, match=r"one with \['0.weight', '0.bias'\], where SGD has a group"):
-        numbered_optimizer_states(module, two(module), state)
-    with pytest.raises(CheckpointError, match="no further group"):
-        numbered_optimizer_states(module, [*adam(module), *adam(module)], state)
 
 
 # ---- with a Trainer --------------------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ from drivetrain.trainer.checkpoint import check_storable, decode_checkpoint, dum
 
 INFORMATION = {"epoch", "global_step", "pytorch-lightning_version", "drivetrain_version", "torch_version"}
 WEIGHTS_ONLY = INFORMATION | {"state_dict"}
-EVERYTHING = WEIGHTS_ONLY | {"loops", "callbacks", "optimizer_states", "lr_schedulers", "rng", "restart"}
+EVERYTHING = WEIGHTS_ONLY | {
+    "loops", "callbacks", "optimizer_states", "optimizer_parameters", "lr_schedulers", "rng", "restart",
+}  # fmt: skip
 
 
 class Somewhere:

@@ -22,15 +22,14 @@ those of a strategy that shards nothing, and each can resume the other's::
 ``torch.distributed.checkpoint.state_dict`` has functions for this too, and they cannot be used for exact checkpoints.
 ``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step which never was; it
 drops the state of parameters that are frozen now (pytorch#192202), and it cannot read LBFGS. ``set_model_state_dict``
-accepts a state with missing names even if ``strict``. :func:`named_optimizer_state` returns what they return otherwise,
-parameters by name and shards as they are, for ``torch.distributed.checkpoint.save``.
+accepts a state with missing names even if ``strict``. ``strategies/parameter_names.py`` gives an optimizer's state the
+names that these functions give it.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,11 +38,9 @@ from torch.optim import Optimizer
 
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import leaves, map_leaves, move_to_host
-from drivetrain.errors import CheckpointError, shown
+from drivetrain.errors import CheckpointError
 
 State = dict[str, Any]
-
-_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
 
 
 def is_dtensor(value: Any) -> bool:
@@ -236,59 +233,3 @@ def from_local_shard(shard: Tensor, like: Any) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
-
-
-# ---- the names of torch.distributed.checkpoint -----------------------------------------------------------------------
-
-
-def named_optimizer_state(module: nn.Module, optimizers: Iterable[Optimizer]) -> State:
-    """Return the state of all optimizers in one dictionary whose keys are parameter names; DTensors stay as they are.
-
-    It has the layout of ``torch.distributed.checkpoint.state_dict.get_optimizer_state_dict``; see [Note: torch's own
-    functions] for the differences.
-
-    Returns:
-        ``state``, a dictionary for each parameter's name; ``param_groups``, those of all optimizers in their order.
-    """
-    names = _names(module)
-    state: State = {"state": {}, "param_groups": []}
-    for optimizer in optimizers:
-        own, parameters = optimizer.state_dict(), _parameters(optimizer)
-        named = {number: names[id(parameter)] for number, parameter in enumerate(parameters)}
-        state["state"] |= {named[number]: each for number, each in own["state"].items()}
-        groups = ({**group, "params": [named[number] for number in group["params"]]} for group in own["param_groups"])
-        state["param_groups"] += groups
-    return state
-
-
-def numbered_optimizer_states(
-    module: nn.Module, optimizers: Iterable[Optimizer], state: Mapping[str, Any]
-) -> list[State]:
-    """Return what :func:`named_optimizer_state` has returned as one state for each optimizer, in torch's own layout.
-
-    Raises:
-        CheckpointError: the parameter groups are not those of ``optimizers``.
-    """
-    names, states = _names(module), []
-    saved = iter(state["param_groups"])
-    for optimizer in optimizers:
-        numbers = {names[id(parameter)]: number for number, parameter in enumerate(_parameters(optimizer))}
-        groups = []
-        for own in optimizer.param_groups:
-            mine, group = [names[id(parameter)] for parameter in own["params"]], next(saved, None)
-            if group is None or set(group["params"]) != set(mine):
-                found = "no further group" if group is None else f"one with {shown(group['params'])}"
-                raise CheckpointError(
-                    f"The checkpoint's optimizer state has {found}, where {type(optimizer).__name__} has a group with "
-                    f"{shown(mine)}. Make the optimizers as they were when it was saved."
-                )
-            groups.append({**group, "params": [numbers[name] for name in mine]})
-        of_own = {numbers[name]: each for name, each in state["state"].items() if name in numbers}
-        states.append({"state": of_own, "param_groups": groups})
-    return states
-
-
-def _names(module: nn.Module) -> dict[int, str]:
-    """The name of each parameter by its identity, without what wrappers for compiling and checkpointing put in."""
-    named = module.named_parameters()
-    return {id(parameter): _WRAPPERS.sub("", name) for name, parameter in named}

@@ -1,0 +1,169 @@
+"""An optimizer's state follows its parameters' names, also where a later version of the model has another order."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import LightningModule
+from drivetrain.errors import CheckpointError
+from drivetrain.strategies.parameter_names import by_name, by_number, in_current_order, parameter_names
+
+
+class Ordered(LightningModule):
+    """Three layers of one shape, made in the order of their names."""
+
+    def __init__(self, names: str = "abc") -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        layers = {name: nn.Linear(2, 2) for name in "abc"}
+        for name in names:
+            setattr(self, name, layers[name])
+
+    def forward(self, x: Any) -> Any:
+        for name in "abc":
+            x = getattr(self, name)(x).tanh()
+        return x
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+@pytest.fixture
+def batches() -> Any:
+    generator = torch.Generator().manual_seed(5)
+    return DataLoader(TensorDataset(torch.randn(12, 2, generator=generator)), batch_size=4)
+
+
+def weights(module: nn.Module) -> dict[str, Any]:
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def saved_after_one_epoch(make_trainer: Any, batches: Any, path: Path) -> None:
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Ordered(), batches)
+    trainer.save_checkpoint(path)
+
+
+@pytest.mark.parametrize("order", ["cba", "bac"])
+def test_a_model_with_another_order_of_layers_resumes_exactly(
+    make_trainer: Any, batches: Any, tmp_path: Path, caplog: Any, order: str
+) -> None:
+    saved_after_one_epoch(make_trainer, batches, tmp_path / "file.ckpt")
+    whole, other = Ordered(), Ordered(order)
+    make_trainer(max_epochs=3).fit(whole, batches)
+    with caplog.at_level("INFO"):
+        make_trainer(max_epochs=3).fit(other, batches, ckpt_path=tmp_path / "file.ckpt")
+    torch.testing.assert_close(weights(other), weights(whole), rtol=0, atol=0)
+    assert "Adam has its parameters in another order than when the checkpoint was saved" in caplog.text
+
+
+def test_without_names_each_state_would_reach_another_parameter(
+    make_trainer: Any, batches: Any, tmp_path: Path
+) -> None:
+    saved_after_one_epoch(make_trainer, batches, tmp_path / "file.ckpt")
+    checkpoint = torch.load(tmp_path / "file.ckpt", weights_only=True)
+    del checkpoint["optimizer_parameters"]  # as in files of earlier versions, which still load
+    torch.save(checkpoint, tmp_path / "old.ckpt")
+    whole, other = Ordered(), Ordered("cba")
+    make_trainer(max_epochs=3).fit(whole, batches)
+    make_trainer(max_epochs=3).fit(other, batches, ckpt_path=tmp_path / "old.ckpt")
+    assert not torch.equal(other.a.weight, whole.a.weight)
+
+
+def test_the_same_order_is_left_alone_in_silence(make_trainer: Any, batches: Any, tmp_path: Path, caplog: Any) -> None:
+    saved_after_one_epoch(make_trainer, batches, tmp_path / "file.ckpt")
+    with caplog.at_level("INFO"):
+        make_trainer(max_epochs=2).fit(Ordered(), batches, ckpt_path=tmp_path / "file.ckpt")
+    assert "another order" not in caplog.text
+
+
+class Renamed(Ordered):
+    """Its first layer has another name, which the hook gives to the weights of the checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rest = self.a, nn.ModuleList([self.b, self.c])
+        del self.a, self.b, self.c
+
+    def forward(self, x: Any) -> Any:
+        for layer in (self.first, *self.rest):
+            x = layer(x).tanh()
+        return x
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        names = {"a": "first", "b": "rest.0", "c": "rest.1"}
+        checkpoint["state_dict"] = {names[key[0]] + key[1:]: value for key, value in checkpoint["state_dict"].items()}
+
+
+def test_renamed_parameters_are_restored_by_their_order(make_trainer: Any, batches: Any, tmp_path: Path) -> None:
+    saved_after_one_epoch(make_trainer, batches, tmp_path / "file.ckpt")
+    whole, other = Ordered(), Renamed()
+    make_trainer(max_epochs=3).fit(whole, batches)
+    make_trainer(max_epochs=3).fit(other, batches, ckpt_path=tmp_path / "file.ckpt")
+    torch.testing.assert_close(list(weights(other).values()), list(weights(whole).values()), rtol=0, atol=0)
+
+
+def two_groups(module: nn.Module) -> torch.optim.Optimizer:
+    a, b, c = (list(getattr(module, name).parameters()) for name in "abc")
+    return torch.optim.SGD([{"params": a, "lr": 0.1}, {"params": [*b, *c], "lr": 0.2}], momentum=0.9)
+
+
+def test_names_are_those_of_the_groups_without_what_wrappers_put_in() -> None:
+    module = Ordered()
+    assert parameter_names(module, two_groups(module)) == [
+        ["a.weight", "a.bias"],
+        ["b.weight", "b.bias", "c.weight", "c.bias"],
+    ]
+    wrapped = nn.ModuleDict({"_orig_mod": module})
+    assert parameter_names(wrapped, torch.optim.SGD(module.a.parameters())) == [["a.weight", "a.bias"]]
+
+
+def test_a_parameter_of_no_module_leaves_the_optimizer_without_names() -> None:
+    assert parameter_names(Ordered(), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)) == []
+
+
+def test_by_name_and_by_number_are_each_others_inverse() -> None:
+    module = Ordered()
+    optimizer = two_groups(module)
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state, names = optimizer.state_dict(), parameter_names(module, optimizer)
+    named = by_name(state, names)
+    assert set(named["state"]) == {name for own in names for name in own}
+    assert by_number(named, names) == state
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda names: "abc", r"parameter names of optimizer 0 \(SGD\).*is 'abc', and list is expected"),
+        (lambda names: [["a.weight", 5], *names[1:]], "is 5, and str is expected"),
+    ],
+)
+def test_damaged_names_are_named(damage: Any, message: str) -> None:
+    module = Ordered()
+    optimizer = two_groups(module)
+    names = parameter_names(module, optimizer)
+    with pytest.raises(CheckpointError, match=message):
+        in_current_order(module, [optimizer], [optimizer.state_dict()], [damage(names)])
+
+
+def test_a_damaged_state_is_named() -> None:
+    module, later = Ordered(), Ordered("cba")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    state = copy.deepcopy(optimizer.state_dict())
+    del state["state"]
+    with pytest.raises(CheckpointError, match=r"optimizer 0 \(SGD\)"):
+        in_current_order(
+            later, [torch.optim.SGD(later.parameters(), lr=0.1)], [state], [parameter_names(module, optimizer)]
+        )
