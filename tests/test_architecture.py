@@ -101,3 +101,50 @@ def test_few_modules_know_each_other_also_where_only_types_are_imported() -> Non
     graph = networkx.DiGraph({name: imports_of(path, modules) - {name} for name, path in modules.items()})
     knots = [sorted(knot) for knot in networkx.strongly_connected_components(graph) if len(knot) > 1]
     assert max(map(len, knots)) <= 10, max(knots, key=len)
+
+
+# Which file besides the class itself may write an attribute: what each batch changes is written where it changes.
+WRITERS = {
+    "progress": {
+        "loops/epoch.py": {"batch_idx", "is_last_batch", "stepped", "batches_done", "stepped_batches", "flush_due"},
+        "loops/step.py": {"global_step"},
+        "loops/evaluate.py": {"eval_batch_idx"},
+    },
+    "book": {},
+    "logbook": {},
+}
+
+
+def written(path: Path) -> set[tuple[str, str]]:
+    """``(owner, attribute)`` of each assignment to an attribute of a progress or a logbook in this file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            continue
+        flat = [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        for target in flat:
+            if isinstance(target, ast.Attribute):
+                owner = target.value
+                name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+                found.add((name.lstrip("_"), target.attr))
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_progress_and_logbook_are_written_by_their_owners(path: Path) -> None:
+    place = path.relative_to(PACKAGE).as_posix()
+    strangers = {
+        (owner, attribute)
+        for owner, attribute in written(path)
+        if owner in WRITERS and attribute not in WRITERS[owner].get(place, set())
+    }
+    assert not strangers
+
+
+def test_each_counter_of_progress_has_one_writer_beside_its_class() -> None:
+    for place, attributes in WRITERS["progress"].items():
+        names = {attribute for owner, attribute in written(PACKAGE / place) if owner == "progress"}
+        assert names == attributes
+    every = [attribute for attributes in WRITERS["progress"].values() for attribute in attributes]
+    assert len(every) == len(set(every))

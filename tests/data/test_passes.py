@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data import CombinedLoader
 from drivetrain.data.kept import generators_kept
-from drivetrain.data.passes import Passes, is_replayed, passes_over
+from drivetrain.data.passes import is_replayed, passes_over
 from drivetrain.errors import CheckpointError
 
 
@@ -40,7 +40,7 @@ def test_t26_workers_are_taken_up_with_their_random_state(workers: int, own_gene
         return DataLoader(Noisy(), 2, shuffle=True, num_workers=workers, generator=generator)
 
     torch.manual_seed(5)
-    whole = Passes(loader())
+    whole = passes_over(loader())
     marks, batches = [], []
     for batch in whole:
         batches.append(batch)
@@ -50,7 +50,7 @@ def test_t26_workers_are_taken_up_with_their_random_state(workers: int, own_gene
         torch.manual_seed(done)
         random.seed(done)
         numpy.random.seed(done)
-        again = Passes(loader())
+        again = passes_over(loader())
         again.resume(mark)
         rest = list(again)
         assert len(rest) == 7 - done
@@ -76,7 +76,7 @@ def test_t26_workers_that_persist_after_a_pass_that_was_left_early(workers: int,
     expected = list(plain)
 
     torch.manual_seed(5)
-    whole = Passes(loader())
+    whole = passes_over(loader())
     leave(whole)
     marks, states, batches = [whole.mark()], [rng_state()], []
     whole.start_epoch()
@@ -88,7 +88,7 @@ def test_t26_workers_that_persist_after_a_pass_that_was_left_early(workers: int,
     for done in (0, 1, 2, 5):
         torch.manual_seed(done)
         random.seed(done)
-        again = Passes(loader())
+        again = passes_over(loader())
         if done:
             again.resume(marks[done])
         else:
@@ -101,7 +101,7 @@ def test_t26_workers_that_persist_after_a_pass_that_was_left_early(workers: int,
 def test_what_a_pass_draws_is_what_its_loader_draws() -> None:
     loader = DataLoader(Noisy(), 2, shuffle=True)
     seen = []
-    for source in (loader, Passes(loader)):
+    for source in (loader, passes_over(loader)):
         torch.manual_seed(5)
         random.seed(5)
         numpy.random.seed(5)
@@ -119,12 +119,12 @@ def test_only_what_knows_no_place_is_fetched_again() -> None:
 
 
 def test_a_loader_that_has_become_shorter_is_said() -> None:
-    whole = Passes(DataLoader(Stream(), batch_size=1))
+    whole = passes_over(DataLoader(Stream(), batch_size=1))
     batches = iter(whole)
     for _ in range(5):
         next(batches)
     with pytest.raises(CheckpointError, match="after 5 batches of an epoch, and the loader list gave only 2"):
-        Passes([1, 2]).resume(whole.mark())
+        passes_over([1, 2]).resume(whole.mark())
 
 
 def test_generators_of_the_users_own_are_put_back() -> None:

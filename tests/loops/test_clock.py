@@ -1,4 +1,4 @@
-"""Validation by the clock (trap T17). Nothing waits: each training step moves a clock of the test's own."""
+"""Validation by the clock. Nothing waits: each training step moves a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback
-from drivetrain.loops import evaluate, fit
+from drivetrain.loops import epoch, evaluate, fit
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=100.0)
-    for module in (evaluate, fit):
+    for module in (epoch, evaluate, fit):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 

@@ -163,7 +163,7 @@ def test_t12_a_window_keeps_its_length_when_it_is_resumed_without_accumulation(
     trainer = make_trainer()
     trainer.fit(module, batches, ckpt_path=tmp_path / "a")
     assert module.gradients == pytest.approx([1.0] * 4)
-    assert trainer.progress.held == 0
+    assert trainer.current_run.window.batches_done == 0
 
 
 def test_t18_validation_keeps_gradients_that_are_added_up_by_hand(make_trainer: Any, ready: Any) -> None:

@@ -17,7 +17,7 @@ from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.kept import worker_state
-from drivetrain.data.passes import Passes, passes_over
+from drivetrain.data.passes import passes_over
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.progress import Progress
 from drivetrain.loops.restart import capture
@@ -250,8 +250,8 @@ def test_counters_of_another_form_are_refused(changes: Any, message: str) -> Non
 # ---- the position in the training data -------------------------------------------------------------------------------
 
 
-def begun() -> Passes:
-    passes = Passes(loader())
+def begun() -> Any:
+    passes = passes_over(loader())
     batches = iter(passes)
     next(batches), next(batches)
     return passes

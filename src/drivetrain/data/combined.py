@@ -151,7 +151,7 @@ class CombinedLoader:
         self._passes.add(batches)  # weakly: a pass that nobody holds any more stops its workers, as a DataLoader's does
         return batches
 
-    def take_up(self, ended: Sequence[bool]) -> None:
+    def resume_at(self, ended: Sequence[bool]) -> None:
         """Let the next pass go on in the middle of one, with loaders that stand where they stood.
 
         Args:

@@ -17,7 +17,8 @@ from drivetrain.base.seed import rng_state, worker_seed_init
 from drivetrain.base.tree import was_there
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.indices import RecordedIndices
-from drivetrain.data.passes import CombinedPasses, Passes
+from drivetrain.data.loader_passes import Passes
+from drivetrain.data.passes import CombinedPasses
 from drivetrain.errors import ConfigurationError
 
 

@@ -135,6 +135,65 @@ class Logbook:
                 entry.reset()
             scope.entries.clear()
 
+    def begin(self, group: str) -> None:
+        """What runs is ``group``: "train", "validate", "test" or "predict"."""
+        self.group, self.epoch_done, self.copies = group, False, True
+
+    def begin_batch(self, batch: Any, scope: Scope, copies: bool) -> None:
+        """A step works on ``batch``; ``copies``: the values it logs are read after it."""
+        self.batch, self.size, self.scope, self.copies = batch, None, scope, copies
+
+    def enter(self, scope: Scope | None) -> Scope | None:
+        """What is logged from here on belongs to ``scope``; return the scope before, to enter it again."""
+        outer, self.scope = self.scope, scope
+        return outer
+
+    def enter_if_left(self, scope: Scope) -> None:
+        """:meth:`enter`, unless a hook is running."""
+        if self.scope is None:
+            self.scope = scope
+
+    def within(self, scope: Scope, *calls: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that makes these calls, all with its arguments, and returns what the last one returned.
+
+        What they log belongs to ``scope``.
+        """
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            outer, self.scope, result = self.scope, scope, None
+            try:
+                for fn in calls:
+                    result = fn(*args, **kwargs)
+                return result
+            finally:
+                self.scope = outer
+
+        return call
+
+    def end_epoch(self) -> None:
+        """The epoch's batches are over: its reductions are final."""
+        self.epoch_done = self.copies = True
+
+    def mute(self, muted: bool) -> None:
+        """Discard what is logged, or stop doing so: a rank repeats a batch so that the others need not wait."""
+        self.muted = muted
+
+    def put_back(self, rows: Sequence[Row]) -> None:
+        """``rows`` of :meth:`step_values` were not logged: they are among the next ones again."""
+        for row in rows:
+            row.entry.fresh = True
+
+    def forget_results(self) -> None:
+        """Forget what a trial has logged."""
+        self.callback_metrics.clear()
+        self.bar_metrics = {}
+
+    def restore_results(
+        self, callback_metrics: dict[str, Any], bar_metrics: dict[str, float], logged_metrics: dict[str, float]
+    ) -> None:
+        """Take over the results of a run in another process."""
+        self.callback_metrics, self.bar_metrics, self.logged_metrics = callback_metrics, bar_metrics, logged_metrics
+
     def leave_batch(self) -> None:
         """No step is running: no batch is held, and a value logged by an epoch hook has weight 1."""
         self.scope = self.batch = None

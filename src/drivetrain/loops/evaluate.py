@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -22,19 +22,97 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts
 from drivetrain.loops.metrics import copied_states, set_states
-from drivetrain.loops.progress import RunningStage
+from drivetrain.loops.progress import Phase, copied
 from drivetrain.loops.run import Run, val_check_every
 
-Stage = Literal["validate", "test", "predict"]
+Stage = Literal["validate", "test", "predict", "sanity_check"]
 
-_WORDS: dict[str, str] = {"validate": "validation", "test": "test", "predict": "predict"}
-_STAGES = {
-    "validate": RunningStage.VALIDATING,
-    "test": RunningStage.TESTING,
-    "predict": RunningStage.PREDICTING,
+
+class _Kind(NamedTuple):
+    """What differs between the stages: the logbook's group, the word in the names of hooks, and the first phase."""
+
+    group: str
+    word: str
+    start: Phase
+
+
+# The phases of a stage follow each other: its start, the wait for a batch, the batch, and its end.
+_KINDS: dict[str, _Kind] = {
+    "sanity_check": _Kind("validate", "validation", Phase.SANITY_START),
+    "validate": _Kind("validate", "validation", Phase.VALIDATION_START),
+    "test": _Kind("test", "test", Phase.TEST_START),
+    "predict": _Kind("predict", "predict", Phase.PREDICT_START),
 }
 _NOTHING = object()  # of a rank that the last global batch had nothing for
 _READ_AT = 64  # batches whose per-step values are kept on the device and read together
+
+
+class Sink(Protocol):
+    """Where the evaluation of one loader writes what its batches give."""
+
+    def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
+        """A batch and its hooks are done. ``repeated``: the rank had none left, and repeated one that counts no more.
+
+        With several ranks, all of them call it equally often.
+        """
+
+    def close(self) -> None:
+        """The loader's last batch is done."""
+
+
+class _StepValues:
+    """The per-step values that were logged: read together now and then, and each logged at its own step."""
+
+    def __init__(self, run: Run, kind: _Kind, dataloader_idx: int) -> None:
+        self._run = run
+        self._group = kind.group
+        self._first_step = run.progress.eval_steps_of(kind.group, dataloader_idx)
+        self._dataloader_idx = dataloader_idx
+        self._rows: list[tuple[int, list[Row]]] = []  # still on the device
+
+    def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
+        if values := self._run.book.step_values(self._group):
+            self._rows.append((self._first_step + batch_idx, values))
+        if (batch_idx + 1) % _READ_AT == 0:  # batches, which all ranks have as many of, and not rows
+            self._publish()
+
+    def close(self) -> None:
+        self._publish()
+        self._run.progress.end_evaluation_of(self._group, self._dataloader_idx)
+
+    def _publish(self) -> None:
+        run, rows = self._run, self._rows
+        flattened = run.book.agree_on_steps([row for _, values in rows for row in values])
+        if run.log is not None:
+            flat = iter(run.book.read(flattened))
+            for step, values in rows:
+                read = [next(flat) for _ in values]
+                if metrics := {row.name: row.value for row in read if row.entry.to_logger}:
+                    run.log(metrics, step)
+        rows.clear()
+
+
+class _Nowhere:
+    """Nothing of a sanity check is kept."""
+
+    def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Outputs:
+    """The outputs of prediction steps, moved to host memory."""
+
+    def __init__(self, predictions: Predictions) -> None:
+        self._predictions = predictions
+        self._outputs: list[Any] = []
+        predictions.outputs.append(self._outputs)
+
+    def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
+        if self._predictions.keeps and not repeated:
+            self._outputs.append(move_to_host(outputs))
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -81,42 +159,37 @@ def _in_order(parts: Sequence[list[Any]]) -> list[Any]:
 
 
 def evaluate(
-    run: Run,
-    stage: Stage,
-    loaders: list[EvalLoader],
-    sanity: bool = False,
-    predictions: Predictions | None = None,
+    run: Run, stage: Stage, loaders: list[EvalLoader], predictions: Predictions | None = None
 ) -> list[dict[str, float]]:
     """Run the stage's step over every batch of ``loaders``, without gradients.
 
     Args:
         run: what to evaluate.
-        stage: whose hooks and step.
+        stage: whose hooks and step. A sanity check has those of validation, and nothing that it logs is kept.
         loaders: one pass over each, in order.
-        sanity: a trial before training: nothing is logged.
         predictions: collects what the steps return.
 
     Returns:
         One dictionary of epoch metrics per loader; values logged in epoch hooks are in each of them.
     """
-    progress = run.progress
+    progress, kind = run.progress, _KINDS[stage]
     agree_on_counts(run, stage, loaders)
     if not any(source.num_batches for source in loaders):
         return []
-    progress.stage = RunningStage.SANITY_CHECKING if sanity else _STAGES[stage]
+    progress.enter(kind.start)
     in_fit = progress.fn == "fit"
-    own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{_WORDS[stage]}_model_train")
+    own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
     modes = {module: module.training for module in run.module.modules()}
     inference = run.limits.inference_mode and not in_fit and run.engine.strategy.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():
         try:
-            rows = _evaluate_loaders(run, stage, loaders, sanity, not in_fit, predictions)
+            rows = _evaluate_loaders(run, stage, loaders, predictions)
             if own_train is not None:
                 own_train()
         finally:
             if own_train is None:
                 for module, training in modes.items():
-                    module.training = training  # not train(): it overwrites the submodules' own modes (trap T18)
+                    module.training = training  # not train(): it would overwrite the submodules' own modes
     several = len(loaders) > 1
     return [
         {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if several else None)}
@@ -135,129 +208,120 @@ def agree_on_counts(run: Run, stage: Stage, loaders: Sequence[EvalLoader]) -> No
     everyones = run.engine.strategy.data.gather_objects([source.num_batches for source in loaders])
     if len({len(counts) for counts in everyones}) > 1:
         raise ConfigurationError(
-            f"The ranks have {', '.join(str(len(counts)) for counts in everyones)} {_WORDS[stage]} loaders. "
+            f"The ranks have {', '.join(str(len(counts)) for counts in everyones)} {_KINDS[stage].word} loaders. "
             "Give all ranks as many."
         )
     for source, counts in zip(loaders, zip(*everyones, strict=True), strict=True):
-        check_counts(counts, _WORDS[stage])
+        check_counts(counts, _KINDS[stage].word)
         source.counts = list(counts)
 
 
-def _evaluate_loaders(
-    run: Run,
-    stage: Stage,
-    loaders: list[EvalLoader],
-    sanity: bool,
-    read_all: bool,
-    predictions: Predictions | None,
-) -> list[Row]:
-    hooks, book, word = run.hooks, run.book, _WORDS[stage]
+def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predictions: Predictions | None) -> list[Row]:
+    hooks, book, progress = run.hooks, run.book, run.progress
+    group, word, start = _KINDS[stage]
     book.leave_batch()
-    book.group, book.epoch_done, book.copies = stage, False, True
+    book.begin(group)
     hooks.call_method(f"on_{word}_model_eval")
     hooks.call(f"on_{word}_start")
     hooks.call(f"on_{word}_epoch_start")
     for index, loader in enumerate(loaders):
-        _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, sanity, predictions)
+        sink = _sink(run, stage, index, predictions)
+        _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, sink, predictions)
     book.leave_batch()
-    book.agree_on_epoch(stage)  # callbacks look at it in the hook, and that may log more
-    book.epoch_done = True
+    book.agree_on_epoch(group)  # callbacks look at it in the hook, and that may log more
+    book.end_epoch()
     hooks.call(f"on_{word}_epoch_end")
-    book.agree_on_epoch(stage)
+    book.agree_on_epoch(group)
     book.refresh()
-    rows = [] if sanity else run.publish(book.epoch_values(stage), run.progress.logger_step, read_all)
-    book.reset(stage)
-    if run.progress.validation:
-        run.progress.validation = "done"  # a checkpoint that is saved from here on need not run it again
+    rows: list[Row] = []
+    if stage != "sanity_check":
+        rows = run.publish(book.epoch_values(group), progress.logger_step, read_all=progress.fn != "fit")
+    book.reset(group)
+    progress.enter(Phase(start + 3))  # a checkpoint that is saved from here on need not run it again
     hooks.call(f"on_{word}_end")
     return rows
 
 
+def _sink(run: Run, stage: Stage, dataloader_idx: int, predictions: Predictions | None) -> Sink:
+    if predictions is not None:
+        return _Outputs(predictions)
+    return _Nowhere() if stage == "sanity_check" else _StepValues(run, _KINDS[stage], dataloader_idx)
+
+
 def _evaluate_loader(
-    run: Run, stage: Stage, source: EvalLoader, index: int | None, sanity: bool, predictions: Predictions | None
+    run: Run, stage: Stage, source: EvalLoader, index: int | None, sink: Sink, predictions: Predictions | None
 ) -> None:
-    """One loader. ``index`` is its number if there are several, else ``None``."""
-    hooks, book, progress, word = run.hooks, run.book, run.progress, _WORDS[stage]
+    """Evaluate one loader. ``index`` is its number if there are several, else ``None``."""
+    hooks, book, progress, slot = run.hooks, run.book, run.progress, run.progress.slot
+    _, word, start = _KINDS[stage]
+    fetch, work = int(start) + 1, int(start) + 2
     dataloader_idx = 0 if index is None else index
     hook_idx: tuple[int, ...] = () if index is None else (index,)
     batch_start = hooks.bind(f"on_{word}_batch_start", index)
     batch_end = hooks.bind(f"on_{word}_batch_end", index)
     move, transfer = run.transfer
-    steps = progress.eval_steps_of(stage, dataloader_idx)
-    rows: list[tuple[int, list[Row]]] = []  # per-step values, still on the device
-    progress.num_eval_batches, progress.eval_batch_idx = source.num_batches, -1
+    progress.begin_evaluation_of(source.num_batches)
     set_epoch(source.loader, progress.current_epoch)
-    step_scope = hooks.scope(f"{word}_step", index)
-    loader = source.loader
-    if predictions is not None:
-        loader = _collecting(predictions, loader)
+    scope = hooks.scope(f"{word}_step", index)
+    recording = None if predictions is None else _Recording(predictions, source.loader)
+    loader = source.loader if recording is None else recording.loader
     batches = feed(loader, source.num_batches, None if transfer else move, source.ahead)
-    together, source_draws = None, False
+    uneven = None
     if run.window.gather is not None:
-        from drivetrain.loops.together import Together, rank_batches  # here, so that importing the Trainer stays quick
+        from drivetrain.loops.uneven import UnevenInputs  # here, so that importing the Trainer stays quick
 
-        together = Together(run, source.loader)
-        source_draws = rank_batches(source.loader) is not None  # a repeated batch was drawn there too
-        batches = together.over(batches, source.counts)
-        progress.num_eval_batches = max(source.counts)
+        uneven = UnevenInputs(run, source.loader)
+        batches = uneven.over(batches, source.counts)
+        progress.begin_evaluation_of(max(source.counts))
+    uneven_from = float("inf") if uneven is None else uneven.uneven_from
     step = bind_eval_step(run, stage, index, batches)
+    slot[0] = fetch
     for batch, _ in batches:
+        slot[0] = work
         progress.eval_batch_idx = batch_idx = progress.eval_batch_idx + 1
-        uneven = together if together is not None and batch_idx >= together.uneven_from else None
-        if uneven is not None:
+        repeated, drawn = False, True
+        if uneven is not None and batch_idx >= uneven_from:
             uneven.begin(batch_idx)
+            repeated = uneven.factor == 0
+            drawn = uneven.draws or not repeated
         if transfer is not None:
             batch = transfer(batch, dataloader_idx)
-        book.scope = step_scope
-        book.batch, book.size = batch, None
-        repeats = together is not None and together.factor == 0
-        if predictions is not None and (not repeats or source_draws):
-            numbers = loader.pop() if predictions.records else []
-            if not repeats:
-                predictions.batch_indices[-1].append(numbers)
+        book.begin_batch(batch, scope, copies=True)
+        if recording is not None and drawn:
+            recording.take(keeps=not repeated)
         for hook in batch_start:
             hook(batch, batch_idx, *hook_idx)
         outputs = step(batch, batch_idx)
-        for hook in () if repeats and predictions is not None else batch_end:
+        for hook in () if repeated and predictions is not None else batch_end:
             hook(outputs, batch, batch_idx, *hook_idx)
-        if uneven is not None:
+        if uneven is not None and batch_idx >= uneven_from:
             uneven.end()
-        if predictions is not None:
-            if predictions.keeps and not repeats:
-                predictions.outputs[-1].append(move_to_host(outputs))
-        elif not sanity and (values := book.step_values(stage)):
-            rows.append((steps + batch_idx, values))
-        if (batch_idx + 1) % _READ_AT == 0:  # batches, which all ranks have as many of, and not rows
-            _publish_steps(run, rows)
-    _publish_steps(run, rows)
-    if not sanity:
-        progress.eval_steps[stage][dataloader_idx] = steps + progress.eval_batch_idx + 1
+        sink.write(batch_idx, outputs, repeated)
+        slot[0] = fetch
+    sink.close()
 
 
-def _collecting(predictions: Predictions, loader: Any) -> Any:
-    """Open this loader's lists; the loader to iterate, which records its samples' numbers if somebody wants them."""
-    predictions.outputs.append([])
-    predictions.batch_indices.append([])
-    return RecordedIndices(loader) if predictions.records else loader
+class _Recording:
+    """A loader for predictions, and the numbers of its samples if a callback wants them."""
 
+    def __init__(self, predictions: Predictions, loader: Any) -> None:
+        self._recorded = RecordedIndices(loader) if predictions.records else None
+        self.loader = loader if self._recorded is None else self._recorded
+        self._numbers: list[list[int]] = []
+        predictions.batch_indices.append(self._numbers)
 
-def _publish_steps(run: Run, rows: list[tuple[int, list[Row]]]) -> None:
-    """Read per-step values together, then log each at its own step."""
-    flattened = run.book.agree_on_steps([row for _, values in rows for row in values])
-    if run.log is not None:
-        flat = iter(run.book.read(flattened))
-        for step, values in rows:
-            read = [next(flat) for _ in values]
-            if metrics := {row.name: row.value for row in read if row.entry.to_logger}:
-                run.log(metrics, step)
-    rows.clear()
+    def take(self, keeps: bool) -> None:
+        """A batch that the loader has drawn is worked on now."""
+        numbers = [] if self._recorded is None else self._recorded.pop()
+        if keeps:
+            self._numbers.append(numbers)
 
 
 def bind_eval_step(
     run: Run, stage: Stage, index: int | None, batches: Iterator[tuple[Any, bool]]
 ) -> Callable[[Any, int], Any]:
-    """The stage's step with the arguments its signature asks for (traps T37, T39, T51)."""
-    name = f"{_WORDS[stage]}_step"
+    """The stage's step with the arguments its signature asks for."""
+    name = f"{_KINDS[stage].word}_step"
     fn, call = getattr(run.module, name), run.engine.strategy.bound_step(name)
     if takes_iterator(fn):
         return _with_iterator(run, call, batches, 0 if index is None else index)
@@ -309,19 +373,19 @@ def sanity_check(run: Run) -> None:
     """Try a few validation batches before training, so that a mistake there shows at once.
 
     Every fit begins with it, also one that resumes at the start or the end of an epoch. It leaves nothing behind: no
-    metric, no progress, no draw from a random generator, no worker process (trap T18).
+    metric, no progress, no draw from a random generator, no worker process.
     """
     limits, progress, book = run.limits, run.progress, run.book
     if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):
         return
-    epochs = progress.current_epoch + progress.epoch_ending
-    if epochs >= limits.max_epochs or progress.global_step >= limits.max_steps or limits.train_batches == 0:
+    over = progress.epochs_done >= limits.max_epochs or progress.global_step >= limits.max_steps
+    if over or limits.train_batches == 0:
         return  # nothing to train
     if run.restart is not None and progress.batches_done > 0 and not progress.epoch_ending:
         return  # resumed inside an epoch or inside a validation
-    progress.stage = RunningStage.SANITY_CHECKING
+    progress.enter(Phase.SANITY_START)
     metrics = copied_states(run.module)
-    eval_steps = {stage: list(counts) for stage, counts in progress.eval_steps.items()}
+    eval_steps = copied(progress.eval_steps)
     run.before_validation = {  # a checkpoint that is saved in here must not hold what this check has changed
         "rng": rng_state(),
         "eval_steps": eval_steps,
@@ -337,12 +401,11 @@ def sanity_check(run: Run) -> None:
         ]
         each = [source.loader for source in loaders]
         with generators_kept(each), workers_kept(each):
-            evaluate(run, "validate", loaders, sanity=True)
+            evaluate(run, "sanity_check", loaders)
         run.hooks.call_callbacks("on_sanity_check_end")
     set_states(run.module, metrics)
-    progress.eval_steps = eval_steps
-    book.callback_metrics.clear()
-    book.bar_metrics = {}
+    progress.restore_eval_steps(eval_steps)
+    book.forget_results()
 
 
 def validates_in(run: Run, epoch: int) -> bool:
@@ -352,7 +415,7 @@ def validates_in(run: Run, epoch: int) -> bool:
 
 
 def validation_due(run: Run, every: float, is_last: bool) -> bool:
-    """Whether validation follows the batch that is just done, in an epoch that validates (trap T17)."""
+    """Whether validation follows the batch that is just done, in an epoch that validates."""
     progress = run.progress
     if progress.should_stop and run.may_stop():
         return True

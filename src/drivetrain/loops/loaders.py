@@ -15,7 +15,8 @@ from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.feed import count_batches, count_of, fetches_ahead, seed_workers, sized_length
 from drivetrain.data.kept import loader_states, set_loader_states
-from drivetrain.data.passes import CombinedPasses, Passes, passes_over
+from drivetrain.data.loader_passes import Passes
+from drivetrain.data.passes import CombinedPasses, passes_over
 from drivetrain.data.resample import without_shuffle
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.module.hooks import DataHooks

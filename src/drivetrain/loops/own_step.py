@@ -46,8 +46,8 @@ def own_step(run: Run) -> Step | None:
         output, steps = result
         if steps and not last and not accumulates_itself:
             raise ConfigurationError(_steps_too_early(run))
-        progress.global_step += steps
-        run.holds_own = steps == 0 and run.window.graded > 0
+        progress.count_steps(steps)
+        run.holds_own = steps == 0 and run.window.batches_with_gradients > 0
         return output
 
     return step

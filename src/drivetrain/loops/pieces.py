@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import overrides, positional_arity
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import Run
-from drivetrain.module.losses import Window, rescale
+from drivetrain.loops.window import Window, rescale
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.stepping import Stepping
 
@@ -164,7 +164,7 @@ def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> C
         clip = run.module.configure_gradient_clipping
     unscale = precision.unscale if precision.scales_loss else None
     # A window may have begun under another limit; several ranks divide by the weights of all.
-    several = run.limits.accumulate > 1 or run.progress.held > 0 or window.gather is not None
+    several = run.limits.accumulate > 1 or window.batches_done > 0 or window.gather is not None
     may_rescale = several and not run.engine.strategy.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):
         return None

@@ -15,21 +15,17 @@ describe files, and files that were written do not go away.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.restoring import naming, restoring
-from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.seed import rng_state
 from drivetrain.errors import CheckpointError
-from drivetrain.loops.metrics import copied_states, metrics_in, set_states, state_of
-from drivetrain.loops.progress import RunningStage, TrainerStatus
-from drivetrain.loops.restart_checks import check_position
+from drivetrain.loops.metrics import copied_states, metrics_in, state_of
+from drivetrain.loops.progress import RunningStage, TrainerStatus, copied
 from drivetrain.loops.run import Run
-from drivetrain.module.hooks import LOG_RULES
 
 State = dict[str, Any]
 
@@ -64,11 +60,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
             "The run was interrupted while an optimizer was changing the parameters, so they are neither those before "
             "the step nor those after it. The last checkpoint stands: resume from it."
         )
-    in_batch = (
-        progress.stage is RunningStage.TRAINING
-        and progress.batch_idx >= progress.batches_done
-        and not (progress.epoch_ending or progress.between_epochs)
-    )
+    in_batch = progress.in_batch
     if (in_batch or progress.status is TrainerStatus.INTERRUPTED) and (start := _window_start(run)) is not None:
         return start
     metrics = metrics_in(run.module) if metrics is None else metrics
@@ -83,7 +75,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         "val_loaders": run.loaders.evaluation_states("validate"),
         "exact": not in_batch,
     }
-    state["samples"] = _samples_in(run, state["data"])
+    state["samples"] = samples_done(run, state["data"])
     if in_batch and _has_stepped(run):  # run again, this batch would be stepped twice
         done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
@@ -93,7 +85,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         state["settled"] = True  # what follows the last batch was done before this one began
         if state["data"] is not None and "given" in state["data"]:
             state["data"] = {**state["data"], "given": progress.batches_done}  # this batch is to come again
-            state["samples"] = _samples_in(run, state["data"])
+            state["samples"] = samples_done(run, state["data"])
             if "loader" not in state["data"]:
                 state["progress"]["is_last_batch"] = False  # it is not done yet
     sanity = progress.stage is RunningStage.SANITY_CHECKING
@@ -143,7 +135,11 @@ def _saved_progress(run: Run) -> State:
     has ended by one can be resumed.
     """
     progress = run.progress
-    return {**progress.state_dict(), "should_stop": progress.should_stop and run.stop_is_delayed()}
+    return {
+        **progress.state_dict(),
+        **run.window.place(),
+        "should_stop": progress.should_stop and run.stop_is_delayed(),
+    }
 
 
 def _at_epoch_start(run: Run) -> State:
@@ -165,7 +161,7 @@ def _place(run: Run) -> State | None:
     return passes.flight or passes.mark()
 
 
-def _samples_in(run: Run, data: State | None) -> int | None:
+def samples_done(run: Run, data: State | None) -> int | None:
     """How many samples of the epoch all ranks together have done at ``data``; ``None`` if that is not known."""
     from drivetrain.data.samplers import samples_in  # here, so that importing the Trainer stays quick
 
@@ -191,7 +187,7 @@ def validation_start(run: Run) -> State:
     """What a checkpoint from inside the validation that begins now needs, because it runs that validation again."""
     return {
         "rng": rng_state(),
-        "eval_steps": {stage: list(counts) for stage, counts in run.progress.eval_steps.items()},
+        "eval_steps": copied(run.progress.eval_steps),
         "metrics": copied_states(run.module),
         "val_loaders": run.loaders.evaluation_states("validate"),
         **states_now(run),
@@ -242,120 +238,3 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         run.window_versions = _versions(run)
 
     return keep
-
-
-# ---- taking up -------------------------------------------------------------------------------------------------------
-
-
-def _reading(part: str) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
-    """Decorate a function that restores ``part``: its errors name the part and the file."""
-
-    def decorate(function: Callable[[Run], None]) -> Callable[[Run], None]:
-        @functools.wraps(function)
-        def restore(run: Run) -> None:
-            with naming(run.resumed_from), restoring(part):
-                function(run)
-
-        return restore
-
-    return decorate
-
-
-def warn_if_inexact(run: Run) -> None:
-    """Say so, if going on from the checkpoint is not as if nothing had happened."""
-    state = run.restart or {}
-    if ahead := state.get("ahead"):
-        rank_zero_warn(
-            "The checkpoint was saved in the middle of a validation, which is run again, and the states of "
-            f"{', '.join(ahead)} are those of the moment of saving. Save in on_validation_end or later to resume "
-            "exactly."
-        )
-    if state.get("cut_off"):
-        rank_zero_warn(
-            "The checkpoint was saved between the optimizer's step and the end of its batch. Training goes on behind "
-            "that batch, but its end hooks and learning-rate schedulers may have been left out."
-        )
-    elif not state.get("exact", True):
-        if not run.progress.batches_done:
-            rank_zero_warn(
-                "The checkpoint was saved in the first batch of an epoch. The epoch begins again with other random "
-                "numbers. Save in on_train_epoch_start or on_train_batch_end to resume exactly."
-            )
-            return
-        again = "given" in (state.get("data") or {}) and "loader" not in state["data"]
-        rank_zero_warn(
-            "The checkpoint was saved in the middle of a batch, which "
-            + ("is run again with other random numbers" if again else "this kind of loader cannot give again")
-            + ". Save in on_train_batch_end or later to resume exactly."
-        )
-
-
-def _warn_of_other_batches(run: Run) -> None:
-    """Warn if the batches that are done hold other samples with the loader of this run."""
-    state, progress = run.restart or {}, run.progress
-    saved, data = state.get("samples"), state.get("data")
-    if saved is None or not progress.batches_done or progress.epoch_ending:
-        return
-    found = _samples_in(run, data)
-    if found is not None and found != saved:
-        rank_zero_warn(
-            f"The checkpoint was saved after {saved} samples of an epoch, in batches of another size: the "
-            f"{progress.batches_done} batches that were done are {found} samples of this loader. Training continues "
-            "after those. Resume with the batch_size it was saved with to continue exactly."
-        )
-
-
-@_reading("the restart point")
-def take_up_state(run: Run) -> None:
-    """Bring back what the loop had in its hands; its random state comes last, right before the next batch."""
-    state = run.restart
-    assert state is not None  # the caller has looked
-    run.restored = True
-    warn_if_inexact(run)
-    _warn_of_other_batches(run)
-    metrics = metrics_in(run.module)
-    children: dict[str | None, Any] = dict(run.module.named_modules())
-    children.update(metrics)
-    logged = [{**entry, "metric": children.get(entry["metric"])} for entry in state.get("logged", [])]
-    run.book.load_state_dict("train", logged, LOG_RULES, run.resumed_from)
-    take_up_results(run)
-    take_up_window(run)
-
-
-@_reading("the metric objects")
-def take_up_results(run: Run) -> None:
-    """The values that callbacks and schedulers watch, and what metric objects hold."""
-    if run.restart is not None:
-        run.book.callback_metrics.update(run.restart.get("callback_metrics", {}))
-        set_states(run.module, run.restart.get("metrics", {}))
-
-
-@_reading("the gradients of a window")
-def take_up_window(run: Run) -> None:
-    """The gradients of a window that was not complete; by hand it may reach over an epoch's end."""
-    if run.restart is None or "window" not in run.restart:
-        return
-    from drivetrain.strategies.sharded_state import from_local_shard  # here, so that importing the Trainer stays quick
-
-    run.window.load_state_dict(run.restart["window"])
-    run.holds_own = run.module.automatic_optimization and run.progress.held == 0
-    gradients = run.restart["gradients"]
-    for name, parameter in run.module.named_parameters():
-        parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None
-    run.engine.precision.take_up_gradients(run.engine.device)
-
-
-def take_up_between_passes(run: Run) -> None:
-    """What the training loader brings over from one epoch to the next."""
-    if run.restart is not None and (data := run.restart.get("data")) is not None:
-        passes = run.loaders.passes()
-        with naming(run.resumed_from):
-            check_position(data, passes)
-            passes.carry_over(data)
-
-
-@_reading("the random state")
-def take_up_random_state(run: Run) -> None:
-    """The generators as they were; from here on everything goes on as if nothing had happened."""
-    if run.restart is not None and (rng := run.restart.get("rng")) is not None:
-        set_rng_state(rng)

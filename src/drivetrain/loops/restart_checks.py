@@ -18,11 +18,13 @@ from drivetrain.base.restoring import (
     restoring,
 )
 from drivetrain.data.kept import check_loader_states, check_worker_state
-from drivetrain.data.passes import CombinedPasses, Passes
+from drivetrain.data.loader_passes import Passes
+from drivetrain.data.passes import CombinedPasses
 from drivetrain.errors import shown
 from drivetrain.logbook.entry import Options
 from drivetrain.loops.metrics import metrics_in
 from drivetrain.loops.progress import Progress
+from drivetrain.loops.window import Window
 from drivetrain.module.hooks import LOG_RULES
 
 State = Mapping[str, Any]
@@ -42,7 +44,7 @@ def check_progress(saved: Any) -> None:
     with restoring("the progress of the fit"):
         for name in _COUNTERS:
             entry(saved, name, int)
-        for name, own in Progress().state_dict().items():
+        for name, own in {**Progress().state_dict(), **Window().place()}.items():
             if name not in saved:
                 continue
             value, place = saved[name], f"[{name!r}]"

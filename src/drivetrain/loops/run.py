@@ -17,8 +17,8 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.logbook import Logbook, Row
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import Progress
+from drivetrain.loops.window import Window
 from drivetrain.module.hooks import Call, HookTable
-from drivetrain.module.losses import Window
 from drivetrain.module.optimizers import LightningOptimizer
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings, val_interval_of
@@ -135,7 +135,8 @@ class Run:
         stale: somebody changed a limit, a callback, a logger or an optimizer: the loop binds anew at the next batch.
         validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
         clock_answer: the batches done, and whether the time for a validation was over then.
-        together: keeps this rank's pass over the training data in step with the others'; ``None`` where it is alone.
+        uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
+            rank.
         all_stop: the ranks have agreed to stop.
         transfer: ``(move, hooks)`` as :func:`drivetrain.module.hooks.bind_transfer` returns them.
         loaders: makes the loaders on first use.
@@ -172,9 +173,9 @@ class Run:
     validated_at: float = field(default_factory=time.monotonic)
     clock_answer: tuple[int, bool] = (-1, False)
     unlogged: set[str] = field(default_factory=set)
-    told_to_go_on: bool = False
+    delay_reported: bool = False
     all_stop: bool = False
-    together: Any = None
+    uneven: Any = None
 
     def mark_stale(self) -> None:
         """Somebody has changed a part of the run: the loop binds anew at the next batch."""
@@ -212,10 +213,10 @@ class Run:
     def holds_gradients(self) -> bool:
         """Whether gradients wait for their optimizer step."""
         if self.module.automatic_optimization:
-            return self.progress.held > 0 or self.holds_own
+            return self.window.batches_done > 0 or self.holds_own
         if len(self.handles) > 1:  # a step of one optimizer does not tell what the others still wait for
             return any(parameter.grad is not None for parameter in self.module.parameters())
-        return self.window.graded > 0
+        return self.window.batches_with_gradients > 0
 
     def unbind(self) -> None:
         """Undo what the last binding attached; after it, optimizers are as the user made them."""
@@ -239,13 +240,13 @@ class Run:
         """Where any rank was asked to stop, all of them are; every rank calls this at the same points of a run."""
         if self.engine.strategy.is_distributed:
             stop = self.engine.strategy.reduce_boolean_decision(self.progress.should_stop, all=False)
-            self.progress.should_stop = self.all_stop = stop
+            self.progress.ask_to_stop(stop)
+            self.all_stop = stop
 
     def stop_is_delayed(self) -> bool:
         """Whether ``min_epochs`` or ``min_steps`` are not reached, so that a request to stop must wait."""
         progress, limits = self.progress, self.limits
-        epochs = progress.current_epoch + progress.epoch_ending  # it rises after the hooks of its end
-        return epochs < limits.min_epochs or progress.global_step < limits.min_steps
+        return progress.epochs_done < limits.min_epochs or progress.global_step < limits.min_steps
 
     def may_stop(self) -> bool:
         """Whether a request to stop may be honoured: min_epochs and min_steps are reached (trap T29).
@@ -257,8 +258,8 @@ class Run:
             return False
         # inside an epoch the running one does not count, at its end it does: current_epoch rises after its hooks
         allowed = progress.current_epoch >= limits.min_epochs and progress.global_step >= limits.min_steps
-        if not allowed and not self.told_to_go_on:
-            self.told_to_go_on = True
+        if not allowed and not self.delay_reported:
+            self.delay_reported = True
             rank_zero_info(
                 f"Asked to stop in epoch {progress.current_epoch} at step {progress.global_step}; training goes on "
                 f"until min_epochs={limits.min_epochs} and min_steps={limits.min_steps} are reached."

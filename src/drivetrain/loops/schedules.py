@@ -1,4 +1,4 @@
-"""When learning-rate schedulers step (traps T14 to T16)."""
+"""When learning-rate schedulers step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
+from drivetrain.loops.run import Run
 from drivetrain.module.hooks import HookTable
 from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 class Schedules:
-    """The schedulers of a run, sorted by the moment at which they step.
+    """The schedulers of a run, sorted by when they step.
 
     Attributes:
         step, epoch: stepped after an optimizer step, and on the last batch of an epoch, both before validation.
@@ -31,6 +32,12 @@ class Schedules:
         self.epoch = [c for c in configs if c.interval == "epoch" and not c.reduce_on_plateau]
         self.step_plateau = [c for c in configs if c.interval == "step" and c.reduce_on_plateau]
         self.epoch_plateau = [c for c in configs if c.interval == "epoch" and c.reduce_on_plateau]
+
+    @classmethod
+    def of(cls, run: Run) -> Schedules:
+        """Those that the Trainer steps: under manual optimization, the module steps its schedulers itself."""
+        configs = run.engine.strategy.lr_scheduler_configs if run.module.automatic_optimization else []
+        return cls(configs, run.hooks, run.book)
 
     def advance_step(self, configs: Sequence[LRSchedulerConfig], progress: Progress) -> None:
         """:meth:`advance` after an optimizer step."""

@@ -19,7 +19,7 @@ overrides are bound here in place of what they would do. A strategy may also own
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -37,19 +37,36 @@ from drivetrain.loops.pieces import (
     exchanges_always,
     hold_back,
 )
+from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
-from drivetrain.module.losses import Window, cannot_be_differentiated, loss_of, rescale
+from drivetrain.loops.window import Window, rescale
+from drivetrain.module.losses import cannot_be_differentiated, loss_of
 from drivetrain.module.optimizers import LightningOptimizer, parameters_of
 from drivetrain.strategies.stepping import Stepping
+
+# As integers: in Python 3.10 and 3.11, looking up the member of an enumeration is a call.
+_FORWARD, _BACKWARD, _OPTIMIZER_STEP = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
 
 ForwardBackward = Callable[[Any, int, int, bool, int], Any]
 
 
-def make_step(run: Run) -> Step:
-    """The way to run a window that this module and its optimizers need.
+class BoundStep(NamedTuple):
+    """One of the ways to run a window, bound to a run.
+
+    Attributes:
+        run: called for each batch.
+        finish_window: called after it on a window's last batch; ``None``: ``run`` does all of it.
+    """
+
+    run: Step
+    finish_window: Callable[[], None] | None = None
+
+
+def make_step(run: Run) -> BoundStep:
+    """Return the way to run a window that this module and its optimizers need.
 
     Raises:
-        ConfigurationError: the optimizers, the arguments and the way do not go together.
+        ConfigurationError: the optimizers, the arguments and the mode of optimization are incompatible.
     """
     run.unbind()
     strategy = run.engine.strategy
@@ -57,12 +74,12 @@ def make_step(run: Run) -> Step:
     run.window.exchanges_always = run.window.gather is not None and exchanges_always(run)
     optimizers = strategy.optimizers
     if not run.module.automatic_optimization:
-        return _manual(run)
+        return BoundStep(_manual(run))
     if overrides(strategy, "bind_step", Stepping):
         from drivetrain.loops.own_step import own_step  # here, so that importing the Trainer stays quick
 
         if (step := own_step(run)) is not None:
-            return step
+            return BoundStep(step)
     if len(optimizers) > 1:
         raise ConfigurationError(
             f"configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
@@ -73,16 +90,16 @@ def make_step(run: Run) -> Step:
     forward_backward = _make_forward_backward(run, optimizer, window)
     before_step = bind_before_step(run, optimizer, window)
     if optimizer is None:
-        return _flat(run, window, forward_backward, before_step, None)
+        return BoundStep(forward_backward, _optimizer_step(run, window, before_step, None))
     needs_closure = requires_closure(optimizer)
     if needs_closure:
         _check_closure(run, type(optimizer).__name__)
     steps_itself = overrides(strategy, "optimizer_step", Stepping)
     if needs_closure or steps_itself or run.hooks.bind_method("optimizer_step") is not None:
-        step = _closure(run, window, forward_backward, before_step, run.handles[0])
+        bound = BoundStep(_closure(run, window, forward_backward, before_step, run.handles[0]))
     else:
-        step = _flat(run, window, forward_backward, before_step, optimizer)
-    return _strategy_accumulates(run, step) if strategy.handles_gradient_accumulation else step
+        bound = BoundStep(forward_backward, _optimizer_step(run, window, before_step, optimizer))
+    return _strategy_accumulates(run, bound) if strategy.handles_gradient_accumulation else bound
 
 
 def _check_closure(run: Run, optimizer: str) -> None:
@@ -102,44 +119,44 @@ def _check_closure(run: Run, optimizer: str) -> None:
 # ---- the three ways --------------------------------------------------------------------------------------------------
 
 
-def _flat(
-    run: Run,
-    window: Window,
-    forward_backward: ForwardBackward,
-    before_step: Callable[[], None] | None,
-    optimizer: Optimizer | None,
-) -> Step:
+def _optimizer_step(
+    run: Run, window: Window, before_step: Callable[[], None] | None, optimizer: Optimizer | None
+) -> Callable[[], None]:
+    """What the flat way does after a window's last batch."""
     progress = run.progress
     scaled_step = run.engine.precision.step if run.engine.precision.scales_loss else None
+    slot = progress.slot
 
-    def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        output = forward_backward(batch, batch_idx, position, last, divisor)
-        if last and window.graded:
-            if optimizer is not None:
-                if before_step is not None:
-                    before_step()
-                if scaled_step is None:
-                    optimizer.step()
-                elif not scaled_step(optimizer):
-                    return output  # the gradients overflowed: nothing was stepped
-            progress.global_step += 1
-        return output
+    def finish_window() -> None:
+        if not window.batches_with_gradients:
+            return
+        if optimizer is not None:
+            slot[0] = _OPTIMIZER_STEP
+            if before_step is not None:
+                before_step()
+            if scaled_step is None:
+                optimizer.step()
+            elif not scaled_step(optimizer):
+                return  # the gradients overflowed: nothing was stepped
+        progress.global_step += 1
 
-    return step
+    return finish_window
 
 
-def _strategy_accumulates(run: Run, whole: Step) -> Step:
-    """Step after every batch with its undivided loss; only the last step of a window is one (trap T13)."""
+def _strategy_accumulates(run: Run, whole: BoundStep) -> BoundStep:
+    """Step after every batch with its undivided loss; only the last step of a window counts as one."""
     progress = run.progress
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         steps = progress.global_step
-        output = whole(batch, batch_idx, position, True, 1)
+        output = whole.run(batch, batch_idx, position, True, 1)
+        if whole.finish_window is not None:
+            whole.finish_window()
         if not last:
             progress.global_step = steps
         return output
 
-    return step
+    return BoundStep(step)
 
 
 def _closure(
@@ -155,24 +172,26 @@ def _closure(
     must_have_loss, shared = requires_closure(handle.optimizer), window.gather is not None
 
     def finish(optimizer: Optimizer) -> None:
-        if not window.graded:  # zeroed gradients would still make momentum and weight decay move the parameters
+        if (
+            not window.batches_with_gradients
+        ):  # zeroed gradients would still make momentum and weight decay move the parameters
             for parameter in parameters_of(optimizer):
                 parameter.grad = None
         elif before_step is not None:
             before_step()
 
-    _attach(run, handle, finish, lambda: window.graded > 0)
+    _attach(run, handle, finish, lambda: window.batches_with_gradients > 0)
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         output: Any = None
 
         def closure() -> Any:
             nonlocal output
-            outer, book.scope = book.scope, training_scope  # it logs as the window's other batches do
+            outer = book.enter(training_scope)  # it logs as the window's other batches do
             try:
                 output = forward_backward(batch, batch_idx, position, True, divisor)
             finally:
-                book.scope = outer
+                book.enter(outer)
             loss, weight = loss_of(output, shared)
             if loss is None and must_have_loss:
                 raise ConfigurationError(
@@ -204,7 +223,7 @@ def _manual(run: Run) -> Step:
     strategy, shared = run.engine.strategy, run.engine.strategy.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        window.graded += 1  # until the next step: a checkpoint in between must hold the gradients
+        window.batches_with_gradients += 1  # until the next step: a checkpoint in between must hold the gradients
         if not shared:
             backward(loss, *args, **kwargs)
             return
@@ -232,17 +251,20 @@ def _attach(
     optimizer would count one twice whose class calls ``super().step()``.
     """
     progress, strategy, precision = run.progress, run.engine.strategy, run.engine.precision
+    slot = progress.slot
     step_of_strategy, model, scales = strategy.optimizer_step, strategy.model, precision.scales_loss
 
     def plain(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
         if closure is None:
             before_step(optimizer)
+            slot[0] = _OPTIMIZER_STEP
             loss = optimizer.step(**kwargs)
         else:
 
             def evaluate() -> Any:  # an optimizer that evaluates twice sees finished gradients twice
                 value = closure()
                 before_step(optimizer)
+                slot[0] = _OPTIMIZER_STEP
                 return value
 
             loss = optimizer.step(closure=evaluate, **kwargs)
@@ -276,6 +298,7 @@ def _attach(
                 precision.unscale(optimizer)
             if graded() or not scales:
                 before_step(optimizer)
+            slot[0] = _OPTIMIZER_STEP
             return value
 
         precision.stepped, uncounted = True, closure is None and bool(graded())
@@ -293,9 +316,11 @@ def _attach(
 
 
 def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
+    slot = run.progress.slot
+
     def step(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
         result = take_step(optimizer, closure, kwargs)
-        run.window.graded = 0
+        run.window.batches_with_gradients, slot[0] = 0, _FORWARD
         return result
 
     return step
@@ -308,7 +333,7 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
     training_step, context = bind_training_step(run)
     zero_grad = None if optimizer is None else bind_zero_grad(run, optimizer)
     backward = bind_backward(run, optimizer)
-    shared = window.gather is not None
+    shared, slot = window.gather is not None, run.progress.slot
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         if context is None:
@@ -318,7 +343,7 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
                 output = training_step(batch, batch_idx)
         loss, weight = (output, None) if type(output) is Tensor else loss_of(output, shared)
         if position == 1:
-            window.expected, window.graded, window.position, window.reference = divisor, 0, 0, None
+            window.divisor, window.batches_with_gradients, window.last_counted, window.reference = divisor, 0, 0, None
             if zero_grad is not None:
                 zero_grad()
         if shared and (loss is None or window.factor_here != 1):
@@ -326,9 +351,10 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
         if loss is not None:
             if weight is not None or divisor != 1:
                 loss = window.part(loss, weight, optimizer, position, last)
-            elif position != window.position:  # a closure may be run twice
-                window.position = position
-                window.graded += 1
+            elif position != window.last_counted:  # a closure may be run twice
+                window.last_counted = position
+                window.batches_with_gradients += 1
+            slot[0] = _BACKWARD
             try:
                 backward(loss)
             except RuntimeError as error:
@@ -337,7 +363,7 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
                 raise
         return output
 
-    accumulates = run.limits.accumulate > 1 or run.progress.held > 0
+    accumulates = run.limits.accumulate > 1 or window.batches_done > 0
     exchanges = run.engine.strategy.is_distributed
     return _exchanging_last(run, forward_backward) if exchanges and accumulates else forward_backward
 

@@ -279,16 +279,7 @@ class HookTable:
         if not overrides(self._module, name, self._module_base):
             return None
         method: Call = getattr(self._module, name)
-        scope, book = self.scope(name), self._book
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            outer, book.scope = book.scope, scope
-            try:
-                return method(*args, **kwargs)
-            finally:
-                book.scope = outer
-
-        return call
+        return self._book.within(self.scope(name), method)
 
     def bind_batch_start(self) -> Call | None:
         """The module's ``on_train_batch_start`` and after it, unless that skips the rest, the strategy's."""
@@ -344,19 +335,10 @@ class HookTable:
         return [getattr(self._strategy, hook)] if overrides(self._strategy, hook, Strategy) else []
 
     def _scoped(self, hook: str, calls: Iterable[Call], dataloader_idx: int | None = None) -> Call:
-        scope, book, bound = self.scope(hook, dataloader_idx), self._book, tuple(calls)
+        bound = tuple(calls)
         if hook in self.completes:
             bound = (partial(_call_all, bound),)
-
-        def call(*args: Any) -> None:
-            outer, book.scope = book.scope, scope
-            try:
-                for fn in bound:
-                    fn(*args)
-            finally:
-                book.scope = outer
-
-        return call
+        return self._book.within(self.scope(hook, dataloader_idx), *bound)
 
 
 def _call_all(calls: Sequence[Call], *args: Any) -> None:
@@ -402,8 +384,6 @@ def bind_transfer(
         getattr(owner if owner is not None else module, name) for owner, name in zip(owners, names, strict=True)
     )
 
-    scope = book.scope_for("train", "a transfer hook", None)
-
     def by_hooks(batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         batch = before(batch, dataloader_idx)
         moved = transfer(batch, device, dataloader_idx)
@@ -413,11 +393,6 @@ def bind_transfer(
     through = by_hooks if own is None else own
 
     def hooks(batch: Any, dataloader_idx: int) -> Any:
-        outer, book.scope = book.scope, scope
-        if convert is not None:
-            batch = convert(batch)
-        batch = through(batch, device, dataloader_idx)
-        book.scope = outer
-        return batch
+        return through(batch if convert is None else convert(batch), device, dataloader_idx)
 
-    return to_device, hooks
+    return to_device, book.within(book.scope_for("train", "a transfer hook", None), hooks)

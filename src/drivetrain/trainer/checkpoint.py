@@ -19,6 +19,7 @@ from drivetrain.errors import CheckpointError, ConfigurationError, closest, desc
 from drivetrain.loops.progress import TrainerStatus
 from drivetrain.loops.restart import capture
 from drivetrain.loops.restart_checks import check_progress, check_restart
+from drivetrain.loops.window import Window
 from drivetrain.module.loading import (
     HYPERPARAMETERS,
     PARTS_WITHOUT_REFERENCES,
@@ -210,7 +211,8 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Where the loop is. After an exception that is where its window began, and ``checkpoint`` is set back to there."""
     run = trainer.current_run
     if run is None or trainer.progress.fn != "fit":
-        return {"loops": {"drivetrain": trainer.progress.state_dict()}, "rng": rng_state()}
+        loops = {"drivetrain": {**trainer.progress.state_dict(), **Window().place()}}
+        return {"loops": loops, "rng": rng_state()}
     state = dict(capture(run))
     progress = state.pop("progress")
     checkpoint["epoch"], checkpoint["global_step"] = progress["current_epoch"], progress["global_step"]
@@ -450,7 +452,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         )
     check_progress(saved)
     progress.load_state_dict(saved, goes_on=saved.get("global_step", 0) < trainer.limits.max_steps)
-    epochs = progress.current_epoch + progress.epoch_ending
+    epochs = progress.epochs_done
     if epochs > trainer.limits.max_epochs:
         raise CheckpointError(
             f"The checkpoint was saved after {epochs} epochs, and "
@@ -458,6 +460,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         )
     run = trainer.current_run
     assert run is not None  # it is being set up
+    run.window.restore_place(saved)
     own = _of_this_rank(trainer, checkpoint, 0 if progress.epoch_ending else progress.batches_done)
     if own.get("rng") is None and "drivetrain_version" in checkpoint:
         raise CheckpointError("The checkpoint has no random state, 'rng'. Use another one.")

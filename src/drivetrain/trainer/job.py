@@ -122,7 +122,7 @@ class Outcome:
         strategy.precision_plugin.load_state_dict(self.precision)
         for each in fields(Progress):
             setattr(trainer.progress, each.name, getattr(self.progress, each.name))
-        book.callback_metrics, book.bar_metrics, book.logged_metrics = self.metrics
+        book.restore_results(*self.metrics)
         states = list(self.callbacks)
         for callback in trainer.callbacks:
             found = next((pair for pair in states if pair[0] == callback.state_key), None)

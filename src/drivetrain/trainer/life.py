@@ -11,9 +11,8 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.loops.evaluate import Stage, evaluate, predict
-from drivetrain.loops.fit import fit
 from drivetrain.loops.loaders import Loaders
-from drivetrain.loops.progress import TrainerFn, TrainerStatus
+from drivetrain.loops.progress import TrainerFn
 from drivetrain.loops.run import Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
@@ -134,6 +133,8 @@ def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
 def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
     """The loop of this run, ready to be called."""
     if fn is TrainerFn.FITTING:
+        from drivetrain.loops.fit import fit  # here, so that importing the Trainer stays quick
+
         return functools.partial(fit, run)
     if fn is TrainerFn.PREDICTING:
         return functools.partial(predict, run, trainer.predictions)
@@ -158,7 +159,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 
 def abort(trainer: Trainer, error: BaseException) -> None:
     """Tell everybody that the run ends by ``error`` and free what it held, however little was built (T58)."""
-    trainer.progress.status = TrainerStatus.INTERRUPTED
+    trainer.progress.end_run(interrupted=True)
     if not trainer.engine.launcher.is_external:
         return  # there was nothing here; the processes have told everybody, and cleaned up
     trainer.logbook.leave_batch()

@@ -271,7 +271,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @should_stop.setter
     def should_stop(self, value: bool) -> None:
-        self.progress.should_stop = value
+        self.progress.ask_to_stop(value)
 
     @property
     def is_last_batch(self) -> bool:

@@ -361,7 +361,7 @@ class Trainer(TrainerView):
             if explained is not None:
                 raise explained from error
             raise
-        self.progress.status, self.progress.stage = TrainerStatus.FINISHED, None
+        self.progress.end_run()
         return results
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from drivetrain.loops.run import Run
 Batches = Iterator[tuple[Any, bool]]
 
 
-class Together:
+class UnevenInputs:
     """Keeps a pass of one rank in step with the others'.
 
     Args:
@@ -22,6 +22,7 @@ class Together:
         loader: what is iterated; it knows what its batches count for if its samples are shared out.
 
     Attributes:
+        draws: a batch that counts for nothing is drawn from the loader too, and not one that is repeated.
         factor: of the current batch: see :class:`drivetrain.data.samplers.Share`.
         uneven_from: the first batch of the pass that may count for another factor than 1: only from there on must
             :meth:`begin` and :meth:`end` be called.
@@ -33,6 +34,7 @@ class Together:
         self._kept: KeptTogether | PaddedBatches | None = None
         self._reachable: list[Any] | None = None  # metric objects of the module and of callbacks
         self._metrics: list[tuple[Any, dict[str, Any]]] | None = None  # while a batch is repeated, what they were
+        self.draws = self._shares is not None
         self.factor = 1.0
         run.window.factor_here = 1.0
         self.uneven_from: float = float("inf") if self._shares is None else self._shares.uneven_from()
@@ -70,7 +72,7 @@ class Together:
             self.factor = self._kept.factor
         self._run.window.factor_here = self.factor
         if self.factor == 0:
-            self._run.book.muted = True
+            self._run.book.mute(True)
             self._run.engine.strategy.repeat_batch(True)
             self._metrics = [(metric, map_leaves(_copied, state_of(metric))) for metric in self._all_metrics()]
 
@@ -83,7 +85,7 @@ class Together:
             for metric, state in self._metrics:
                 set_state(metric, state, forget=False)
             self._metrics = None
-            self._run.book.muted = False
+            self._run.book.mute(False)
             self._run.engine.strategy.repeat_batch(False)
 
     def _all_metrics(self) -> list[Any]:

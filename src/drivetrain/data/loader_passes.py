@@ -1,0 +1,241 @@
+"""Passes over one training loader, each of which can be resumed in its middle.
+
+This file has what all kinds of loaders share, and two kinds; ``sampled_passes.py`` has the third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from drivetrain.base.restoring import restoring
+from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
+from drivetrain.data.kept import generators_kept, generators_of
+from drivetrain.data.stateful import between_passes, leave, rest_of_pass
+from drivetrain.errors import CheckpointError
+
+_INF = float("inf")
+Mark = dict[str, Any]
+"""The position of a pass, as plain data."""
+
+
+class Passes:
+    """One loader that is iterated once per epoch, or more often inside a combined one.
+
+    Each subclass resumes a pass in its own way; this class iterates the loader again from its start and discards the
+    batches that are done. That is exact if what the loader yields depends on its own draws alone.
+
+    Args:
+        loader: any re-iterable object.
+
+    Attributes:
+        loader: the user's own.
+        limit: how many batches a pass yields at most.
+        fetches_here: whether fetching a batch may draw from this process's random generators.
+        flight: the position before a batch that is fetched ahead; ``None`` while there is none.
+        can_repeat: whether :meth:`last_batch` works.
+    """
+
+    can_repeat = True
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.flight: Mark | None = None
+        self.limit: float = _INF
+        self._workers = num_workers(loader)
+        self.fetches_here = self._workers == 0
+        self._generators = generators_of(loader)
+        self._given = 0  # batches of the current pass
+        self._begun = 0  # passes of the current epoch
+        self._ended = False
+        self._before: dict[str, Any] = {}  # random state when the pass was started
+        self._prepared: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def start_epoch(self) -> None:
+        """The next pass is the first of an epoch."""
+        self._begun, self.flight = 0, None
+
+    def close(self) -> None:
+        """Let workers that persist end."""
+
+    # ---- a pass ------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._prepared is not None:
+            source, self._prepared = self._prepared, None
+        else:
+            self._leave()
+            self._given, self._ended = 0, False
+            self._begun += 1
+            self._before = random_state(self._generators)
+            source = self._start()
+        if self.limit != _INF:
+            source = islice(source, max(int(self.limit) - self._given, 0))
+        return self._count(source)
+
+    def _leave(self) -> None:
+        """Another pass is about to begin, and the one before may have been left early."""
+
+    def _start(self) -> Iterator[Any]:
+        """Start a pass of the loader."""
+        return iter(self.loader)
+
+    def _count(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of ``source`` and count them."""
+        for batch in source:
+            self._given += 1
+            yield batch
+        self._ended = True
+
+    # ---- its position ------------------------------------------------------------------------------------------------
+
+    def mark(self, states: bool = True) -> Mark:
+        """Return the position of the pass; without ``states``, a loader is not asked for its own."""
+        return {
+            "given": self._given,
+            "begun": self._begun,
+            "ended": self._ended,
+            "before": self._before,
+            "generators": [generator.get_state() for generator in self._generators],
+        }
+
+    def carry_over(self, mark: Mark) -> None:
+        """Restore from ``mark`` what outlives a pass: the user's own generators, and workers that persist."""
+        if "given" in mark:  # else it is of several loaders: none of their states belongs to this one
+            self._set_generators(mark)
+            self._carry_over(mark)
+
+    def _set_generators(self, mark: Mark) -> None:
+        for generator, state in zip(self._generators, mark["generators"], strict=False):
+            generator.set_state(state)
+
+    def _carry_over(self, mark: Mark) -> None:
+        """The part of :meth:`carry_over` that differs between the kinds."""
+
+    def resume(self, mark: Mark) -> None:
+        """Bring the next iteration to where ``mark`` was taken. Set the random generators after it: it moves them.
+
+        Raises:
+            CheckpointError: the loader yields fewer batches than were taken of it, or cannot restore a state.
+        """
+        if "given" not in mark or len(mark.get("generators", ())) != len(self._generators) or not self._fits(mark):
+            raise CheckpointError(
+                f"The checkpoint was saved with another kind of training loader, and a {type(self.loader).__name__} "
+                "cannot go on where that one was. Resume with the loader it was saved with."
+            )
+        self._given, self._begun, self._ended = mark["given"], mark["begun"], mark["ended"]
+        self._before = mark["before"]
+        if self._ended:
+            self._prepared = iter(())
+            self.carry_over(mark)
+            return
+        if not self._before:
+            raise CheckpointError("The checkpoint lacks the random state in which its pass began. Use another one.")
+        set_random_state(self._generators, self._before)
+        self._resume(mark)
+
+    def _fits(self, mark: Mark) -> bool:
+        """Whether ``mark`` is of a loader of the same kind."""
+        return "loader" not in mark
+
+    def _resume(self, mark: Mark) -> None:
+        """Prepare the rest of the pass, in the random state in which the pass was started."""
+        self._prepared = iter(self.loader)
+        self._discard(self._prepared, 0, mark["given"])
+
+    def _discard(self, source: Iterator[Any], given: int, done: int) -> None:
+        """Take the batches from ``given`` to ``done`` of ``source`` once more."""
+        self._given = given
+        for item in islice(source, done - given):
+            self._discarded(item)
+            self._given += 1
+        if self._given < done:
+            raise CheckpointError(
+                f"The checkpoint was saved after {done} batches of an epoch, and the loader "
+                f"{type(self.loader).__name__} gave only {self._given}. Resume with the data it was saved with."
+            )
+
+    def _discarded(self, item: Any) -> None:
+        """A batch was fetched for a second time."""
+
+    def last_batch(self, mark: Mark) -> Any:
+        """Return the batch that was yielded last when ``mark`` was taken, fetched again; no random generator moves.
+
+        A worker may have drawn other random numbers for it.
+        """
+        with isolate_rng():
+            self.resume({**mark, "given": mark["given"] - 1, "ended": False})
+            batch = next(iter(self))
+        self.close()
+        return batch
+
+
+class StatefulPasses(Passes):
+    """A loader with ``state_dict`` and ``load_state_dict``: it knows its position itself."""
+
+    can_repeat = False  # it does not go back by one batch
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._left: Iterator[Any] | None = None  # the rest of a pass that was resumed
+
+    def _leave(self) -> None:
+        if self._left is not None:
+            with isolate_rng(), generators_kept([self.loader]):
+                leave(self._left)
+        self._left = None
+
+    def mark(self, states: bool = True) -> Mark:
+        return {**super().mark(states), "loader": self.loader.state_dict() if states else None}
+
+    def _fits(self, mark: Mark) -> bool:
+        return "loader" in mark
+
+    def _carry_over(self, mark: Mark) -> None:
+        if "loader" not in mark:
+            return
+        given, ended = mark["given"], mark["ended"]
+        whole = given >= length_of(self.loader) or (ended and given < self.limit)
+        with isolate_rng(), generators_kept([self.loader]), restoring(self._name):
+            self._left = between_passes(self.loader, mark["loader"], given > 0 or ended, whole)
+
+    def _resume(self, mark: Mark) -> None:
+        whole = self._given >= length_of(self.loader)
+        with restoring(self._name):
+            self._prepared = self._left = rest_of_pass(self.loader, mark["loader"], whole)
+
+    @property
+    def _name(self) -> str:
+        return f"the training loader ({type(self.loader).__name__})"
+
+
+def length_of(loader: Any) -> float:
+    """Its number of batches; ``inf`` where it has no length."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return _INF
+
+
+def num_workers(loader: Any) -> int:
+    """How many worker processes it has."""
+    workers = getattr(loader, "num_workers", 0)
+    return workers if isinstance(workers, int) else 0
+
+
+def random_state(generators: list[torch.Generator]) -> dict[str, Any]:
+    """The state of the global generators and of these."""
+    return {**rng_state(), "generators": [generator.get_state() for generator in generators]}
+
+
+def set_random_state(generators: list[torch.Generator], state: dict[str, Any]) -> None:
+    """Restore what :func:`random_state` returned."""
+    for generator, its_state in zip(generators, state["generators"], strict=True):
+        generator.set_state(its_state)
+    set_rng_state(state)

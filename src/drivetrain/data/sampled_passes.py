@@ -1,0 +1,244 @@
+"""Passes over a torch DataLoader that fetches what its sampler draws, by far the most frequent kind.
+
+[Note: workers]
+Each batch brings along the state of its worker's random generators, if that has changed. Torch deals batches to
+workers in turn, so a pass of W workers is taken up at the start of a round of W batches: every worker begins with the
+state that it had there, and the few batches of the round that were done already are fetched again and thrown away.
+
+Workers that persist go on with their generators in the next pass. If a pass is left early, they have fetched ahead,
+and what they drew for it comes before the next pass: so these batches are received and thrown away, for the states
+that they bring along. A run that resumes between the two passes lets its workers fetch the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from drivetrain.base.seed import isolate_rng
+from drivetrain.data.kept import set_worker_state, worker_state
+from drivetrain.data.loader_passes import Mark, Passes, length_of, random_state, set_random_state
+from drivetrain.data.resample import SamplerProxy, replaced
+
+
+class SampledPasses(Passes):
+    """A DataLoader over a map-style dataset: batches that are done are skipped in its sampler, without fetching them.
+
+    The loader stays as it is; a copy is iterated that shares its dataset, its samplers and its generator.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._persists = bool(loader.persistent_workers)
+        place = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._draws = _Draws(getattr(loader, place), self._generators)
+        changes: dict[str, Any] = {place: self._draws}
+        self._seeds: _Seeds | None = None
+        if self._workers:
+            self._seeds = _Seeds(loader.worker_init_fn)
+            changes |= {"collate_fn": _Carrying(loader.collate_fn), "worker_init_fn": self._seeds}
+        self._source = replaced(loader, **changes)
+        self._states: dict[int, tuple[Any, Any]] = {}  # by worker: after its batch before the last, and after the last
+        self._running: Iterator[Any] | None = None  # the loader's own iterator of this pass
+        self._carries_over = False  # the next workers begin with the states that a checkpoint holds
+
+    def close(self) -> None:
+        self._source._iterator = self._running = None
+
+    def _leave(self) -> None:
+        """Receive what persistent workers have fetched ahead in a pass that was left early."""
+        running, self._running = self._running, None
+        if running is None or self._ended or not self._persists or self._seeds is None:
+            return
+        self._draws.over = True
+        while True:
+            try:
+                self._keep(next(running)[1])
+            except StopIteration:
+                break
+            except Exception:
+                pass  # of a batch that is not used
+            self._given += 1
+        self._draws.over = False
+
+    def _start(self) -> Iterator[Any]:
+        # Workers that persist keep their random state; others are seeded again.
+        self._states = {w: (last, last) for w, (_, last) in self._states.items()} if self._persists else {}
+        if self._carries_over:
+            self._draws.started = self._before
+        self._running = iter(self._source)
+        if self._seeds is not None and self._carries_over:
+            self._carries_over, self._draws.started, self._seeds.states = False, None, {}
+        return self._running
+
+    def _count(self, source: Iterator[Any]) -> Iterator[Any]:
+        if self._seeds is None:
+            return super()._count(source)
+        return self._count_carried(source)
+
+    def _count_carried(self, source: Iterator[Any]) -> Iterator[Any]:
+        for batch, carried in source:
+            self._keep(carried)
+            self._given += 1
+            yield batch
+        self._ended = True
+
+    def _keep(self, carried: _Carried) -> None:
+        worker = self._given % self._workers
+        _, last = self._states.get(worker, (None, None))
+        self._states[worker] = (last, last if carried.state is None else carried.state)
+
+    def mark(self, states: bool = True) -> Mark:
+        mark = {**super().mark(states), "drawing": self._draws.drawing}
+        if self._seeds is not None:
+            inside = self._given % self._workers  # workers that have done their batch of this round
+            mark["workers"] = {
+                worker: before if worker < inside else last for worker, (before, last) in self._states.items()
+            }
+            if self._persists:
+                mark["workers_after"] = {worker: last for worker, (_, last) in self._states.items()}
+        return mark
+
+    def _fits(self, mark: Mark) -> bool:
+        return super()._fits(mark) and "drawing" in mark
+
+    def _carry_over(self, mark: Mark) -> None:
+        if self._seeds is None or not self._persists:
+            return
+        if 0 < mark["given"] < length_of(self._source) and not mark["ended"]:
+            # It was left early, and its workers had fetched ahead: these must fetch the same.
+            with isolate_rng():
+                self.resume(mark)
+            self._prepared = None
+            self._leave()
+            self._given = self._begun = 0
+            self._set_generators(mark)
+        elif states := mark.get("workers_after"):
+            self._states = {worker: (state, state) for worker, state in states.items()}
+            self._seeds.states, self._carries_over = states, True
+
+    def _resume(self, mark: Mark) -> None:
+        done = mark["given"]
+        skipped = done // self._workers * self._workers if self._workers else done
+        self._draws.skip(skipped, mark["drawing"])
+        if self._persists and not skipped and mark["drawing"]:
+            self._draws.started = mark["drawing"]
+        if self._seeds is not None:
+            states = mark.get("workers", {})
+            self._states = {worker: (state, state) for worker, state in states.items()}
+            self._seeds.states = states
+        self._prepared = self._running = iter(self._source)
+        self._draws.skip(0, mark["drawing"])
+        self._draws.started = None
+        if self._seeds is not None:
+            self._seeds.states = {}  # the workers have their copy, and later ones start as torch seeds them
+        self._discard(self._prepared, skipped, done)
+
+    def _discarded(self, item: Any) -> None:
+        if self._seeds is not None:
+            self._keep(item[1])
+
+
+def draws_samples(loader: Any) -> bool:
+    """Whether it is a DataLoader that fetches what its sampler draws, in torch's own way."""
+    return (
+        isinstance(loader, DataLoader)
+        and not isinstance(loader.dataset, IterableDataset)
+        and type(loader).__iter__ is DataLoader.__iter__
+    )
+
+
+class _Draws(SamplerProxy):
+    """A sampler that can leave out its first draws; in all else it is the one in it.
+
+    Attributes:
+        drawing: the random state when the pass's first draw was asked for. It is not the state when the pass was
+            started: a DataLoader draws its workers' seed in between, but not where they persist.
+        started: the state when the pass was started, where the workers' seed is drawn that was not drawn before: that
+            draw is taken back.
+        over: no further draw is wanted of the iterations under way.
+    """
+
+    def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
+        super().__init__(sampler)
+        self._generators = generators
+        self.drawing: dict[str, Any] = {}
+        self._skip = 0
+        self.started: dict[str, Any] | None = None
+        self.over = False
+
+    def skip(self, count: int, drawing: dict[str, Any]) -> None:
+        """Let iterations begin behind ``count`` draws, the first of them made in the state ``drawing``."""
+        self._skip, self.drawing = count, drawing
+
+    def __iter__(self) -> Iterator[Any]:  # a DataLoader with workers asks twice, and takes the second answer
+        draws = iter(self._sampler)  # started now, as the loader starts it: it may draw random numbers
+        if not self._skip:
+            return self._until_over(draws, self._begin)
+        started = random_state(self._generators)
+        set_random_state(self._generators, self.drawing)
+        for _ in islice(draws, self._skip):
+            pass
+        behind = [generator.get_state() for generator in self._generators]
+        set_random_state(self._generators, started)
+        return self._until_over(draws, lambda: self._go_behind(behind))
+
+    def _begin(self) -> None:
+        if self.started is not None:
+            set_random_state(self._generators, self.started)
+        self.drawing = random_state(self._generators)
+
+    def _go_behind(self, states: list[Any]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+
+    def _until_over(self, draws: Iterator[Any], before_the_first: Callable[[], None]) -> Iterator[Any]:
+        before_the_first()
+        while not self.over:
+            try:
+                draw = next(draws)
+            except StopIteration:
+                return
+            yield draw
+
+
+class _Carried:
+    """A worker's random state behind one of its batches; ``None`` where it is as it was before."""
+
+    __slots__ = ("state",)  # no tuple: memory pinning would walk through its hundreds of numbers
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Carrying:
+    """A ``collate_fn`` whose batches bring along the random state of the worker that made them."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+        self._last: Any = None
+
+    def __call__(self, samples: Any) -> tuple[Any, _Carried]:
+        batch = self._collate(samples)
+        state = worker_state()
+        carried = _Carried(None if state == self._last else state)
+        self._last = state
+        return batch, carried
+
+
+class _Seeds:
+    """A ``worker_init_fn`` that, after the user's own, gives a worker the random state it had."""
+
+    def __init__(self, user: Callable[[int], None] | None) -> None:
+        self._user = user
+        self.states: Mapping[int, Any] = {}
+
+    def __call__(self, worker_id: int) -> None:
+        if self._user is not None:
+            self._user(worker_id)
+        if (state := self.states.get(worker_id)) is not None:
+            set_worker_state(state)

@@ -1,0 +1,258 @@
+"""The batches of one training epoch: each is trained on and logged, and a validation follows where one is due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from drivetrain.base.introspect import takes_iterator
+from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead
+from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.loops.evaluate import evaluate, validates_in, validation_due
+from drivetrain.loops.loaders import check_counts
+from drivetrain.loops.pieces import Step
+from drivetrain.loops.progress import Phase
+from drivetrain.loops.restart import validation_start, watch_exceptions
+from drivetrain.loops.run import ENDLESS, Run, val_check_every
+from drivetrain.loops.schedules import Schedules
+from drivetrain.loops.step import make_step
+from drivetrain.module.hooks import Call
+from drivetrain.module.losses import outputs_for_hooks
+from drivetrain.module.optimizers import LRSchedulerConfig
+
+Batches = Iterator[tuple[Any, bool]]
+"""Batches, each with whether it is the last of its epoch."""
+
+# As integers: in Python 3.10 and 3.11, looking up the member of an enumeration is a call.
+_FETCH, _BATCH_START, _FORWARD = int(Phase.FETCH), int(Phase.BATCH_START), int(Phase.FORWARD)
+_BATCH_END = int(Phase.BATCH_END)
+
+
+class Bound(NamedTuple):
+    """Everything that a batch needs, so that nothing is looked up by name while the epoch runs."""
+
+    step: Step
+    finish_window: Callable[[], None] | None  # after the step, on a window's last batch
+    schedules: Schedules
+    step_schedulers: Sequence[LRSchedulerConfig]
+    batch_start: tuple[Call, ...]
+    module_batch_start: Callable[..., Any] | None
+    batch_end: tuple[Call, ...]
+    accumulate: int
+    windowed: float  # where an epoch cuts its last window short; inf: a short one is divided as a full one
+    log_every: int
+    validates: bool
+    validate_every: float
+    has_follow_up: bool  # a validation or a scheduler that watches a value may come after any batch
+    uneven: Any  # an UnevenInputs, or None
+    uneven_from: float  # the first batch that may count for less than those of other ranks; inf: none does
+    keep_start: Callable[[], None] | None
+
+
+def bind(run: Run) -> Bound:
+    """Bind the run as it is now: when an epoch begins, and when a part of the run was changed."""
+    hooks, limits = run.hooks, run.limits
+    run.stale = False
+    run.swap_optimizers()
+    step, schedules = make_step(run), Schedules.of(run)
+    validates = validates_in(run, run.progress.current_epoch)
+    return Bound(
+        step=step.run,
+        finish_window=step.finish_window,
+        schedules=schedules,
+        step_schedulers=schedules.step,
+        batch_start=hooks.bind_callbacks("on_train_batch_start"),
+        module_batch_start=hooks.bind_batch_start(),
+        batch_end=hooks.bind("on_train_batch_end"),
+        accumulate=limits.accumulate,
+        windowed=ENDLESS if run.window.keeps_divisor else run.progress.num_training_batches,
+        log_every=limits.log_every_n_steps,
+        validates=validates,
+        validate_every=val_check_every(limits, run.progress.num_training_batches) if validates else ENDLESS,
+        has_follow_up=validates or bool(schedules.step_plateau),
+        uneven=run.uneven,
+        uneven_from=ENDLESS if run.uneven is None else run.uneven.uneven_from,
+        keep_start=watch_exceptions(run) if run.saves_on_exception else None,
+    )
+
+
+def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
+    """Train on ``batches`` until there are no more, or the run must end."""
+    book, progress, limits, window = run.book, run.progress, run.limits, run.window
+    slot, transfer, scope = progress.slot, run.transfer[1], run.hooks.scope("training_step")
+    book.enter(scope)
+    slot[0] = _FETCH
+    for batch, is_last in batches:
+        if run.stale:
+            bound = bind(run)
+        slot[0] = _BATCH_START
+        progress.batch_idx = batch_idx = progress.batch_idx + 1
+        progress.is_last_batch = is_last
+        if window.batches_done == 0:
+            window.size = 1 if bound.accumulate == 1 else int(min(bound.accumulate, bound.windowed - batch_idx))
+        position = window.batches_done + 1
+        window_ends = position >= window.size or is_last
+        log_every = bound.log_every
+        flushes = window_ends and log_every > 0 and (progress.stepped_batches + 1) % log_every == 0
+        if uneven := batch_idx >= bound.uneven_from:
+            bound.uneven.begin(batch_idx)
+        book.begin_batch(batch, scope, flushes)
+        if transfer is not None:
+            batch = transfer(batch, 0)
+            book.begin_batch(batch, scope, flushes)
+        for hook in bound.batch_start:
+            hook(batch, batch_idx)
+        if bound.module_batch_start is not None and bound.module_batch_start(batch, batch_idx) == -1:
+            if uneven:
+                bound.uneven.end()
+            break
+        steps_before = progress.global_step
+        slot[0] = _FORWARD
+        output = bound.step(batch, batch_idx, position, window_ends, window.size)
+        if window_ends and bound.finish_window is not None:
+            bound.finish_window()
+        if run.batches is not None:  # the step may have taken further batches
+            batch_idx, is_last = progress.batch_idx, progress.is_last_batch
+        progress.stepped = stepped = progress.global_step != steps_before
+        if bound.step_schedulers and stepped:
+            bound.schedules.advance_step(bound.step_schedulers, progress)
+        if is_last and bound.schedules.epoch:
+            bound.schedules.advance(bound.schedules.epoch, progress.current_epoch + 1)
+        slot[0] = _BATCH_END
+        progress.batches_done = batch_idx + 1
+        if window_ends:
+            window.batches_done = 0
+            progress.stepped_batches += 1
+        else:
+            window.batches_done = position
+        if flushes:
+            progress.flush_due = True
+        for hook in bound.batch_end:
+            hook(outputs_for_hooks(output), batch, batch_idx)
+
+        if is_last:
+            next(batches, None)  # the loader is asked for its end before validation, as in a plain loop
+        if uneven:
+            bound.uneven.end()
+        if flushes or bound.has_follow_up:
+            after_batch(run, bound)
+            book.enter(scope)
+        if progress.global_step >= limits.max_steps or (progress.should_stop and not is_last and run.may_stop()):
+            break
+        if window.batches_done == 0 and bound.keep_start is not None:
+            bound.keep_start()
+        slot[0] = _FETCH
+
+
+def after_batch(run: Run, bound: Bound) -> None:
+    """Do what follows a batch that is done: flush the log, validate, step the schedulers that watch a value.
+
+    An exception may come anywhere in it: the phase and ``flush_due`` say at each moment which of it is done. A run that
+    resumes here skips what was done.
+    """
+    progress, window = run.progress, run.window
+    phase = progress.phase
+    if progress.flush_due:
+        progress.enter(Phase.LOG_FLUSH)
+        rows = run.book.agree_on_steps(run.book.step_values("train"))
+        try:
+            run.publish(rows, progress.logger_step)
+        except BaseException:
+            run.book.put_back(rows)  # not logged: a checkpoint that is saved now must hold them
+            raise
+        run.agree_to_stop()
+        progress.flush_due = False
+    validates = (
+        bound.validates
+        and phase is not Phase.VALIDATED
+        and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
+    )
+    if validates:
+        validate(run)
+    if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
+        bound.schedules.advance_step(bound.schedules.step_plateau, progress)
+    progress.enter(Phase.FETCH)
+    if validates and window.batches_done > 0 and bound.keep_start is not None:
+        bound.keep_start()  # inside a window: a run that resumes at its start would validate again
+
+
+def validate(run: Run) -> None:
+    """Validate inside a fit."""
+    progress = run.progress
+    run.before_validation = validation_start(run)
+    progress.enter(Phase.VALIDATION_DUE)
+    if not run.holds_gradients:
+        run.hooks.call_method("on_validation_model_zero_grad")
+    run.book.refresh()  # so that what the training batch logged is there while validation runs
+    run.loaders.reload("validate", run.limits.reload_every)
+    loaders = run.loaders.evaluation("validate")
+    run.loaders.count_evaluation("validate")
+    evaluate(run, "validate", loaders)
+    run.agree_to_stop()
+    progress.enter(Phase.VALIDATED)
+    run.book.begin("train")
+    run.validated_at = time.monotonic()
+
+
+# ---- the batches of an epoch, and the step bound to them -------------------------------------------------------------
+
+
+def batches_and_step(run: Run, loader: Any, resumed: Resumed | None = None) -> tuple[Batches, Bound]:
+    """Return the batches of the epoch that begins, or of the rest of one that is resumed, and the bound step."""
+    batches = _batches(run, loader, resumed)
+    run.batches = _iterator_for_step(run, batches)
+    return batches, bind(run)
+
+
+def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
+    move, transfer = run.transfer
+    passes, num_batches = run.loaders.passes(), run.loaders.count_own_training()
+    source = feed(passes, num_batches, None if transfer else move, fetches_ahead(loader), resumed)
+    if run.window.gather is None:
+        return source
+    from drivetrain.loops.uneven import UnevenInputs  # here, so that importing the Trainer stays quick
+
+    uneven = run.uneven = UnevenInputs(run, loader)
+    done = 0 if resumed is None else resumed.done
+    asked = run.engine.strategy.data.gather_objects((num_batches, done < num_batches or passes.can_repeat))
+    counts = [count for count, _ in asked]
+    check_counts(counts, "training")
+    longest = max(counts)
+    run.progress.expect_batches(longest)  # a limit may be another on this rank alone
+    if resumed is not None and longest == ENDLESS:
+        raise CheckpointError(
+            "The checkpoint was saved in the middle of an epoch, by one of several processes whose loader has no "
+            "length, so they had fetched ahead. Resume from one that was saved at the end of an epoch."
+        )
+    if done < longest and not all(can_resume for _, can_resume in asked):
+        raise CheckpointError(
+            f"The checkpoint was saved after {done} batches of an epoch, when some ranks repeated their last batch: "
+            f"the ranks' loaders have {', '.join(f'{count:g}' for count in counts)} batches. This kind of loader "
+            "cannot give a batch again. Resume from a checkpoint that was saved at the end of an epoch."
+        )
+    if len(set(counts)) > 1 and takes_iterator(run.module.training_step):
+        raise ConfigurationError(
+            f"{type(run.module).__name__}.training_step takes dataloader_iter, and the loaders of the ranks have "
+            f"different lengths, {counts} batches. Give all ranks as many, or let training_step take the batch."
+        )
+    return uneven.over(source, counts, done)
+
+
+def _iterator_for_step(run: Run, batches: Batches) -> BatchIterator | None:
+    """Return the iterator for a ``training_step`` that fetches its batches itself; ``None`` for any other."""
+    if not takes_iterator(run.module.training_step):
+        return None
+    if run.limits.accumulate > 1:
+        raise ConfigurationError(
+            f"{type(run.module).__name__}.training_step takes dataloader_iter, so nobody knows how many of its batches "
+            f"accumulate_grad_batches={run.limits.accumulate} would be. Accumulate inside the step, and write 1."
+        )
+    progress = run.progress
+
+    def advance(is_last: bool) -> int:
+        progress.batch_idx += 1
+        progress.is_last_batch = is_last
+        return progress.batch_idx
+
+    return BatchIterator(batches, advance, run.transfer[1])

@@ -1,0 +1,312 @@
+"""Resume a fit where its checkpoint was saved: at the start of an epoch, in its middle, or behind its batches.
+
+``restart.py`` says what a checkpoint keeps for this. Parts are restored in the order in which the loop would have
+changed them, and the random state comes last, right before whatever draws the next number.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.restoring import naming, restoring
+from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.data.feed import Resumed, gives_up, mark_after_end, set_epoch
+from drivetrain.data.passes import is_replayed
+from drivetrain.errors import CheckpointError
+from drivetrain.loops.epoch import Batches, Bound, after_batch, batches_and_step
+from drivetrain.loops.metrics import metrics_in, set_states
+from drivetrain.loops.progress import Phase
+from drivetrain.loops.restart import samples_done, states_now, validation_start
+from drivetrain.loops.restart_checks import check_position
+from drivetrain.loops.run import Run
+from drivetrain.module.hooks import LOG_RULES
+
+Epoch = tuple[Batches, Bound]
+"""What :func:`drivetrain.loops.epoch.run_batches` runs."""
+
+
+def enter_epoch(run: Run) -> Epoch | None:
+    """Start the next epoch, or resume the one in which the checkpoint was saved.
+
+    Every epoch of a fit begins here, and a run that resumes does nothing else in its own way.
+
+    Returns:
+        The epoch's batches and its bound step; ``None``: the checkpoint was saved behind the epoch's batches, so only
+        its end is left.
+    """
+    progress = run.progress
+    epoch: Epoch | None = None
+    if run.restart is None or not (progress.epoch_ending or progress.batches_done > 0):
+        epoch = _start(run)
+    elif progress.epoch_ending:
+        _resume_end(run)
+    else:
+        epoch = _resume_middle(run)
+    run.restart = None
+    return epoch
+
+
+def _start(run: Run) -> Epoch:
+    """Start an epoch; what the checkpoint of one that resumes here holds is restored right before its first batch."""
+    progress, loaders = run.progress, run.loaders
+    progress.start_epoch()
+    run.book.leave_batch()
+    run.book.begin("train")
+    run.window.batches_done, run.window.size = 0, 1
+    loaders.reload("fit", run.limits.reload_every)
+    loader = loaders.training()
+    progress.expect_batches(loaders.count_training())  # the limit may have been changed
+    set_epoch(loader, progress.current_epoch)
+    loaders.passes().start_epoch()
+    run.window_start = None
+    run.at_epoch_start = states_now(run)
+    run.hooks.call("on_train_epoch_start")
+    if run.restart is not None:
+        warn_if_inexact(run)
+        _restore_window(run)
+        _restore_between_passes(run)
+        restore_random_state(run)
+        run.restart = None
+    epoch = batches_and_step(run, loader)
+    if (keep_start := epoch[1].keep_start) is not None:
+        keep_start()
+    return epoch
+
+
+def _resume_end(run: Run) -> None:
+    """Resume behind an epoch's batches."""
+    run.progress.resume_at(Phase.EPOCH_END)
+    _restore_loop(run)
+    _restore_between_passes(run)
+    restore_random_state(run)
+    run.book.end_epoch()
+
+
+def _resume_middle(run: Run) -> Epoch:
+    """Resume inside an epoch: complete what follows the batch that was done last, then prepare the rest."""
+    progress, loaders, state = run.progress, run.loaders, run.restart
+    assert state is not None  # the caller has looked
+    progress.resume_at(Phase.BATCH_END)
+    run.book.leave_batch()
+    run.book.begin("train")
+    loader, passes = loaders.training(), loaders.passes()
+    progress.expect_batches(loaders.count_training())
+    set_epoch(loader, progress.current_epoch)
+    _restore_loop(run)
+    data, done = state.get("data"), progress.batches_done
+    with naming(run.resumed_from):
+        _check_batches_done(run, data)
+        if data is not None:
+            check_position(data, passes)
+    if is_replayed(loader) and not progress.is_last_batch:
+        rank_zero_info(
+            f"The loader {type(loader).__name__} does not know where it is: its first {done} batches are fetched again "
+            "and left out."
+        )
+    caught_up: dict[str, Any] = {}  # the random state when the next batch is asked for
+    batches, bound = batches_and_step(run, loader, Resumed(done, caught_up=lambda: set_rng_state(caught_up)))
+    run.book.enter_if_left(run.hooks.scope("training_step"))
+    _restore_end_of_pass(run, loader, batches)
+    if progress.validation == "running":
+        run.before_validation = validation_start(run)
+    if not state.get("settled"):
+        after_batch(run, bound)  # the earlier run may have ended before it logged the batch's values
+    if progress.is_last_batch:
+        return iter(()), bound
+    if data is None or progress.global_step >= run.limits.max_steps or (progress.should_stop and run.may_stop()):
+        _restore_between_passes(run)
+        return iter(()), bound
+    if bound.keep_start is not None:
+        bound.keep_start()  # now: once the loader has fetched ahead, its position is another
+    caught_up.update(rng_state())
+    _restore_position(run, data, caught_up)
+    return batches, bound
+
+
+def _restore_end_of_pass(run: Run, loader: Any, batches: Batches) -> None:
+    """Restore the random state; of a pass whose last batch was done, also what the loader draws at its end."""
+    progress, passes, state = run.progress, run.loaders.passes(), run.restart
+    assert state is not None  # the caller has looked
+    data, own = state.get("data"), run.loaders.count_own_training()
+    asks_for_end = progress.is_last_batch and progress.batches_done <= own and not gives_up(loader, own)
+    if asks_for_end and data is not None:
+        with naming(run.resumed_from):
+            passes.resume(data)
+        restore_random_state(run)
+        next(batches, None)  # asks the loader for its end, unless the checkpoint was saved after that
+        state["data"] = mark_after_end(passes, data)  # for what is saved in the validation that follows
+        return
+    if progress.is_last_batch:
+        _restore_between_passes(run)
+    restore_random_state(run)
+
+
+def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any]) -> None:
+    """Bring the loader to where it was in its pass. ``caught_up``: the random state of the next batch."""
+    passes = run.loaders.passes()
+    with naming(run.resumed_from):
+        if run.progress.batches_done < run.loaders.count_own_training():
+            passes.resume(data)
+            set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead was drawn before the checkpoint
+            return
+        # Other ranks have more batches, and this one repeats its last.
+        move, transfer = run.transfer
+        batch = passes.last_batch(data)
+        run.uneven.repeat(batch if transfer is not None else move(batch))
+        passes.resume(data)
+        set_rng_state(caught_up)
+        next(iter(passes), None)  # asks the loader for its end, unless the checkpoint was saved after that
+
+
+def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
+    """Check that the rest of the epoch can be known.
+
+    Raises:
+        CheckpointError: the checkpoint does not say which batches were done, or the epoch has fewer now.
+    """
+    progress = run.progress
+    done = progress.batches_done
+    if data is None and not progress.is_last_batch:
+        raise CheckpointError(
+            f"The checkpoint was saved after {done} batches of epoch {progress.current_epoch}, and does not say which "
+            "those were. Resume from one that was saved at the end of an epoch, or load only its weights."
+        )
+    if done >= progress.num_training_batches and not progress.is_last_batch:
+        raise CheckpointError(
+            f"The checkpoint was saved after {done} batches of an epoch, which now has only "
+            f"{progress.num_training_batches:.0f}. Resume with limit_train_batches as it was."
+        )
+
+
+# ---- the parts -------------------------------------------------------------------------------------------------------
+
+
+def _reading(part: str) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
+    """Decorate a function that restores ``part``: its errors name the part and the file."""
+
+    def decorate(function: Callable[[Run], None]) -> Callable[[Run], None]:
+        @functools.wraps(function)
+        def restore(run: Run) -> None:
+            with naming(run.resumed_from), restoring(part):
+                function(run)
+
+        return restore
+
+    return decorate
+
+
+def restore_loaders(run: Run) -> None:
+    """Restore how old the loaders are, and the positions of those for validation; before the first is iterated."""
+    if run.restart is None:
+        return
+    run.loaders.take_up(run.restart.get("loaders", {}))
+    if (states := run.restart.get("val_loaders")) and run.validates():
+        with naming(run.resumed_from):
+            run.loaders.restore_evaluation("validate", states)
+
+
+@_reading("the restart point")
+def _restore_loop(run: Run) -> None:
+    """Restore everything inside the loop but the position in the data and the random state."""
+    state = run.restart
+    assert state is not None  # the caller has looked
+    run.restored = True
+    warn_if_inexact(run)
+    _warn_of_other_batches(run)
+    metrics = metrics_in(run.module)
+    children: dict[str | None, Any] = dict(run.module.named_modules())
+    children.update(metrics)
+    logged = [{**entry, "metric": children.get(entry["metric"])} for entry in state.get("logged", [])]
+    run.book.load_state_dict("train", logged, LOG_RULES, run.resumed_from)
+    restore_results(run)
+    _restore_window(run)
+
+
+@_reading("the metric objects")
+def restore_results(run: Run) -> None:
+    """Restore the values that callbacks and schedulers watch, and what metric objects hold."""
+    if run.restart is not None:
+        run.book.callback_metrics.update(run.restart.get("callback_metrics", {}))
+        set_states(run.module, run.restart.get("metrics", {}))
+
+
+@_reading("the gradients of a window")
+def _restore_window(run: Run) -> None:
+    """Restore the gradients of a window that was not complete; by hand it may reach over an epoch's end."""
+    if run.restart is None or "window" not in run.restart:
+        return
+    from drivetrain.strategies.sharded_state import from_local_shard  # here, so that importing the Trainer stays quick
+
+    window = run.window
+    window.load_state_dict(run.restart["window"])
+    run.holds_own = run.module.automatic_optimization and window.batches_done == 0
+    gradients = run.restart["gradients"]
+    for name, parameter in run.module.named_parameters():
+        parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None
+    run.engine.precision.take_up_gradients(run.engine.device)
+
+
+def _restore_between_passes(run: Run) -> None:
+    """Restore what the training loader keeps from one epoch to the next."""
+    if run.restart is not None and (data := run.restart.get("data")) is not None:
+        passes = run.loaders.passes()
+        with naming(run.resumed_from):
+            check_position(data, passes)
+            passes.carry_over(data)
+
+
+@_reading("the random state")
+def restore_random_state(run: Run) -> None:
+    """Restore the random generators."""
+    if run.restart is not None and (rng := run.restart.get("rng")) is not None:
+        set_rng_state(rng)
+
+
+# ---- what is not exact -----------------------------------------------------------------------------------------------
+
+
+def warn_if_inexact(run: Run) -> None:
+    """Say so, if going on from the checkpoint is not as if nothing had happened."""
+    state = run.restart or {}
+    if ahead := state.get("ahead"):
+        rank_zero_warn(
+            "The checkpoint was saved in the middle of a validation, which is run again, and the states of "
+            f"{', '.join(ahead)} are those of the moment of saving. Save in on_validation_end or later to resume "
+            "exactly."
+        )
+    if state.get("cut_off"):
+        rank_zero_warn(
+            "The checkpoint was saved between the optimizer's step and the end of its batch. Training goes on behind "
+            "that batch, but its end hooks and learning-rate schedulers may have been left out."
+        )
+    elif not state.get("exact", True):
+        if not run.progress.batches_done:
+            rank_zero_warn(
+                "The checkpoint was saved in the first batch of an epoch. The epoch begins again with other random "
+                "numbers. Save in on_train_epoch_start or on_train_batch_end to resume exactly."
+            )
+            return
+        again = "given" in (state.get("data") or {}) and "loader" not in state["data"]
+        rank_zero_warn(
+            "The checkpoint was saved in the middle of a batch, which "
+            + ("is run again with other random numbers" if again else "this kind of loader cannot give again")
+            + ". Save in on_train_batch_end or later to resume exactly."
+        )
+
+
+def _warn_of_other_batches(run: Run) -> None:
+    """Warn if the batches that are done hold other samples with the loader of this run."""
+    state, progress = run.restart or {}, run.progress
+    saved, data = state.get("samples"), state.get("data")
+    if saved is None or not progress.batches_done or progress.epoch_ending:
+        return
+    found = samples_done(run, data)
+    if found is not None and found != saved:
+        rank_zero_warn(
+            f"The checkpoint was saved after {saved} samples of an epoch, in batches of another size: the "
+            f"{progress.batches_done} batches that were done are {found} samples of this loader. Training continues "
+            "after those. Resume with the batch_size it was saved with to continue exactly."
+        )
