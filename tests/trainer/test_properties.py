@@ -264,6 +264,25 @@ def test_3_10_every_limit_comes_back_as_it_was_written(make_trainer: Any) -> Non
     assert {name: getattr(trainer, name) for name in values} == values
 
 
+@pytest.mark.parametrize(
+    ("name", "written", "default"),
+    [
+        ("max_epochs", 3, -1), ("min_epochs", 2, 0), ("min_steps", 5, None), ("log_every_n_steps", 7, 50),
+        ("limit_train_batches", 3, 1.0), ("limit_val_batches", 3, 1.0), ("limit_test_batches", 3, 1.0),
+        ("limit_predict_batches", 3, 1.0), ("val_check_interval", 2, 1.0),
+    ],
+)  # fmt: skip
+def test_none_written_to_a_limit_is_its_default(make_trainer: Any, name: str, written: int, default: Any) -> None:
+    trainer = make_trainer(**{name: written})
+    assert getattr(trainer, name) == written
+    setattr(trainer, name, None)
+    assert getattr(trainer, name) == default
+
+
+def test_a_limit_knows_its_docstring() -> None:
+    assert Trainer.max_epochs.__doc__ == "Epochs at most; -1: no limit."
+
+
 def test_3_10_callbacks_written_take_effect_at_the_next_batch(
     regression: Any, loader: DataLoader[Any], make_trainer: Any
 ) -> None:

@@ -1,7 +1,8 @@
-"""The limits of a run as the Trainer shows them: to read, and to change while it runs (spec 3.10)."""
+"""The limits of a run as properties of the Trainer: they may be read, and changed while it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,62 +11,95 @@ from drivetrain.loops.run import ENDLESS, Limits, Run
 from drivetrain.settings import Settings, check, val_interval_of
 
 
+def _limit(
+    name: str,
+    doc: str,
+    field: str = "",
+    kept: Callable[[Any], Any] | None = None,
+    shown: Callable[[Any], Any] | None = None,
+) -> Any:  # a property; the class body below gives each its type
+    """Return the property ``name`` of a :class:`LimitsView`, kept in a field of its ``Limits``.
+
+    Args:
+        name: the property, which is also the Trainer's argument whose rules a write must keep.
+        doc: its docstring.
+        field: the field, where it has another name.
+        kept: turns a value that was written into the field's value; by default they are the same.
+        shown: turns the field's value into the property's; by default they are the same.
+    """
+    field = field or name
+
+    def read(view: LimitsView) -> Any:
+        limit = getattr(view.limits, field)
+        return limit if shown is None else shown(limit)
+
+    def write(view: LimitsView, value: Any) -> None:
+        check(name, value)
+        setattr(view.limits, field, value if kept is None else kept(value))
+        view._touch()
+
+    return property(read, write, doc=doc)
+
+
+def _endless(value: int | None) -> float:
+    return ENDLESS if value is None or value == -1 else value
+
+
+def _minus_one(limit: float) -> int:
+    return -1 if limit == ENDLESS else int(limit)
+
+
+def _or(default: Any) -> Callable[[Any], Any]:
+    return lambda value: default if value is None else value
+
+
 class LimitsView:
     """The Trainer's writable properties about when and how much.
 
-    A write is checked as the argument of the same name is, and counts from the next batch on; one of
-    ``limit_*_batches`` from the next pass over the data. It holds for later runs of this Trainer too.
+    A write is checked as the argument of the same name is, ``None`` means that argument's default, and the value counts
+    from the next batch on; one of ``limit_*_batches`` from the next pass over the data. It holds for later runs of this
+    Trainer too.
     """
 
     settings: Settings
     limits: Limits
     _run_parts: Run | None
 
-    def _write(self, argument: str, value: Any, field: str, stored: Any) -> None:
-        check(argument, value)
-        setattr(self.limits, field, stored)
-        self._touch()
-
-    def _touch(self) -> None:
-        """Tell a loop that runs to bind itself anew at the next batch."""
-        if self._run_parts is not None:
-            self._run_parts.stale = True
-
-    @property
-    def max_epochs(self) -> int | None:
-        """Epochs at most; -1: no limit."""
-        return -1 if self.limits.max_epochs == ENDLESS else int(self.limits.max_epochs)
-
-    @max_epochs.setter
-    def max_epochs(self, value: int | None) -> None:
-        self._write("max_epochs", value, "max_epochs", ENDLESS if value in (-1, None) else value)
-
-    @property
-    def min_epochs(self) -> int | None:
-        """Epochs at least."""
-        return self.limits.min_epochs
-
-    @min_epochs.setter
-    def min_epochs(self, value: int | None) -> None:
-        self._write("min_epochs", value, "min_epochs", value or 0)
-
-    @property
-    def max_steps(self) -> int:
-        """Optimizer steps at most; -1: no limit."""
-        return -1 if self.limits.max_steps == ENDLESS else int(self.limits.max_steps)
-
-    @max_steps.setter
-    def max_steps(self, value: int) -> None:
-        self._write("max_steps", value, "max_steps", ENDLESS if value == -1 else value)
-
-    @property
-    def min_steps(self) -> int | None:
-        """Optimizer steps at least; ``None`` where nobody asked for any."""
-        return self.limits.min_steps or self.settings.min_steps
-
-    @min_steps.setter
-    def min_steps(self, value: int | None) -> None:
-        self._write("min_steps", value, "min_steps", value or 0)
+    max_epochs: int | None = _limit("max_epochs", "Epochs at most; -1: no limit.", kept=_endless, shown=_minus_one)
+    min_epochs: int | None = _limit("min_epochs", "Epochs at least.", kept=_or(0))
+    max_steps: int = _limit("max_steps", "Optimizer steps at most; -1: no limit.", kept=_endless, shown=_minus_one)
+    min_steps: int | None = _limit(
+        "min_steps",
+        "Optimizer steps at least; ``None``: no such limit.",
+        kept=_or(0),
+        shown=lambda limit: limit or None,
+    )
+    log_every_n_steps: int = _limit(
+        "log_every_n_steps", "Optimizer steps from one flush of logged values to the next.", kept=_or(50)
+    )
+    check_val_every_n_epoch: int | None = _limit(
+        "check_val_every_n_epoch", "Validation runs in every n-th epoch; ``None``: batches are counted across epochs."
+    )
+    limit_train_batches: int | float = _limit(
+        "limit_train_batches", "Batches of a training epoch: a count (int) or a fraction (float).",
+        "train_batches", _or(1.0),
+    )  # fmt: skip
+    limit_val_batches: int | float = _limit(
+        "limit_val_batches", "Batches of each validation loader: a count (int) or a fraction (float).",
+        "val_batches", _or(1.0),
+    )  # fmt: skip
+    limit_test_batches: int | float = _limit(
+        "limit_test_batches", "Batches of each test loader: a count (int) or a fraction (float).",
+        "test_batches", _or(1.0),
+    )  # fmt: skip
+    limit_predict_batches: int | float = _limit(
+        "limit_predict_batches", "Batches of each prediction loader: a count (int) or a fraction (float).",
+        "predict_batches", _or(1.0),
+    )  # fmt: skip
+    reload_dataloaders_every_n_epochs: int = _limit(
+        "reload_dataloaders_every_n_epochs",
+        "Loaders that a hook returns are built again every so many epochs; 0: never.", "reload_every",
+    )  # fmt: skip
 
     @property
     def accumulate_grad_batches(self) -> int:
@@ -80,16 +114,9 @@ class LimitsView:
                 f"trainer.accumulate_grad_batches = {value!r} would do nothing under manual optimization. "
                 "Call optimizer.step() in every n-th training_step only."
             )
-        self._write("accumulate_grad_batches", value, "accumulate", value)
-
-    @property
-    def log_every_n_steps(self) -> int:
-        """Logged values are flushed every so many optimizer steps."""
-        return self.limits.log_every_n_steps
-
-    @log_every_n_steps.setter
-    def log_every_n_steps(self, value: int) -> None:
-        self._write("log_every_n_steps", value, "log_every_n_steps", value)
+        check("accumulate_grad_batches", value)
+        self.limits.accumulate = value
+        self._touch()
 
     @property
     def val_check_interval(self) -> int | float | timedelta:
@@ -103,56 +130,7 @@ class LimitsView:
         self.limits.val_check_interval, self.limits.val_check_seconds = val_interval_of(value)
         self._touch()
 
-    @property
-    def check_val_every_n_epoch(self) -> int | None:
-        """Validation runs in every n-th epoch; ``None``: batches are counted across epochs."""
-        return self.limits.check_val_every_n_epoch
-
-    @check_val_every_n_epoch.setter
-    def check_val_every_n_epoch(self, value: int | None) -> None:
-        self._write("check_val_every_n_epoch", value, "check_val_every_n_epoch", value)
-
-    @property
-    def limit_train_batches(self) -> int | float:
-        """Batches of a training epoch: a count (int) or a fraction (float)."""
-        return self.limits.train_batches
-
-    @limit_train_batches.setter
-    def limit_train_batches(self, value: int | float) -> None:
-        self._write("limit_train_batches", value, "train_batches", value)
-
-    @property
-    def limit_val_batches(self) -> int | float:
-        """Batches of each validation loader: a count (int) or a fraction (float)."""
-        return self.limits.val_batches
-
-    @limit_val_batches.setter
-    def limit_val_batches(self, value: int | float) -> None:
-        self._write("limit_val_batches", value, "val_batches", value)
-
-    @property
-    def limit_test_batches(self) -> int | float:
-        """Batches of each test loader: a count (int) or a fraction (float)."""
-        return self.limits.test_batches
-
-    @limit_test_batches.setter
-    def limit_test_batches(self, value: int | float) -> None:
-        self._write("limit_test_batches", value, "test_batches", value)
-
-    @property
-    def limit_predict_batches(self) -> int | float:
-        """Batches of each prediction loader: a count (int) or a fraction (float)."""
-        return self.limits.predict_batches
-
-    @limit_predict_batches.setter
-    def limit_predict_batches(self, value: int | float) -> None:
-        self._write("limit_predict_batches", value, "predict_batches", value)
-
-    @property
-    def reload_dataloaders_every_n_epochs(self) -> int:
-        """Loaders that a hook makes are made anew every so many epochs; 0: never."""
-        return self.limits.reload_every
-
-    @reload_dataloaders_every_n_epochs.setter
-    def reload_dataloaders_every_n_epochs(self, value: int) -> None:
-        self._write("reload_dataloaders_every_n_epochs", value, "reload_every", value)
+    def _touch(self) -> None:
+        """Make a running loop bind its step again at the next batch."""
+        if self._run_parts is not None:
+            self._run_parts.stale = True

@@ -71,8 +71,19 @@ class _LoopView:
         return self._trainer.progress.restarting
 
 
+def _limit(name: str) -> Any:  # a property; the classes below give each its type
+    return property(
+        lambda view: getattr(view._trainer, name),
+        lambda view, value: setattr(view._trainer, name, value),
+        doc="The Trainer's limit; it can be set.",
+    )
+
+
 class TrainingEpochView(_LoopView):
     """``fit_loop.epoch_loop``: the batches of the current epoch."""
+
+    min_steps: int | None = _limit("min_steps")
+    max_steps: int = _limit("max_steps")
 
     @property
     def batch_progress(self) -> ProgressView:
@@ -101,24 +112,6 @@ class TrainingEpochView(_LoopView):
         return self._progress.global_step
 
     @property
-    def min_steps(self) -> int | None:
-        """The Trainer's limit; it can be set."""
-        return self._trainer.min_steps
-
-    @min_steps.setter
-    def min_steps(self, value: int | None) -> None:
-        self._trainer.min_steps = value
-
-    @property
-    def max_steps(self) -> int:
-        """The Trainer's limit; it can be set."""
-        return self._trainer.max_steps
-
-    @max_steps.setter
-    def max_steps(self, value: int) -> None:
-        self._trainer.max_steps = value
-
-    @property
     def val_loop(self) -> EvaluationView:
         """Validation inside this fit."""
         return EvaluationView(self._trainer, "validate")
@@ -126,6 +119,9 @@ class TrainingEpochView(_LoopView):
 
 class FitView(_LoopView):
     """``trainer.fit_loop``: the epochs of a fit."""
+
+    max_epochs: int | None = _limit("max_epochs")
+    min_epochs: int | None = _limit("min_epochs")
 
     @property
     def epoch_loop(self) -> TrainingEpochView:
@@ -139,24 +135,6 @@ class FitView(_LoopView):
         begun = p.current_epoch + (p.stage is not None and p.batch_idx >= 0)
         counts = Counts.of(begun, p.current_epoch)
         return ProgressView(total=counts, current=counts)
-
-    @property
-    def max_epochs(self) -> int | None:
-        """The Trainer's limit; it can be set."""
-        return self._trainer.max_epochs
-
-    @max_epochs.setter
-    def max_epochs(self, value: int | None) -> None:
-        self._trainer.max_epochs = value
-
-    @property
-    def min_epochs(self) -> int | None:
-        """The Trainer's limit; it can be set."""
-        return self._trainer.min_epochs
-
-    @min_epochs.setter
-    def min_epochs(self, value: int | None) -> None:
-        self._trainer.min_epochs = value
 
     @property
     def max_steps(self) -> int:
