@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import subprocess
@@ -73,6 +74,55 @@ def test_new_refuses_a_file_that_appeared_meanwhile(tmp_path: Path) -> None:
         overtaken()
     assert target.read_bytes() == b"theirs"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def refused(*paths: object) -> None:
+    raise PermissionError(errno.EPERM, "no links here")
+
+
+def test_where_links_are_refused_a_copy_replaces_only_what_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "new", tmp_path / "last"
+    source.write_bytes(b"new")
+    target.write_bytes(b"old")
+    monkeypatch.setattr(os, "symlink", refused)
+
+    assert not files.link(source, target, replaces=False)
+    assert target.read_bytes() == b"old"
+    assert files.link(source, target)
+    assert target.read_bytes() == b"new"
+    assert not target.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["last", "new"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_became_a_pipe_while_a_file_was_written_is_not_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+
+    def overtaken() -> None:
+        with files.replacing(target) as stream:
+            stream.write(b"new")
+            os.mkfifo(target)
+
+    with pytest.raises(OSError, match="pipe, a device or a socket"):
+        overtaken()
+    assert target.is_fifo()
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def renames(source: str) -> list[str]:
+    """The calls in ``source`` that put one file in another's place."""
+    calls = {"os.replace", "os.rename", "os.renames", "shutil.move", "files.replace"}
+    nodes = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [name for name in map(ast.unparse, nodes) if name in calls or name.endswith((".rename", ".renames"))]
+
+
+def test_one_function_of_the_package_replaces_files() -> None:
+    package = Path(files.__file__).parent.parent
+    found = {str(path.relative_to(package)): renames(path.read_text("utf-8")) for path in package.rglob("*.py")}
+    assert {name: calls for name, calls in found.items() if calls} == {os.path.join("base", "files.py"): ["os.replace"]}
+    assert renames("os.rename(a, b)\nfiles.move(a, b)\npath.rename(b)") == ["os.rename", "path.rename"]  # the control
 
 
 PROGRAM = """

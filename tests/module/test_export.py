@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -137,6 +138,22 @@ def test_a_failure_leaves_the_old_file_whole(tmp_path: Path) -> None:
         Scaled().to_torchscript(path)
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["net.pt"]
+
+
+@advice
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_or_a_folder_is_never_replaced_and_nothing_is_exported_first(tmp_path: Path) -> None:
+    pipe, folder, passes = tmp_path / "pipe", tmp_path / "folder", []
+    os.mkfifo(pipe)
+    folder.mkdir()
+    model = Net()
+    model.forward = lambda x: passes.append(x) or x  # type: ignore[method-assign]
+    for path, message in ((pipe, "pipe, a device or a socket"), (folder, "a folder has this name")):
+        with pytest.raises(OSError, match=message):
+            model.to_torchscript(path, "trace", X)
+    assert pipe.is_fifo()
+    assert not passes
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
 
 
 @advice

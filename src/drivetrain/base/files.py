@@ -49,7 +49,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        _move(temporary, target, new)
+        move(temporary, target, new)
     except FileExistsError:
         raise
     except Exception as error:
@@ -75,7 +75,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Make ``path`` a relative symbolic link to ``source``, atomically; a copy where links are not allowed.
+    """Make ``path`` a relative symbolic link to ``source``, atomically; a durable copy where links are not allowed.
 
     Returns:
         False if ``replaces`` is False and there is a file of this name, which stays.
@@ -83,19 +83,16 @@ def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
     Raises:
         OSError: it could not be made; what was there before is unchanged.
     """
-    temporary = temporary_beside(path)
+    temporary, target = temporary_beside(path), Path(path)
+    check_replaceable(target)
     try:
-        check_replaceable(Path(path))
-        try:
-            os.symlink(os.path.relpath(source, os.path.dirname(path)), temporary if replaces else path)
-        except FileExistsError:
-            return False
-        except OSError:  # Windows asks for a privilege, and some file systems have no links
-            shutil.copyfile(source, temporary)
-            os.replace(temporary, path)
-        else:
-            if replaces:
-                os.replace(temporary, path)
+        os.symlink(os.path.relpath(source, target.parent), temporary if replaces else target)
+        if replaces:
+            move(temporary, target)
+    except FileExistsError:
+        return False
+    except OSError:  # Windows asks for a privilege, and some file systems have no links
+        return copy(source, path, replaces)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -117,6 +114,32 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
     except FileExistsError:
         return False
     return True
+
+
+def move(source: Path, target: Path, new: bool = False) -> None:
+    """Rename ``source`` to ``target``, atomically; the one place where a file replaces another.
+
+    Args:
+        source: a complete file on the file system of ``target``.
+        target: the name that it gets. A symbolic link there is replaced, not followed.
+        new: never replace an existing file; ``source`` may then keep its name beside the new one.
+
+    Raises:
+        FileExistsError: ``new`` was requested and there is such a file.
+        OSError: ``target`` is no file, as :func:`check_replaceable` says, or the rename failed.
+    """
+    check_replaceable(target)
+    if new:
+        try:
+            os.link(source, target)  # unlike a rename, it fails where there is a file
+        except FileExistsError:
+            raise
+        except (OSError, NotImplementedError) as error:
+            if not isinstance(error, NotImplementedError) and error.errno not in _NO_LINKS:
+                raise
+        else:
+            return
+    os.replace(source, target)
 
 
 def check_replaceable(target: Path) -> None:
@@ -206,20 +229,6 @@ class _Stream:
         except OSError as error:
             self.failure = self.failure or error
             raise
-
-
-def _move(temporary: Path, target: Path, new: bool) -> None:
-    if new:
-        try:
-            os.link(temporary, target)  # unlike a rename, it fails where there is a file
-        except FileExistsError:
-            raise
-        except (OSError, NotImplementedError) as error:
-            if not isinstance(error, NotImplementedError) and error.errno not in _NO_LINKS:
-                raise
-        else:
-            return
-    os.replace(temporary, target)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -229,9 +229,7 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
 
 
 def _write(place: Place, kind: str, content: bytes) -> None:
-    part = place.folder / f"{place.local_rank}.part"
-    part.write_bytes(content)
-    os.replace(part, place.folder / f"{place.local_rank}.{kind}")
+    files.write(place.folder / f"{place.local_rank}.{kind}", content)
 
 
 def _failure(error: BaseException) -> Failure:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from drivetrain.base import files
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import map_leaves, move
 from drivetrain.errors import ConfigurationError
@@ -157,16 +158,21 @@ def _require(method: str, *packages: str) -> None:
 
 @contextmanager
 def _replacing(path: str | Path | None) -> Iterator[str | None]:
-    """Where to write; what was written there, with the files beside it, takes its place when the block ends well."""
+    """Yield where to write; when the block ends well, move what was written there, and beside it, to ``path``.
+
+    Raises:
+        OSError: no file can be at ``path``, because there is a folder, a pipe or a device.
+    """
     if path is None:
         yield None
         return
     target = Path(path)
+    files.check_replaceable(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         yield os.path.join(folder, target.name)
         for written in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):  # itself comes last
-            os.replace(written, target.parent / written.name)
+            files.move(written, target.parent / written.name)
 
 
 # ---- a pass that leaves no trace -------------------------------------------------------------------------------------
