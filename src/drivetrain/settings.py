@@ -354,7 +354,7 @@ COMMAND_LINE_PREFIX = "DRIVETRAIN_RUN_"
 """``drivetrain run --precision=bf16-mixed`` exports ``DRIVETRAIN_RUN_PRECISION`` for the program that it starts."""
 
 
-def from_command_line(environ: Mapping[str, str] = os.environ, **chosen: Any) -> dict[str, Any]:
+def from_command_line(**chosen: Any) -> dict[str, Any]:
     """The arguments of an Engine, with what ``drivetrain run`` has exported in place of defaults.
 
     Raises:
@@ -362,7 +362,7 @@ def from_command_line(environ: Mapping[str, str] = os.environ, **chosen: Any) ->
     """
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     for name, value in chosen.items():
-        text = environ.get(COMMAND_LINE_PREFIX + name.upper())
+        text = os.environ.get(COMMAND_LINE_PREFIX + name.upper())
         if text is None:
             continue
         if value != defaults[name] and str(value) != text:

@@ -25,7 +25,7 @@ from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.checkpoints.plain import encode
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.module.hparams import AttributeDict
-from drivetrain.module.loading import dump_hparams
+from drivetrain.module.loading import encode_hparams, raw_hparams
 
 
 class Model(LightningModule):
@@ -41,9 +41,15 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
 
 
+def written_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
+    """What a Trainer writes of the hyperparameters of ``obj``."""
+    found = raw_hparams(obj, prefix)
+    return {key: encode_hparams(obj, value) if isinstance(value, dict) else value for key, value in found.items()}
+
+
 def saved(path: Path, model: Any, **more: Any) -> Path:
     """A checkpoint of ``model`` as a Trainer would write it, with the parts that matter here."""
-    TorchCheckpointIO().save_checkpoint({"state_dict": model.state_dict(), **dump_hparams(model), **more}, path)
+    TorchCheckpointIO().save_checkpoint({"state_dict": model.state_dict(), **written_hparams(model), **more}, path)
     return path
 
 
@@ -169,7 +175,7 @@ class Keywords(LightningModule):
 
 def test_only_what_init_accepts_is_passed(path: Path) -> None:
     model = Special(5)
-    assert set(dump_hparams(model)["hyper_parameters"]) == {"width", "hidden", "bias"}
+    assert set(written_hparams(model)["hyper_parameters"]) == {"width", "hidden", "bias"}
     assert same_weights(Special.load_from_checkpoint(saved(path, model)), model)
 
 
@@ -344,7 +350,7 @@ class Lazy(LightningModule):
 def test_layers_are_built_and_the_hook_is_called_before_the_weights_are_loaded(path: Path) -> None:
     model = Lazy(5)
     model.configure_model()
-    TorchCheckpointIO().save_checkpoint({"state_dict": model.layer.state_dict(), **dump_hparams(model)}, path)
+    TorchCheckpointIO().save_checkpoint({"state_dict": model.layer.state_dict(), **written_hparams(model)}, path)
     again = Lazy.load_from_checkpoint(path)
     assert again.calls == ["configure_model", "on_load_checkpoint", "load_state_dict"]
     assert same_weights(again, model)
@@ -471,19 +477,19 @@ def test_a_data_module_from_a_file_without_one(path: Path) -> None:
 
 
 def test_nothing_saved_nothing_written() -> None:
-    assert dump_hparams(LightningModule()) == {}
+    assert written_hparams(LightningModule()) == {}
     model = LightningModule()
     assert model.hparams == {}  # asking makes an empty one
-    assert dump_hparams(model) == {}
+    assert written_hparams(model) == {}
 
 
 def test_changes_are_written_and_names_kept() -> None:
     model = Model(3)
     model.hparams.lr = 1.0
-    assert dump_hparams(model) == {"hparams_name": "kwargs", "hyper_parameters": {"hidden": 3, "lr": 1.0}}
+    assert written_hparams(model) == {"hparams_name": "kwargs", "hyper_parameters": {"hidden": 3, "lr": 1.0}}
     data = Data()
-    assert dump_hparams(data, prefix="datamodule_")["datamodule_hyper_parameters"] == {"batch_size": 4, "root": "."}
-    assert dump_hparams(Configured(argparse.Namespace(hidden=2)))["hparams_name"] == "conf"
+    assert written_hparams(data, prefix="datamodule_")["datamodule_hyper_parameters"] == {"batch_size": 4, "root": "."}
+    assert written_hparams(Configured(argparse.Namespace(hidden=2)))["hparams_name"] == "conf"
 
 
 class Colour(enum.Enum):
@@ -494,7 +500,7 @@ def test_t27_mappings_become_dictionaries_and_plain_data_stays_plain(path: Path)
     model = LightningModule()
     model.save_hyperparameters({"nested": {"conf": AttributeDict(a=1), "pair": (1, [2])}})
     model.save_hyperparameters({"w": torch.ones(2), "dtype": torch.float16})
-    written = dump_hparams(model)["hyper_parameters"]
+    written = written_hparams(model)["hyper_parameters"]
     assert type(written["nested"]["conf"]) is dict
     assert written["nested"]["pair"] == (1, [2])
     torch.save(written, path)
@@ -617,7 +623,7 @@ def test_a_module_is_left_out_without_a_second_warning() -> None:
     model = LightningModule()
     with pytest.warns(UserWarning, match="is an nn.Module"):
         model.save_hyperparameters({"net": nn.Linear(1, 1), "lr": 0.1})
-    assert dump_hparams(model)["hyper_parameters"] == {"lr": 0.1}
+    assert written_hparams(model)["hyper_parameters"] == {"lr": 0.1}
 
 
 # ---- open files, and files that are wrong ----------------------------------------------------------------------------

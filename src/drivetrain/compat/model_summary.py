@@ -25,7 +25,6 @@ class ModelSummary:
 
     def __init__(self, model: nn.Module, max_depth: int = 1) -> None:
         self._model = model
-        self._max_depth = max_depth
         self._summary: Summary = _summarize(model, max_depth)
 
     @property

@@ -56,9 +56,9 @@ class OptimizerHandle:
 
     _OWN = frozenset({"_optimizer", "take_step", "step"})
 
-    def __init__(self, optimizer: Optimizer, take_step: TakeStep | None = None) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self.bind(take_step, optimizer.zero_grad)
+        self.bind(None, optimizer.zero_grad)
 
     def bind(self, take_step: TakeStep | None, zero_grad: Callable[..., None]) -> None:
         """Let ``step`` and ``zero_grad`` do this from now on."""

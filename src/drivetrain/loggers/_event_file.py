@@ -65,7 +65,6 @@ class _Appending(EventFileWriter):  # type: ignore[misc]
 
     def __init__(self, path: str, max_queue: int, flush_secs: float) -> None:
         self._logdir = os.path.dirname(path)
-        self._file_name = path
         os.makedirs(self._logdir, exist_ok=True)
         self._general_file_writer = open(path, "ab")  # noqa: SIM115  # closed by the writer
         self._async_writer = _AsyncWriter(RecordWriter(self._general_file_writer), max_queue, flush_secs)

@@ -156,12 +156,6 @@ def encode_hparams(obj: Any, values: Any) -> Any:
     return encoded
 
 
-def dump_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
-    """:func:`raw_hparams`, encoded by :func:`encode_hparams`."""
-    found = raw_hparams(obj, prefix)
-    return {key: encode_hparams(obj, value) if isinstance(value, dict) else value for key, value in found.items()}
-
-
 def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPARAMETERS) -> dict[str, Any]:
     """What was read, with every value as it was when it was saved.
 

@@ -82,7 +82,6 @@ class _Loop:
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.epoch = self.steps = self.batches = self.windows = 0
         self.batch_idx = 0
-        self.gave_loss = False  # a batch of this window did
         self.losses_in_window = 0
         self.total_weight = 0.0
         self.sums = [0.0, 0.0]  # of loss times size, and of sizes, in this epoch
