@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.trainer.checkpoint import resolve_path
 
 
@@ -185,3 +186,13 @@ def test_t28_last_means_whatever_was_written_last(
 def test_a_file_needs_a_name(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match='Write filename="on_exception"'):
         OnExceptionCheckpoint(tmp_path, wrong)
+
+
+@pytest.mark.parametrize("saver", [OnExceptionCheckpoint, partial(ModelCheckpoint, save_on_exception=True)])
+def test_t57_saving_on_exceptions_is_refused_with_several_processes(
+    breaking: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path, saver: Any
+) -> None:
+    """Before any process is started: a rank that fails alone could not save without the others."""
+    trainer = make_trainer(devices=2, strategy="ddp_spawn", callbacks=saver(tmp_path), enable_checkpointing=True)
+    with pytest.raises(NotSupportedError, match=r"saves on exceptions.* others would wait for the one that failed"):
+        trainer.fit(breaking(), loader)
