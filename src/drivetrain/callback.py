@@ -21,10 +21,10 @@ class Callback:
     """
 
     position: Literal["first", "any", "last"] = "any"
-    """Where it stands among the callbacks: tuners come first, checkpoints last (trap T48)."""
+    """Where it stands among the callbacks: tuners come first, checkpoints last."""
 
     monitors: bool = False
-    """It reads metrics when an epoch ends, so its ``on_train_epoch_end`` runs after the module's (spec 3.3)."""
+    """It reads metrics when an epoch ends, so its ``on_train_epoch_end`` runs after the module's."""
 
     idle_hooks: frozenset[str] = frozenset()
     """Hooks that the class overrides but this instance, as configured, need not be called for. Read when a run
@@ -69,7 +69,7 @@ class Callback:
         """``stage`` has ended without an exception."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The run ends by ``exception``, Ctrl-C included. Parts of the run may not exist yet (trap T58)."""
+        """The run ends by ``exception``, Ctrl-C included. Parts of the run may not exist yet."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The model is on the device and the optimizers exist."""

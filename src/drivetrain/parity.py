@@ -15,13 +15,13 @@ class Parity:
 
     Attributes:
         padded_evaluation: several processes evaluate as many samples each, the first ones of the data set twice where
-            they do not divide; else every sample counts once (trap T3).
+            they do not divide; else every sample counts once.
         averaged_batch_sizes: over several processes, a ``sync_dist`` mean is the quotient of two averages of which the
-            second, the batch size, is cut to an integer; else of two exact sums (trap T6).
+            second, the batch size, is cut to an integer; else of two exact sums.
         undersized_windows: the loss of a window that an epoch's end cuts short is divided by the full
-            ``accumulate_grad_batches``; else by the batches that it holds (trap T12).
+            ``accumulate_grad_batches``; else by the batches that it holds.
         batch_counted_schedulers: a step scheduler's ``frequency`` counts batches, and is asked after optimizer steps
-            only; else it counts optimizer steps (trap T14).
+            only; else it counts optimizer steps.
         summary_draws: the trial pass through ``example_input_array`` that a model summary makes leaves the random
             generators as it used them; else as they were before.
         pickle: checkpoints may hold, and be read with, any Python object. Reading one runs what it says, so this is

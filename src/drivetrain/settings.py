@@ -316,7 +316,7 @@ def check(name: str, value: Any) -> None:
 
 
 ENV_PREFIX = "PL_TRAINER_"
-"""``PL_TRAINER_MAX_EPOCHS=3`` stands for ``Trainer(max_epochs=3)``; an argument that is passed wins (trap T55)."""
+"""``PL_TRAINER_MAX_EPOCHS=3`` stands for ``Trainer(max_epochs=3)``; an argument that is passed wins."""
 
 _WORDS = {"true": True, "false": False, "none": None}
 

@@ -1,4 +1,4 @@
-"""The contract of a device kind (spec S0-1 to S0-10), and the registry of those there are."""
+"""The contract of an accelerator (a kind of device), and the registry of all accelerators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Accelerator(ABC):
     def parse_devices(devices: Any) -> Any:
         """What the user wrote as ``devices`` in this accelerator's own terms; an int ``n`` means the first n.
 
-        What is handed through as it came (2, "2", "0,1", -1) is made into device numbers by the caller (spec C2).
+        An unchanged argument may be returned (2, "2", "0,1", -1): the caller turns it into device numbers.
 
         Raises:
             ConfigurationError: there is no such device.
@@ -66,7 +66,7 @@ class Accelerator(ABC):
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
         """Give the class its names: ``accelerator_registry.register("name", cls, description="...")``.
 
-        Called once, when a subclass that defines it is defined, so that no other line is needed (spec C3).
+        Called once, when a subclass that defines it is defined, so that no other line is needed.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -98,7 +98,7 @@ class Accelerator(ABC):
 
     @property
     def autocast_device_type(self) -> str:
-        """The ``device_type`` of ``torch.autocast`` there (spec C4)."""
+        """The ``device_type`` that ``torch.autocast`` gets on this accelerator."""
         return self.get_parallel_devices([0])[0].type
 
     @property

@@ -26,7 +26,7 @@ class CPUAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> int:
-        """A positive int, or its digits as text (spec S0-12)."""
+        """A positive int, or its digits as text."""
         count = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ConfigurationError(

@@ -24,7 +24,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
 
     @classmethod
     def auto_device_count(cls) -> int:
-        return 1  # so that devices may be 1, -1, [0] and the like (spec S0-12)
+        return 1  # so that devices may be 1, -1, [0] and the like
 
     @classmethod
     def is_available(cls) -> bool:

@@ -45,7 +45,7 @@ class TorchDeviceAccelerator(Accelerator):
 
     @classmethod
     def parse_devices(cls, devices: Any) -> list[int]:
-        """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a text of digits is a count (spec S0-12).
+        """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a text of digits is a count.
 
         Raises:
             ConfigurationError: it means no device, one twice, or one that is not there.

@@ -33,7 +33,7 @@ class XLAAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:
-        """1, all of them as a number or -1, or ``[i]``, ``"i,"``: the i-th alone, from 0 (spec S0-12)."""
+        """1, all of them as a number or -1, or ``[i]``, ``"i,"``: the i-th alone, from 0."""
         given, devices = devices, as_numbers(devices)
         count = XLAAccelerator.auto_device_count()
         if type(devices) is int and devices in (1, count, -1):

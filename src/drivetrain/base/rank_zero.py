@@ -15,7 +15,7 @@ R = TypeVar("R")
 log = logging.getLogger("drivetrain")
 
 # A launcher exports one of these before the first line of user code runs, so the rank is known even before any
-# cluster environment has been chosen (trap T30).
+# cluster environment has been chosen.
 _RANK_VARIABLES = (
     "RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "_CONDOR_PROCNO",
 )  # fmt: skip

@@ -52,7 +52,7 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
 
 
 def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
-    """A DataLoader's ``worker_init_fn``: python and numpy follow f(loader's base seed, rank, worker id) (trap T47).
+    """A DataLoader's ``worker_init_fn``: python and numpy follow f(loader's base seed, rank, worker id).
 
     ``rank`` is this process's place in the data; ``None``: its rank in the job.
 

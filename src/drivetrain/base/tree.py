@@ -94,12 +94,12 @@ def move_to_host(tree: Any) -> Any:
 
 
 def detach(tree: Any) -> Any:
-    """``tree`` with every tensor cut from its graph, so that keeping it keeps no activations alive (trap T23)."""
+    """``tree`` with every tensor cut from its graph, so that keeping it keeps no activations alive."""
     return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def batch_sizes(tree: Any) -> Iterator[int]:
-    """The first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions (trap T9)."""
+    """The first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions."""
     if isinstance(tree, Tensor):
         yield tree.shape[0] if tree.ndim else 1
     elif isinstance(tree, (str, bytes)):

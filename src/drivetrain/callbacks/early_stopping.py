@@ -53,7 +53,7 @@ class EarlyStopping(Callback):
         it did not. stopping_reason, stopping_reason_message: why the last fit was stopped.
 
     A request to stop that comes before ``min_epochs`` or ``min_steps`` is remembered, and honoured when they are
-    reached; in the sanity check and in ``fast_dev_run`` there is none (trap T29).
+    reached; in the sanity check and in ``fast_dev_run`` there is none.
 
     Raises:
         ConfigurationError: an argument is wrong; or, when it looks and is ``strict``, ``monitor`` was not logged.

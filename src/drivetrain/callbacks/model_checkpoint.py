@@ -65,7 +65,7 @@ class ModelCheckpoint(StoredCheckpoint):
         last_model_path: the file or link that ``save_last`` wrote last.
 
     A score of NaN ranks last; of equal scores the older ranks first. In ``fast_dev_run`` and in the sanity check
-    nothing is saved, and the file that a run was resumed from is never deleted (trap T28).
+    nothing is saved, and the file that a run was resumed from is never deleted.
 
     Class attributes that may be set otherwise: ``CHECKPOINT_NAME_LAST``, a name as ``filename`` is one,
     ``CHECKPOINT_JOIN_CHAR``, ``CHECKPOINT_EQUALS_CHAR``, ``FILE_EXTENSION`` and ``STARTING_VERSION``.
@@ -364,7 +364,7 @@ class ModelCheckpoint(StoredCheckpoint):
             "epoch": torch.tensor(trainer.current_epoch),
             "step": torch.tensor(trainer.global_step),
         }
-        # A metric may differ from rank to rank, and all must come to the same decisions (trap T5).
+        # A metric may differ from rank to rank, and all must come to the same decisions.
         shared: dict[str, Any] = trainer.strategy.broadcast(found)
         return shared
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Requeue(Callback):
-    """Answers the cluster's signal in a fit: save, go back into the queue, end (trap T33).
+    """On the cluster's signal in a fit: save a checkpoint, put the job back into the queue, end the run.
 
     It is there by itself where the cluster environment says so: ``SLURMEnvironment(auto_requeue=True)``. The signal's
     handler only takes a note. After the batch that all ranks have agreed on, ``hpc_ckpt_<n>.ckpt`` is written to

@@ -35,7 +35,7 @@ class TorchCheckpointIO(CheckpointIO):
     the old file or the new one, never a part. On load the CRC-32 that the zip container keeps for each record is
     checked, because torch accepts flipped bits in silence.
 
-    Only plain data is read. What a checkpoint of another trainer holds besides is left out with a warning (trap T27).
+    Only plain data is read. What a checkpoint of another trainer holds besides is left out with a warning.
     torch's older format, which has no checksums, is read too. With ``weights_only=False`` anything is: that unpickles
     objects, and a file can bring code that runs then. Do it with your own files only. ``parity.current().pickle`` makes
     that the default for what is no plain data.

@@ -90,7 +90,7 @@ def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
 def read_foreign(
     path: str | Path | IO[bytes], map_location: Any = "cpu", name: str | None = None
 ) -> dict[str, Any] | None:
-    """The checkpoint at ``path``, with a :class:`Placeholder` for whatever is no plain data (trap T27).
+    """Read the checkpoint at ``path``, with a :class:`Placeholder` for whatever is no plain data.
 
     For files of other trainers, Lightning's above all, and for old ones. One warning says what was not loaded.
 

@@ -1,4 +1,4 @@
-"""Values as data that ``torch.load(weights_only=True)`` reads, and back (trap T27).
+"""Values as data that ``torch.load(weights_only=True)`` reads, and back.
 
 What is no such data by itself (a path, an enum, an array of numpy) becomes a dictionary of two entries,
 ``{"__drivetrain__": kind, "value": data}``. Reading one back imports nothing and calls nothing that the file names.

@@ -255,7 +255,7 @@ class LightningCLI:
             help="seed of all random generators; true: PL_GLOBAL_SEED or 0; false: leave them alone",
         )  # fmt: skip
         options = parser.add_lightning_class_args(self.trainer_class, "trainer")
-        # The Trainer is given every argument, so what the environment says must be a default of the parser (T55).
+        # The Trainer is given every argument, so what the environment says must be a default of the parser.
         found = {name: value for name, value in self._environment.items() if f"trainer.{name}" in options}
         parser.set_trainer_defaults({**found, **self.trainer_defaults})
         parser.add_lightning_class_args(self.model_class, "model", self.subclass_mode_model)

@@ -31,7 +31,7 @@ class SaveConfigCallback(Callback):
         save_to_log_dir: whether to write the file at all; if not, only :meth:`save_config` is called.
 
     Raises:
-        ConfigurationError: the file exists and ``overwrite`` is False. Every process raises it (trap T31).
+        ConfigurationError: the file exists and ``overwrite`` is False. Every process raises it: none waits.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SaveConfigCallback(Callback):
         """Called on rank 0, once, after the file was written; does nothing unless it is overridden."""
 
     def _write(self, trainer: Trainer) -> None:
-        folder = trainer.log_dir or trainer.default_root_dir  # on every rank: finding it out may be a collective (T30)
+        folder = trainer.log_dir or trainer.default_root_dir  # on every rank: finding it out may be a collective
         path = os.path.join(folder, self.config_filename)
         taken = not self.overwrite and trainer.is_global_zero and os.path.isfile(path)
         if trainer.strategy.broadcast(taken):

@@ -30,8 +30,8 @@ def install(numbers: str | Iterable[str] = ()) -> None:
 
     Args:
         numbers: where drivetrain's numbers differ from the original's on purpose, the switches of
-            :mod:`drivetrain.parity` that make them the original's again, such as "undersized_windows" (traps T3, T6,
-            T12, T14): their names, in one string with commas or in several; "original" is all of them.
+            :mod:`drivetrain.parity` that make them the original's again, such as "undersized_windows":
+            their names, in one string with commas or in several; "original" is all of them.
 
     Raises:
         ConfigurationError: there is no such switch, or the original has been imported already.

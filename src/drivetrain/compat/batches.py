@@ -35,7 +35,7 @@ def convert_tensors_to_scalars(data: Any) -> Any:
 
 
 def extract_batch_size(batch: Any) -> int:
-    """The first dimension of the first tensor in a batch; a warning where tensors differ (trap T9).
+    """The first dimension of the first tensor in a batch; a warning where tensors differ.
 
     Raises:
         ConfigurationError: there is no tensor in it.

@@ -35,5 +35,5 @@ def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
 
 
 def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:
-    """A DataLoader's ``worker_init_fn``; ``rank`` is taken from the environment (trap T47)."""
+    """A DataLoader's ``worker_init_fn``; ``rank`` is taken from the environment."""
     _seed.worker_seed_init(worker_id)

@@ -27,7 +27,7 @@ Starts = Sequence[Callable[[], Iterator[Any]]]
 
 
 class CombinedLoader:
-    """Iterate a tree of loaders as one loader (trap T38).
+    """Iterate a tree of loaders as one loader.
 
     A pass gives ``(batch, batch_idx, dataloader_idx)``. Except in "sequential", the batch is the tree with a batch in
     place of every loader, ``batch_idx`` counts them and ``dataloader_idx`` is 0. In "sequential" the batch is the

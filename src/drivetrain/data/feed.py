@@ -31,7 +31,7 @@ def sized_length(loader: Any) -> int | None:
 
 
 def count_batches(loader: Any, limit: int | float, argument: str) -> float:
-    """How many batches of ``loader`` one pass takes: its length, limited; ``inf`` for an endless pass (trap T34).
+    """How many batches of ``loader`` one pass takes: its length, limited; ``inf`` for an endless pass.
 
     Args:
         loader: what is iterated.
@@ -231,7 +231,7 @@ def _ahead(
 
 
 class BatchIterator:
-    """What a step gets that takes ``dataloader_iter`` instead of a batch (trap T37).
+    """What a step gets that takes ``dataloader_iter`` instead of a batch.
 
     ``next`` gives ``(batch, batch_idx, dataloader_idx)``: first the batch that the loop holds, then further ones of the
     same pass, for a step that works on several. The loop goes on behind the last one that was taken.
@@ -300,7 +300,7 @@ def seed_workers(loader: Any, rank: int | None = None) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell the samplers of ``loader`` which epoch it is, also one nested in a batch sampler (trap T4)."""
+    """Call ``set_epoch`` of the loader's samplers, also of one nested in a batch sampler."""
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:
             set_epoch(part, epoch)

@@ -31,7 +31,7 @@ class SamplerProxy:
 
 
 def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
-    """A copy of ``loader`` that draws the indices of its samples from ``sampler`` (trap T2).
+    """Return a copy of ``loader`` that draws the indices of its samples from ``sampler``.
 
     The class's constructor is not called again, so it may require what it likes, and what was set on the loader later
     is kept. Dataset, batch size, ``drop_last``, ``collate_fn``, generator and worker settings are shared with the
@@ -63,7 +63,7 @@ def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
 
 
 def without_shuffle(loader: Any) -> Any:
-    """``loader`` if it draws its samples in a fixed order, else a copy that does, with a warning (trap T35).
+    """Return ``loader`` if it draws its samples in a fixed order, else a copy that does, with a warning.
 
     A DistributedSampler keeps its shard and loses its shuffling; every other sampler, RandomSampler or one of the
     user's own, gives way to a SequentialSampler over the whole dataset. A list of indices is an order already. What

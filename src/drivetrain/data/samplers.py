@@ -3,11 +3,11 @@
 [Note: one order]
 All ranks draw the *same* order, the one that rank 0 would draw alone: with its random state, from the user's own
 sampler. A *global batch* is what all ranks do together; each rank takes its slice of it. So the sequence of global
-batches depends on their size alone, and not on how many ranks share them (trap T1: a user's ``shuffle=False`` stays).
+batches depends on their size alone, and not on how many ranks share them. A user's ``shuffle=False`` stays.
 
 [Note: uneven ends]
 All ranks give the same number of batches. Where the last global batch does not divide, slices differ by one sample at
-most; a rank that gets nothing of it repeats its last batch, which counts for nothing (trap T3).
+most; a rank that gets nothing of it repeats its last batch, with weight 0.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def share(
     """A copy of ``loader`` that gives this rank's part of each global batch; ``None`` where nothing can be shared out.
 
     That is: what is no DataLoader, an iterable-style data set, which decides itself, and a loader whose sampler is a
-    DistributedSampler already (trap T1), or who has been shared out.
+    DistributedSampler already, or which this function has returned.
 
     Args:
         loader: the user's, which stays as it is.
@@ -62,7 +62,7 @@ def share(
         world_size: how many parts there are.
         agree: gives all processes what rank 0 of the job has.
         splits: the loader's batch size is that of the global batch; else of each rank's part.
-        pads: every rank gets as many samples, the first ones of the order twice (``drivetrain.parity``, trap T3).
+        pads: every rank gets as many samples, the first ones of the order twice (``drivetrain.parity``).
         draws: whether this process is rank 0 of the job, whose random state draws the order; ``None``: if ``rank`` is
             0. Where one model takes several processes, several get part 0.
 

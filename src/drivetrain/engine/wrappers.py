@@ -299,7 +299,7 @@ def _to_default_dtype(leaf: Any) -> Any:
 
 
 class EngineLoader:
-    """A loader whose batches arrive on the device, and whose samplers are told how often it was begun (trap T4).
+    """A loader whose batches arrive on the device, and whose samplers get the epoch at the start of each pass.
 
     Args:
         loader: a DataLoader, or anything that can be iterated again and again.

@@ -182,7 +182,7 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
 def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     """A block in which ``module`` is in evaluation mode and without gradients, and what it logs goes nowhere.
 
-    Afterwards every submodule has its own mode, and every random generator its state, also after an exception (T18).
+    Afterwards every submodule has its own mode, and every random generator its state, also after an exception.
 
     Args:
         module: what is to be run.

@@ -42,7 +42,7 @@ LOG_RULES: dict[str, LogRule] = {
     "test_step": _EVAL, "on_test_batch_start": _EVAL, "on_test_batch_end": _EVAL,
     "on_test_start": _EPOCH, "on_test_epoch_start": _EPOCH, "on_test_epoch_end": _EPOCH,
 }  # fmt: skip
-"""Defaults of ``self.log`` by hook (spec 3.4); a hook that is not listed may not log."""
+"""Defaults of ``self.log`` by hook; a hook that is not listed may not log."""
 
 
 class DataHooks:
@@ -216,7 +216,7 @@ class HookParty(Protocol):
 class HookTable:
     """Every hook of one run, bound to the parties that override it.
 
-    Order (spec 3.3): callbacks as listed, the module, the strategy. At ``on_train_epoch_end`` the callbacks that
+    Order: callbacks as listed, the module, the strategy. At ``on_train_epoch_end`` the callbacks that
     monitor metrics come after the module, so that they see what it logs there. Those that save come after it also at
     ``on_train_batch_end`` and ``on_validation_end``: what the module still did there would be missing in the file.
 

@@ -88,7 +88,7 @@ class LoadableMixin:
             hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
                 with a key and a value in each row.
             strict: whether the weights must be exactly those of the module; ``None``: as its ``strict_loading`` says.
-            weights_only: ``None`` or True: only plain data is read (trap T27). False: everything, which runs what code
+            weights_only: ``None`` or True: only plain data is read. False: everything, which runs what code
                 the file brings along; for your own files only.
             **kwargs: arguments of ``__init__``, which replace all others. Where the hyperparameters were saved as one
                 object, those that ``__init__`` does not know replace items of that object.
@@ -119,7 +119,7 @@ class LoadableMixin:
 
 
 def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
-    """What a checkpoint keeps of the hyperparameters of ``obj`` (trap T24), as they are; nothing if there are none.
+    """What a checkpoint keeps of the hyperparameters of ``obj``, as they are; nothing if there are none.
 
     Args:
         obj: a module or a data module.
@@ -137,7 +137,7 @@ def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def encode_hparams(obj: Any, values: Any) -> Any:
-    """The hyperparameters of ``obj`` as data that loads without running code (trap T27).
+    """The hyperparameters of ``obj`` as data that loads without running code.
 
     What cannot be stored is described instead, with one warning that names all of it, once in the life of ``obj``.
     """

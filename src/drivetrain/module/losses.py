@@ -93,7 +93,7 @@ def cannot_be_differentiated(loss: Tensor) -> str | None:
 
 
 def outputs_for_hooks(output: Any) -> dict[str, Any] | None:
-    """What ``on_train_batch_end`` gets: the unscaled loss and the extras, all without their graph."""
+    """What ``on_train_batch_end`` gets: the unscaled loss and the extras, all detached: keeping them keeps no graph."""
     if output is None:
         return None
     if isinstance(output, Tensor):

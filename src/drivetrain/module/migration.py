@@ -1,4 +1,4 @@
-"""Checkpoints of Lightning 1.x and 2.x in the layout of ours (traps T24, T26, T27).
+"""Checkpoints of Lightning 1.x and 2.x in the layout of ours.
 
 What such a file says of where training was::
 

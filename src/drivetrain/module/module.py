@@ -273,7 +273,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return found[0] if len(found) == 1 else list(found)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
-        """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer` (trap T20).
+        """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer`.
 
         Parameters that it shares with another optimizer keep requiring them. Calls may be nested: the innermost one
         counts, and a parameter that required no gradients before the first of them requires none in any.

@@ -35,7 +35,7 @@ class LightningOptimizer(OptimizerHandle):
         self._module = module
 
     def toggle_model(self, sync_grad: bool = True) -> AbstractContextManager[None]:
-        """A block in which only this optimizer's parameters require gradients (trap T20).
+        """A context in which only this optimizer's parameters require gradients.
 
         Args:
             sync_grad: whether gradients made inside are averaged over the processes; of one process, no difference.
@@ -73,7 +73,7 @@ class LRSchedulerConfig:
 
 
 def normalise(returned: Any) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    """Optimizers and scheduler configurations from any of the documented forms (spec 3.4).
+    """Optimizers and scheduler configurations from any form that ``configure_optimizers`` may return.
 
     Raises:
         ConfigurationError: the value has none of those forms, or a scheduler's dictionary is wrong.

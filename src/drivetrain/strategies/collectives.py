@@ -1,7 +1,7 @@
 """What the processes of a job do together, over torch.distributed: gather, broadcast, reduce, wait, agree.
 
 Each function first lets the ranks show each other, in one small message of fixed size, what they are about to do. Where
-they differ, in the operation, a shape or a name, every rank raises the same error, and none waits for ever (trap T8).
+they differ, in the operation, a shape or a name, every rank raises the same error, and none waits for ever.
 This message travels in the host's memory where the group has a backend for that ("cpu:gloo,cuda:nccl"); in a group
 that only knows devices it costs a wait for the device. Only a rank that never comes is found by the group's timeout.
 ``all_gather`` and ``reduce`` take several times as long with this message as without it, so ``checks`` may leave it
@@ -130,7 +130,7 @@ def reduce(
     """One tensor made of every rank's, element by element; what is no tensor passes through unchanged.
 
     Nothing is lost on the way: numbers are added up in a wider type, float32 in 64 bits, 16-bit types in 32, integers
-    in int64, and a mean is divided once. The mean of integers or booleans is float64: of 1 and 2 it is 1.5 (trap T7).
+    in int64, and a mean is divided once. The mean of integers or booleans is float64: of 1 and 2 it is 1.5.
     Sums and products of them are int64, as torch's own. Everything else keeps its type. NaN on one rank is NaN in all
     results.
 
@@ -212,7 +212,7 @@ def gather_keyed(
     """Every rank's numbers, of which each rank says what they stand for.
 
     One message of fixed size shows that the names are the same on all ranks, a second one carries all the numbers. How
-    they are reduced is the caller's: sums and counts may need an exact one (traps T6 and T8).
+    they are reduced is the caller's: sums and counts may need an exact one.
 
     Args:
         names: what the numbers stand for, in order; one name may stand for several numbers.

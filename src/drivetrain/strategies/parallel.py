@@ -160,7 +160,7 @@ class ParallelStrategy(Strategy):
     # ---- buffers: what one rank's batches have left in them ------------------------------------------------------
 
     def on_validation_start(self) -> None:
-        """Inside a fit each rank has statistics of its own batches: rank 0's count, as in the checkpoint (trap T43)."""
+        """In a fit, each rank's buffers come from its own batches: evaluate with rank 0's, as a checkpoint does."""
         self.share_from_rank_zero(self._own_buffers())
 
     def rank_state(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import nn
 def redirected(
     method: Callable[..., Any], module: nn.Module, wrapped: nn.Module, always: bool = False
 ) -> Callable[..., Any]:
-    """``method`` of ``module`` as it must be called so that ``wrapped`` sees the call as a forward pass (trap T42).
+    """Return ``method`` of ``module`` in a form whose call ``wrapped`` sees as a forward pass.
 
     A wrapper (DDP, say) watches ``forward``, and training calls ``training_step``. So the wrapper is called, and where
     it calls the module's forward it finds ``method``, once: inside, ``self(x)`` means forward again, and whatever is

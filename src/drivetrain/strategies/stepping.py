@@ -113,7 +113,7 @@ class Stepping:
     """Whether evaluation may run under ``torch.inference_mode``; otherwise it runs under ``torch.no_grad``."""
 
     handles_gradient_accumulation: bool = False
-    """Whether its optimizers add up micro-batches themselves: they are then stepped after each (trap T13)."""
+    """Whether its optimizers add up micro-batches themselves: they are then stepped after each batch."""
 
     honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
     """Of a strategy that owns its step: the hooks inside a step that it calls, of those in :data:`HOOKS_IN_A_STEP`.
@@ -166,7 +166,7 @@ class Stepping:
         """A ``training_step`` has returned; its backward pass is still to come."""
 
     def bind(self, name: str) -> Callable[..., Any]:
-        """The module's method of this name, called so that what is wrapped around the module sees it (trap T42)."""
+        """The module's method of this name, in a form whose call goes through what is wrapped around the module."""
         method: Callable[..., Any] = getattr(self.lightning_module, name)
         assert self.model is not None  # setup() came first
         return redirected(method, self.lightning_module, self.model, self.calls_through_forward)
@@ -212,7 +212,7 @@ class Stepping:
         """A backward pass is done."""
 
     def before_manual_backward(self, loss: Tensor) -> None:
-        """A backward pass begins that user code has asked for, inside its step (trap T19)."""
+        """Called before a backward pass that user code starts itself, by ``manual_backward``."""
 
     def after_manual_backward(self) -> None:
         """It is done."""

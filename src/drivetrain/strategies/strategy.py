@@ -42,7 +42,7 @@ class Strategy(Stepping, ABC):
     """
 
     is_distributed: bool = False
-    """Whether several processes train together: declared here, never guessed from the class (trap T56)."""
+    """Whether several processes train together: declared by the class, so that it holds for third-party classes too."""
 
     start_method: str | None = None
     """How its processes start where no cluster starts them: "popen", "spawn", "fork", "forkserver", "ray"; or here."""
@@ -197,7 +197,7 @@ class Strategy(Stepping, ABC):
     def teardown(self) -> None:
         """Move model and optimizer state to the host, free the device, and wait until all checkpoints are durable.
 
-        Tolerates a half-built run (trap T58).
+        Accepts a half-built run: an exception may come at any time.
         """
         if self.root_device != HOST:
             for optimizer in self.optimizers:
@@ -272,7 +272,7 @@ class Strategy(Stepping, ABC):
         self.world.barrier(name)
 
     def wait_for_first(self, name: str) -> None:
-        """A barrier without a time limit, for work that the others wait for: a download, for example (trap T41)."""
+        """A barrier without a time limit, for work that the others wait for: a download, for example."""
         self.world.barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -296,7 +296,7 @@ class Strategy(Stepping, ABC):
         return tensor if ranks.size == 1 else ranks.all_gather(tensor, sync_grads)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all ranks decide so, or any of them; the same answer on every rank (trap T5)."""
+        """Whether all ranks decide so, or any of them. Every rank gets the same answer, so all take the same branch."""
         return self.world.reduce_boolean_decision(decision, all)
 
     def gather_objects(self, obj: Any) -> list[Any]:
@@ -304,7 +304,7 @@ class Strategy(Stepping, ABC):
         return self.world.gather_objects(obj)
 
     def gather_keyed(self, names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
-        """Every rank's 1-D ``values``, one row each, after a check that all ranks mean the same ``names`` (trap T8).
+        """Every rank's 1-D ``values``, one row each, after a check that all ranks pass the same ``names``.
 
         Raises:
             ConfigurationError: they do not; on all ranks, and it says who has which.

@@ -77,7 +77,7 @@ class AcceleratorConformance:
     # ---- what it says of itself ----------------------------------------------------------------------------------
 
     def test_c1_it_is_made_without_arguments(self) -> None:
-        """``Accelerator()`` works, has a name, and its life can be lived twice (C1, S0-7)."""
+        """``Accelerator()`` works, has a name, and can be set up and torn down twice."""
         for _ in range(2):
             accelerator = self.accelerator()
             assert isinstance(accelerator.name, str)
@@ -87,18 +87,18 @@ class AcceleratorConformance:
             accelerator.teardown()
 
     def test_s0_5_it_says_whether_it_is_there(self) -> None:
-        """``is_available()`` is a bool and ``why_unavailable()`` a text; neither needs an instance (S0-5)."""
+        """``is_available()`` is a bool and ``why_unavailable()`` a text; neither needs an instance."""
         assert self.accelerator.is_available() is True
         assert isinstance(self.accelerator.why_unavailable(), str)
 
     def test_s0_4_it_counts_its_devices(self) -> None:
-        """``auto_device_count()`` is an int of at least 1 (S0-4)."""
+        """``auto_device_count()`` is an int of at least 1."""
         count = self.accelerator.auto_device_count()
         assert type(count) is int
         assert count >= 1
 
     def test_s0_2_device_numbers_are_parsed(self) -> None:
-        """1, "1" and "auto" mean the first device; what means none raises a ConfigurationError (S0-2, S0-12, C2)."""
+        """1, "1" and "auto" mean the first device; a value that names no device raises a ConfigurationError."""
         for devices in (1, "1"):
             assert list(self.plan_of(devices).devices) == [self.accelerator.get_parallel_devices([0])[0]]
         assert self.plan_of("auto").devices[0] == self.accelerator.get_parallel_devices([0])[0]
@@ -112,7 +112,7 @@ class AcceleratorConformance:
         return Engine(accelerator=self.accelerator(), devices=devices).plan
 
     def test_s0_3_numbers_become_devices(self) -> None:
-        """``get_parallel_devices`` gives one ``torch.device`` per number, of one type, in order (S0-3)."""
+        """``get_parallel_devices`` gives one ``torch.device`` per number, of one type, in order."""
         count = self.accelerator.auto_device_count()
         devices = list(self.accelerator.get_parallel_devices(list(range(count))))
         assert len(devices) == count
@@ -123,14 +123,14 @@ class AcceleratorConformance:
             assert self.accelerator.get_parallel_devices([count - 1])[0].index == count - 1
 
     def test_c4_a_run_is_on_its_device(self) -> None:
-        """The root device is the accelerator's, and so is the type that autocast is asked for (C4)."""
+        """The root device is the accelerator's, and so is the device type of autocast."""
         engine = Engine(accelerator=self.accelerator(), devices=1)
         assert engine.device == self.accelerator.get_parallel_devices([0])[0]
         context = torch.autocast(engine.accelerator.autocast_device_type, dtype=torch.bfloat16)
         assert context.device == engine.device.type
 
     def test_s0_6_its_figures_are_plain_numbers(self) -> None:
-        """``get_device_stats`` gives finite floats by name (S0-6)."""
+        """``get_device_stats`` returns finite floats by name."""
         stats = self.accelerator().get_device_stats(self.device)
         assert isinstance(stats, dict)
         for name, value in stats.items():

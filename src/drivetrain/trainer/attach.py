@@ -33,7 +33,7 @@ _POSITIONS = {"first": 0, "any": 1, "last": 2}
 
 
 def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
-    """The callbacks that were passed and the default ones, in the order in which they run (trap T48).
+    """The callbacks that were passed and the default ones, in the order in which they run.
 
     Raises:
         ConfigurationError: something passed is no callback, or contradicts an ``enable_...`` argument.
@@ -234,7 +234,7 @@ def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodul
 
 
 def check_module(module: LightningModule, fn: TrainerFn, settings: Settings) -> None:
-    """Whether ``module`` has what ``fn`` needs, before anything is built (trap T53).
+    """Check that ``module`` has the methods that ``fn`` needs, before anything is built.
 
     Raises:
         ConfigurationError: it lacks a step or its optimizers, a step cannot be called, or it optimizes by hand what
@@ -284,7 +284,7 @@ def _takes(method: Any, arguments: int) -> bool:
 
 
 def _check_step(name: str, method: str, step: Any) -> None:
-    """Whether ``step`` takes what the loop gives it (traps T37, T39, T51)."""
+    """Check that ``step`` takes the arguments with which the loop calls it."""
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."
     if not callable(step):
@@ -308,7 +308,7 @@ def _check_step(name: str, method: str, step: Any) -> None:
 
 
 def _check_manual(name: str, settings: Settings) -> None:
-    """Under manual optimization the arguments that act on the step have nobody to act on (trap T19)."""
+    """Refuse clipping and accumulation with manual optimization: the loop makes no step that they could change."""
     for argument, off, instead in (
         ("gradient_clip_val", None, "self.clip_gradients(optimizer, gradient_clip_val=...) before optimizer.step()"),
         ("accumulate_grad_batches", 1, "optimizer.step() in every n-th training_step only"),
@@ -321,7 +321,7 @@ def _check_manual(name: str, settings: Settings) -> None:
 
 
 def check_hooks(parties: Iterable[Any]) -> None:
-    """Whether each hook that a party overrides can be called; a warning where it is only nearly a hook (trap T53).
+    """Check the hooks that module, datamodule and callbacks override; warn of names that are nearly those of hooks.
 
     Raises:
         ConfigurationError: a hook is no method, or does not take the arguments it will be given.
@@ -369,7 +369,7 @@ def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
 
 
 def check_savers(trainer: Trainer, fn: TrainerFn) -> None:
-    """Whether a fit of several processes can do what its callbacks want when it fails.
+    """Refuse callbacks that save on exceptions where several processes train.
 
     Raises:
         NotSupportedError: it cannot.
@@ -378,7 +378,7 @@ def check_savers(trainer: Trainer, fn: TrainerFn) -> None:
     if savers and trainer.strategy.is_distributed and fn is TrainerFn.FITTING:
         raise NotSupportedError(
             f"{type(savers[0]).__name__} saves on exceptions, and where several processes train the others would wait "
-            "for the one that failed (trap T57). Leave save_on_exception and OnExceptionCheckpoint out."
+            "for the one that failed. Leave save_on_exception and OnExceptionCheckpoint out."
         )
 
 
@@ -417,7 +417,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn, validates: bool) -> None:
-    """Whether the loaders that ``fn`` needs exist, and, if a fit ``validates``, steps and loaders match (trap T53).
+    """Check that the loaders which ``fn`` needs exist, and, if a fit ``validates``, that steps and loaders match.
 
     Raises:
         ConfigurationError: the loader of ``fn`` itself is missing.

@@ -178,7 +178,7 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
         trainer.engine.launch()  # which does not return: each process comes here by itself, and this one is no rank
     attach(job)
     for logger in trainer.loggers:
-        _ = logger.version  # decided before they start: all of them mean the same run (trap T30)
+        _ = logger.version  # chosen before the processes start, so that all of them write to the same run
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
     outcome.take_home(trainer)
     return outcome.results

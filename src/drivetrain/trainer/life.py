@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def connect(trainer: Trainer, job: Job) -> Loaders:
-    """Everything before the first process and the first device, in the order of spec 3.3."""
+    """Do everything that precedes the first process and the first device, in the order of docs/hooks.md."""
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
     progress.begin_run(fn)
     datamodule = trainer.datamodule = job.datamodule
@@ -125,7 +125,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run) -> None:
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
-    """One process per node, or one in the whole job (trap T41)."""
+    """Whether this process runs ``prepare_data``: one per node does, or one in the whole job."""
     once_per_node = party.prepare_data_per_node or trainer.strategy.node_rank == 0
     return overrides(party, "prepare_data", DataHooks) and trainer.strategy.local_rank == 0 and once_per_node
 
@@ -143,7 +143,7 @@ def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
-    """Everything after the last loop, in the order of spec 3.3."""
+    """Do everything that follows the last loop, in the order of docs/hooks.md."""
     _clean_up(trainer)
     trainer.engine.teardown()
     if fn is TrainerFn.FITTING:
@@ -158,7 +158,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 
 
 def abort(trainer: Trainer, error: BaseException) -> None:
-    """Tell everybody that the run ends by ``error`` and free what it held, however little was built (T58)."""
+    """Call the exception hooks for ``error`` and free what the run held; parts of it may never have been built."""
     trainer.progress.end_run(interrupted=True)
     if not trainer.engine.launcher.is_external:
         return  # there was nothing here; the processes have told everybody, and cleaned up

@@ -1,4 +1,4 @@
-"""The limits of a run as properties of the Trainer: they may be read, and changed while it runs."""
+"""The limits of a run as properties of the Trainer: they can be read, and changed while it runs."""
 
 from __future__ import annotations
 

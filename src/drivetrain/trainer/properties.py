@@ -1,4 +1,4 @@
-"""What can be read of a Trainer: views of the run's parts, for user code, callbacks and loggers (spec 3.2)."""
+"""The Trainer's properties: views of the run's parts, for user code, callbacks and loggers."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class TrainerView(LimitsView, RankFacts):
         self.loggers = [] if value is None else [value]
 
     def _log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Give ``metrics`` to every logger. A metric called "step" is the x axis (trap T11)."""
+        """Pass ``metrics`` to every logger. A metric called "step" is the x axis."""
         given = dict(metrics)
         step = int(given.pop("step", step))
         given.setdefault("epoch", self.progress.current_epoch)
@@ -388,7 +388,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps of the whole fit; ``inf`` without a limit. May make the training loader (trap T50).
+        """Optimizer steps of the whole fit; ``inf`` without a limit. Creates the training loader if there is none yet.
 
         With several processes whose loaders may differ in length, read it on all of them.
         """
