@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain import Callback
+import drivetrain.callbacks
+import drivetrain.loggers
+from drivetrain import Callback, Trainer
+from drivetrain.errors import NotSupportedError
 from drivetrain.module.hooks import LOG_RULES, DataHooks, ModelHooks
 
 ROOT = Path(__file__).parent.parent
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
 
 
@@ -64,3 +68,54 @@ def test_the_page_of_strategies_shows_the_example_as_it_stands() -> None:
     assert shown == example, "copy examples/fsdp2_strategy.py into docs/own_strategy.md"
     lines = [line for line in re.sub(r'^""".*?"""\n', "", example, flags=re.DOTALL).splitlines() if line.strip()]
     assert len(lines) <= 30
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """The text of one section of the README."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## )", README, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_the_readme_lists_every_extra() -> None:
+    extras = re.search(r"^\[project.optional-dependencies\]\n(.*?)^\[", PYPROJECT, re.DOTALL | re.MULTILINE)
+    assert extras is not None
+    named = set(re.findall(r"^(\w+) = \[", extras[1], re.MULTILINE)) - {"dev"}
+    assert set(re.findall(r"^\| `(\w+)` \|", section("Installing it"), re.MULTILINE)) == named
+
+
+def test_the_readme_lists_every_callback_and_logger() -> None:
+    offered = {*drivetrain.callbacks.__all__, *drivetrain.loggers.__all__}
+    offered -= {"Callback", "Checkpoint", "ProgressBar", "Logger", "DummyLogger"}  # contracts, and one for trial runs
+    assert offered - set(re.findall(r"`(\w+)`", section("What works now"))) == set()
+
+
+def test_the_readme_lists_every_example() -> None:
+    examples = {path.name for path in (ROOT / "examples").iterdir() if path.suffix == ".py" or path.is_dir()}
+    linked = set(re.findall(r"\(examples/([\w.]+)", section("Examples")))
+    assert linked == examples - {"__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("strategy", "fsdp"), ("strategy", "deepspeed"), ("precision", "transformer-engine"),
+        ("precision", "transformer-engine-float16"), ("profiler", "simple"), ("model_registry", "models"),
+    ],
+)  # fmt: skip
+def test_what_the_readme_calls_not_there_yet_is_refused_and_nothing_else_is_in_that_list(name: str, value: str) -> None:
+    listed = section("What works now").partition("Not yet: ")[2].partition("Lightning.")[0]
+    assert value in listed or f"`{name}`" in listed
+    with pytest.raises(NotSupportedError, match="not supported by this version"):
+        Trainer(**{name: value})
+    for works in ("LightningCLI", "DDP", "processes", "command line", "background"):
+        assert works not in listed
+
+
+def test_the_plan_in_the_readme_is_what_the_trainer_prints() -> None:
+    trainer = Trainer(accelerator="cpu", devices=2, precision="bf16-mixed", logger=False)
+    shown = [line.strip() for line in str(trainer.plan).splitlines()[1:] if not line.strip().startswith("logger")]
+    assert "\n".join(shown) in re.sub("^ +", "", README, flags=re.MULTILINE)
