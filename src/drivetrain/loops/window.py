@@ -27,7 +27,7 @@ class Window:
         divisor: plain losses are divided by it: ``size``, or what a strategy that owns its step divides by.
         batches_with_gradients: how many batches have given gradients. last_counted: the last of those, counted from 1.
         reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are held in units of
-            it, so that no micro-batch is scaled up and 16-bit floats do not overflow.
+            it, so that no batch is scaled up and 16-bit floats do not overflow.
         total: the sum of the weights.
         factor_here: what this rank's mean over the current batch counts for among the ranks': see
             :class:`drivetrain.data.samplers.Share`. 0 for a batch that is repeated: it counts for nothing.

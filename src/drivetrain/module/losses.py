@@ -12,18 +12,18 @@ from drivetrain.errors import ConfigurationError, described, is_number, shown
 
 
 class WeightedLoss(NamedTuple):
-    """A loss with what it is the mean over, so that unequal micro-batches add up to one large batch.
+    """A loss with what it is the mean over, so that batches of unequal size add up to one large batch.
 
-    The gradient of a window is the weighted mean over its micro-batches: the sum of ``weight * gradient`` divided
+    The gradient of a window is the weighted mean over its batches: the sum of ``weight * gradient`` divided
     once, when the optimizer steps, by the sum of the weights.
 
     Attributes:
         loss: the mean over ``weight`` samples or tokens, a tensor with one element and a graph. It must be finite
             even where the weight is 0.
         weight: how many those are: a number, or a tensor with one element where the device has counted them (it is
-            never read back, but each further micro-batch of a window then costs a pass over the gradients).
+            never read back, but each further batch of a window then costs a pass over the gradients).
 
-    A micro-batch whose weight is the number 0 counts for nothing and is not differentiated.
+    A batch whose weight is the number 0 counts for nothing and is not differentiated.
     """
 
     loss: Tensor

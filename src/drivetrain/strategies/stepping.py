@@ -113,7 +113,7 @@ class Stepping:
     """Whether evaluation may run under ``torch.inference_mode``; otherwise it runs under ``torch.no_grad``."""
 
     handles_gradient_accumulation: bool = False
-    """Whether its optimizers add up micro-batches themselves: they are then stepped after each batch."""
+    """Whether its optimizers add up the gradients of a window themselves: they are then stepped after each batch."""
 
     honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
     """Of a strategy that owns its step: the hooks inside a step that it calls, of those in :data:`HOOKS_IN_A_STEP`.
