@@ -37,6 +37,19 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_sections_lead_to_a_heading(page: Path) -> None:
+    for target, section in re.findall(r"\]\(([^)#]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert section in anchors((page.parent / target if target else page).read_text(encoding="utf-8"))
+
+
 def test_the_page_of_hooks_names_only_hooks_that_exist() -> None:
     text = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\bon_[a-z_]+", text))
