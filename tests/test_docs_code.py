@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["hardware.md", "own_accelerator.md", "own_store.md"]
-PAGES = ["hardware.md", "own_accelerator.md", "own_strategy.md"]
+PAGES = ["hardware.md", "own_accelerator.md", "own_store.md", "own_strategy.md"]
 
 # What the pages take for granted: a model and a loader.
 GIVEN = """
