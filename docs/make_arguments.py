@@ -12,9 +12,9 @@ PAGE = Path(__file__).parent / "arguments.md"
 HEAD = """\
 # The Trainer's arguments
 
-All are keyword-only. This page is written by `docs/make_arguments.py` from `drivetrain/settings.py`, and a test holds
-the two equal. An argument whose feature this version does not have accepts its default only; anything else is an
-error that says so.
+All arguments are keyword-only. An argument whose feature does not exist yet accepts only its default; any other value
+raises a `NotSupportedError`. This page is written by `docs/make_arguments.py` from `drivetrain/settings.py`, and a
+test compares the two.
 
 | argument | type | default | what it does |
 |---|---|---|---|
@@ -26,7 +26,9 @@ def page() -> str:
     rows = []
     for field in dataclasses.fields(Settings):
         kind = str(field.type).replace("|", "\\|")
-        doc = field.metadata["doc"] + ("; **default only in this version**" if field.name in NOT_YET else "")
+        doc = field.metadata["doc"] + (
+            "; **not supported yet: only the default is accepted**" if field.name in NOT_YET else ""
+        )
         rows.append(f"| `{field.name}` | `{kind}` | `{field.default!r}` | {doc} |\n")
     return HEAD + "".join(rows)
 

@@ -16,14 +16,14 @@ PAGE = ROOT / "docs" / "compat_names.md"
 NAMES = ROOT / "tests" / "compat" / "public_names.json"
 
 HEAD = f"""\
-# The names that drivetrain.compat serves
+# Lightning's names in drivetrain.compat
 
-Every public module of Lightning {table.VERSION} that has public names, how many of them are served, and which are not.
-This page is written by `docs/make_compat_names.py` from `drivetrain/compat/table.py` and from the list in
-`tests/compat/public_names.json`, and a test holds them equal. A module without a number is not served at all. What it
-means, and how it works: [compat.md](compat.md).
+Every public module of Lightning {table.VERSION} that has public names, how many of these names are available, and which
+are not. In a module without a number, none is. [compat.md](compat.md) describes how programs written for Lightning run.
+This page is written by `docs/make_compat_names.py` from `drivetrain/compat/table.py` and
+`tests/compat/public_names.json`, and a test compares them.
 
-| module | served | not served |
+| module | available | not available |
 |---|---|---|
 """
 

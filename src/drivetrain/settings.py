@@ -58,59 +58,75 @@ class Settings:
     """
 
     accelerator: str | Accelerator = _argument("auto", 'hardware: "auto", "gpu", a device type, or an Accelerator')
-    strategy: str | Strategy = _argument("auto", 'how the model is spread: "auto", a name, or a Strategy')
-    devices: int | list[int] | str = _argument("auto", 'how many or which devices; "auto" for all, -1 for all')
+    strategy: str | Strategy = _argument("auto", 'how the model is spread over devices: "auto", a name, or a Strategy')
+    devices: int | list[int] | str = _argument(
+        "auto", 'a number of devices, a list of their indices, or "auto" or -1 for all'
+    )
     num_nodes: int = _argument(1, "number of machines")
     precision: int | str | None = _argument(
         None, '"32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true" or "bf16-true"'
     )
     logger: Logger | Iterable[Logger] | bool | None = _argument(
-        None, "where metrics go; True or None: TensorBoard if it is installed, else CSV; False: nowhere"
+        None, "where metrics are written; True or None: TensorBoard if it is installed, else CSV; False: nowhere"
     )
     callbacks: list[Callback] | Callback | None = _argument(None, "callbacks, in the order in which they run")
-    fast_dev_run: int | bool = _argument(False, "try n (True: 1) batches of everything; no logger, no checkpoint")
-    max_epochs: int | None = _argument(None, "stop after so many epochs; None: 1000 without max_steps; -1: endless")
-    min_epochs: int | None = _argument(None, "train at least so many epochs, whoever asks to stop")
-    max_steps: int = _argument(-1, "stop after so many optimizer steps; -1: no limit")
-    min_steps: int | None = _argument(None, "train at least so many optimizer steps, whoever asks to stop")
-    max_time: str | timedelta | dict[str, int] | None = _argument(None, '"DD:HH:MM:SS", a timedelta or its arguments')
+    fast_dev_run: int | bool = _argument(
+        False, "run n (True: 1) batches of every stage, without loggers and checkpoints"
+    )
+    max_epochs: int | None = _argument(
+        None, "stop after this many epochs; None: 1000 if there is no other limit; -1: no limit"
+    )
+    min_epochs: int | None = _argument(None, "train at least this many epochs, even if a callback asks to stop")
+    max_steps: int = _argument(-1, "stop after this many optimizer steps; -1: no limit")
+    min_steps: int | None = _argument(None, "train at least this many optimizer steps, even if a callback asks to stop")
+    max_time: str | timedelta | dict[str, int] | None = _argument(
+        None, 'stop training after this time: "DD:HH:MM:SS", a timedelta or its arguments'
+    )
     limit_train_batches: int | float | None = _argument(None, "batches per training epoch: a count or a fraction")
     limit_val_batches: int | float | None = _argument(None, "batches per validation loader: a count or a fraction")
     limit_test_batches: int | float | None = _argument(None, "batches per test loader: a count or a fraction")
     limit_predict_batches: int | float | None = _argument(None, "batches per prediction loader: a count or a fraction")
-    overfit_batches: int | float = _argument(0.0, "train and validate on the same few batches")
+    overfit_batches: int | float = _argument(
+        0.0, "train and validate on the same few batches: a number or a fraction; 0.0: off"
+    )
     val_check_interval: int | float | str | timedelta | dict[str, int] | None = _argument(
-        None, "validate every n batches, or after a fraction of the epoch; None: once, at its end"
+        None, "validate every n batches, after a fraction of the epoch, or after a time; None: at the end of the epoch"
     )
     check_val_every_n_epoch: int | None = _argument(
         1, "validate in every n-th epoch; None: count batches across epochs"
     )
-    num_sanity_val_steps: int | None = _argument(None, "validation batches tried before training; None: 2; -1: all")
-    log_every_n_steps: int | None = _argument(None, "flush logged values every n optimizer steps; None: 50")
+    num_sanity_val_steps: int | None = _argument(
+        None, "validation batches that the sanity check runs before training; None: 2; -1: all"
+    )
+    log_every_n_steps: int | None = _argument(None, "log values per step every n optimizer steps; None: 50")
     enable_checkpointing: bool | None = _argument(None, "add a ModelCheckpoint if none is given; None: yes")
     enable_progress_bar: bool | None = _argument(None, "show a progress bar; None: yes")
     enable_model_summary: bool | None = _argument(None, "print a table of the model; None: yes")
-    accumulate_grad_batches: int = _argument(1, "batches whose gradients are averaged for one optimizer step")
-    gradient_clip_val: int | float | None = _argument(None, "clip gradients to this norm or value; None: do not")
+    accumulate_grad_batches: int = _argument(1, "batches of one optimizer step; their gradients are averaged")
+    gradient_clip_val: int | float | None = _argument(None, "clip gradients to this norm or value; None: do not clip")
     gradient_clip_algorithm: str | None = _argument(None, '"norm" (the default) or "value"')
-    deterministic: bool | Literal["warn"] | None = _argument(None, "torch.use_deterministic_algorithms while it runs")
-    benchmark: bool | None = _argument(None, "torch.backends.cudnn.benchmark while it runs; None: leave it")
+    deterministic: bool | Literal["warn"] | None = _argument(
+        None, "torch.use_deterministic_algorithms during the run; None: unchanged"
+    )
+    benchmark: bool | None = _argument(None, "torch.backends.cudnn.benchmark during the run; None: unchanged")
     inference_mode: bool = _argument(True, "validate and test under torch.inference_mode instead of no_grad")
-    use_distributed_sampler: bool = _argument(True, "split the data over the processes; of one process, no difference")
-    split_batches: bool = _argument(False, "a loader's batch_size is that of all processes together, not of each")
+    use_distributed_sampler: bool = _argument(True, "split the data over the processes; no effect with one process")
+    split_batches: bool = _argument(
+        False, "a loader's batch_size is that of all processes together, not of each process"
+    )
     profiler: Any | str | None = _argument(None, "a profiler or its name")
-    detect_anomaly: bool = _argument(False, "torch.autograd.set_detect_anomaly while it trains")
-    barebones: bool = _argument(False, "switch off everything that costs time beyond the step")
+    detect_anomaly: bool = _argument(False, "torch.autograd.set_detect_anomaly during training")
+    barebones: bool = _argument(False, "switch off logging, checkpoints, progress bar, summary and sanity check")
     plugins: (
         Precision | CheckpointIO | ClusterEnvironment | list[Precision | CheckpointIO | ClusterEnvironment] | None
-    ) = _argument(None, "a Precision, a CheckpointIO and a ClusterEnvironment of one's own")
-    sync_batchnorm: bool = _argument(False, "batch norm over all processes; of one process, no difference")
+    ) = _argument(None, "a Precision, a CheckpointIO, a ClusterEnvironment of your own")
+    sync_batchnorm: bool = _argument(False, "batch norm over the batches of all processes; no effect with one process")
     check_collectives: bool | None = _argument(
-        None, "compare collectives on tensors between processes first; None: the first 100 of a run"
+        None, "check that all processes make the same collective on tensors; None: the first 100 of a run"
     )
-    reload_dataloaders_every_n_epochs: int = _argument(0, "build the loaders anew every n epochs; 0: never")
-    default_root_dir: str | Path | None = _argument(None, "where logs and checkpoints go; None: the working directory")
-    enable_autolog_hparams: bool = _argument(True, "give the hyperparameters of module and datamodule to the loggers")
+    reload_dataloaders_every_n_epochs: int = _argument(0, "call the loader hooks again every n epochs; 0: never")
+    default_root_dir: str | Path | None = _argument(None, "folder of logs and checkpoints; None: the working directory")
+    enable_autolog_hparams: bool = _argument(True, "log the hyperparameters of module and datamodule")
     model_registry: str | None = _argument(None, "name of a model registry")
 
     def __post_init__(self) -> None:
@@ -416,4 +432,4 @@ NOT_YET: dict[str, Any] = {
     "profiler": None,
     "model_registry": None,
 }
-"""The one value that this version honours for each argument whose feature is not built yet."""
+"""Arguments whose feature does not exist yet, each with the only value that is accepted."""
