@@ -1,7 +1,7 @@
-"""drivetrain: one PyTorch training program, whatever drives it.
+"""drivetrain: train PyTorch models on any hardware, with a Trainer or with a loop of your own.
 
 ``import drivetrain as dt``. The public names below are imported when they are first used, so importing the package
-costs next to nothing; everything else lives where users of the field look for it: ``drivetrain.callbacks``,
+costs next to nothing. Everything else has the familiar import paths: ``drivetrain.callbacks``,
 ``drivetrain.loggers``, ``drivetrain.accelerators``, ``drivetrain.strategies``, ``drivetrain.plugins``.
 """
 

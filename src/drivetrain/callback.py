@@ -1,4 +1,4 @@
-"""The contract of a callback: every moment of a run at which code of one's own may run."""
+"""The contract of a callback: hooks that run your code at each phase of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override the hooks you need; one that is not overridden costs nothing in a step.
+    """Base class of callbacks. Override the hooks you need; the others cost nothing in a step.
 
     Every hook gets ``(trainer, pl_module, ...)``. Hooks run before the module's hook of the same name, in the order
     of the list, with the two exceptions that ``position`` and ``monitors`` declare. ``self.log`` of the module may be
@@ -21,7 +21,7 @@ class Callback:
     """
 
     position: Literal["first", "any", "last"] = "any"
-    """Where it stands among the callbacks: tuners come first, checkpoints last."""
+    """Its position among the callbacks: tuners run first, checkpoints last."""
 
     monitors: bool = False
     """It reads metrics when an epoch ends, so its ``on_train_epoch_end`` runs after the module's."""
@@ -34,7 +34,7 @@ class Callback:
     """It ends training by a limit of its own, so ``max_epochs`` is unlimited unless it is given."""
 
     needs_batch_indices: bool = False
-    """It wants to know which samples each prediction batch holds; they are recorded only if somebody does."""
+    """Whether it needs the sample indices of prediction batches; they are recorded only for such a callback."""
 
     pl_module: Any = None
     """The module of the run, set by the Trainer: what :meth:`log` logs through."""
@@ -44,23 +44,23 @@ class Callback:
         self.pl_module.log(name, value, **options)
 
     def log_dict(self, dictionary: Any, **options: Any) -> None:
-        """``self.log_dict`` of the module, likewise."""
+        """``self.log_dict`` of the module, with its arguments, from a hook that may log."""
         self.pl_module.log_dict(dictionary, **options)
 
     @property
     def state_key(self) -> str:
-        """Under which name a checkpoint keeps the state; distinguish instances of one class by their arguments."""
+        """Key of this callback's state in a checkpoint; it must differ between instances that have a state."""
         return type(self).__qualname__
 
     def _generate_state_key(self, **kwargs: Any) -> str:
         return f"{type(self).__qualname__}{kwargs!r}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep of this callback."""
+        """Return the state that a checkpoint saves of this callback."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """``stage`` ("fit", "validate", "test", "predict") begins; the model is not on the device yet."""
@@ -78,10 +78,10 @@ class Callback:
         """Training is over and the strategy is torn down."""
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A few validation batches are about to be tried before training."""
+        """The sanity check is about to run a few validation batches."""
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The trial is over; it left no metric, no progress and no random draw behind."""
+        """The sanity check is over; metrics, progress and random generators are as before it."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The first epoch is about to begin."""
@@ -96,7 +96,7 @@ class Callback:
         """A training epoch has ended; its epoch metrics are in ``trainer.callback_metrics``."""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """A training batch lies on the device."""
+        """A training batch is on the device."""
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -120,7 +120,7 @@ class Callback:
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A validation batch lies on the device."""
+        """A validation batch is on the device."""
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
@@ -143,7 +143,7 @@ class Callback:
     def on_test_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A test batch lies on the device."""
+        """A test batch is on the device."""
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
@@ -166,7 +166,7 @@ class Callback:
     def on_predict_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A prediction batch lies on the device."""
+        """A prediction batch is on the device."""
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
@@ -194,7 +194,7 @@ class Callback:
 
 
 class Checkpoint(Callback):
-    """Marks a callback that writes checkpoints.
+    """Base class of callbacks that write checkpoints.
 
     It stands last, and where a batch, a validation or an epoch ends its hook comes after the module's, so that what it
     saves is complete.
@@ -204,7 +204,7 @@ class Checkpoint(Callback):
     monitors = True
 
     saves_on_exception: bool = False
-    """It saves when a run ends by an exception: then each window's start is kept, so that the run can go on there."""
+    """Whether it saves when a run ends by an exception. The loop then keeps a copy of each window's start."""
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
         """Existing files that ``ckpt_path="last"`` may mean; of all callbacks', the one written last is taken."""

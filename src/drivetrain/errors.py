@@ -1,4 +1,4 @@
-"""Every exception this package raises on purpose, and how its message is built.
+"""The exceptions that drivetrain raises, and functions that build their messages.
 
 ::
 
@@ -30,7 +30,7 @@ _LONGEST_REPR = 100  # characters; a model's own text would fill pages
 
 
 class DrivetrainError(Exception):
-    """Root of the tree: ``except DrivetrainError`` catches what this package diagnosed itself."""
+    """Base class: ``except DrivetrainError`` catches every error that drivetrain itself detects."""
 
 
 class ConfigurationError(DrivetrainError, ValueError):
@@ -38,21 +38,21 @@ class ConfigurationError(DrivetrainError, ValueError):
 
 
 class UnknownArgumentError(ConfigurationError, TypeError):
-    """There is no argument of this name; also a TypeError, which is what Python raises for one."""
+    """There is no argument of this name. Also a TypeError, as Python raises for an unknown argument."""
 
 
 class UnknownNameError(ConfigurationError, KeyError):
-    """Nothing is registered under this name; also a KeyError, which a lookup raises."""
+    """Nothing is registered under this name. Also a KeyError, as a failed lookup raises."""
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
 class NotSupportedError(ConfigurationError):
-    """The argument is legal vocabulary, but this version has no implementation behind it."""
+    """The argument is valid in Lightning, but this version does not implement it."""
 
 
 class LoggingError(DrivetrainError):
-    """``self.log`` was called in a hook, with a value or with options that it cannot serve."""
+    """``self.log`` was called in a hook, with a value or options that are not allowed there."""
 
 
 class CheckpointError(DrivetrainError):
@@ -60,14 +60,14 @@ class CheckpointError(DrivetrainError):
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The likeliest of the ``known`` names for a misspelt ``word``, whatever the case; ``None`` if none is near."""
+    """Return the ``known`` name most similar to ``word``, ignoring case; ``None`` if none is similar."""
     names = {name.lower(): name for name in sorted(known)}
     found = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
     return names[found[0]] if found else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The tail of a message about an unknown name: the likeliest known one, then all of them."""
+    """Return the end of a message about an unknown name: the most similar known name, then all of them."""
     names = sorted(known)
     close = closest(word, names)
     hint = "" if close is None else f"Did you mean {close!r}? "
@@ -75,13 +75,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """``repr(value)`` as a message can take it: in one line, and cut where it is long."""
+    """Return ``repr(value)`` for a message: in one line, and cut if it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 3]}..."
 
 
 def described(value: Any) -> str:
-    """What a value of the wrong kind is: "a str: 'x'", "None", "the class EarlyStopping itself"."""
+    """Describe a value of the wrong type: "a str: 'x'", "None", "the class EarlyStopping itself"."""
     if isinstance(value, type):
         return f"the class {value.__name__} itself"
     if value is None:
@@ -106,7 +106,7 @@ def is_number(value: Any) -> bool:
 
 
 def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
-    """Let ``fn`` answer an argument that it does not have with a did-you-mean; for entry points, not for a step.
+    """Decorator for entry points: an unknown argument of ``fn`` raises an error that suggests a similar one.
 
     Raises:
         UnknownArgumentError: there is no such argument.

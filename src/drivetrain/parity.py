@@ -1,4 +1,4 @@
-"""What a program that was written for the original may ask to have as it is there, against our better judgement.
+"""Switches that restore Lightning's behaviour where drivetrain differs on purpose.
 
 Each switch is off by default. They belong to the process: ``drivetrain.compat`` sets them, before anything is built,
 and a run reads them when it is set up.

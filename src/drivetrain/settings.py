@@ -1,4 +1,4 @@
-"""Every argument of the Trainer: its name, type, default and one line of documentation. The one list.
+"""All arguments of the Trainer: name, type, default and one line of documentation.
 
 ``Trainer.__init__`` spells the same names with the same types and defaults, because editors, type checkers and the
 command line read signatures; a test holds the two equal. The values are checked here, one by one; what they mean

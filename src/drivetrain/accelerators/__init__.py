@@ -1,4 +1,4 @@
-"""What a device is: one file per kind of hardware."""
+"""Accelerators: one file per kind of hardware."""
 
 from __future__ import annotations
 

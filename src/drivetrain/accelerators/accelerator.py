@@ -19,7 +19,7 @@ class Accelerator(ABC):
     """Connects a program to one kind of hardware.
 
     Five members are required; the rest have working defaults, which ask torch about the type of the devices. Instances
-    hold no state of a run, so one may serve several Trainers.
+    keep no state of a run, so several Trainers may use one instance.
     """
 
     # ---- required ------------------------------------------------------------------------------------------------
@@ -27,7 +27,7 @@ class Accelerator(ABC):
     @staticmethod
     @abstractmethod
     def parse_devices(devices: Any) -> Any:
-        """What the user wrote as ``devices`` in this accelerator's own terms; an int ``n`` means the first n.
+        """Return the user's ``devices`` as :meth:`get_parallel_devices` takes them; an int ``n`` means the first n.
 
         An unchanged argument may be returned (2, "2", "0,1", -1): the caller turns it into device numbers.
 
@@ -38,26 +38,26 @@ class Accelerator(ABC):
     @staticmethod
     @abstractmethod
     def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
-        """The torch devices for a parsed specification, in rank order."""
+        """Return the torch devices for a parsed specification, in rank order."""
 
     @staticmethod
     @abstractmethod
     def auto_device_count() -> int:
-        """How many devices ``devices="auto"`` means, and -1."""
+        """Return how many devices ``devices="auto"`` and -1 mean."""
 
     @staticmethod
     @abstractmethod
     def is_available() -> bool:
-        """Whether this machine has such a device and torch can use it."""
+        """Return whether this machine has such a device and torch can use it."""
 
     @abstractmethod
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Figures about ``device`` now; never synchronises with it."""
+        """Return statistics of ``device`` by name; must not wait for the device."""
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
     auto_priority: int | None = None
-    """Where it stands in ``accelerator="auto"``: the highest that is available wins; ``None``: only by name.
+    """Priority in ``accelerator="auto"``: the available one with the highest wins; ``None``: only by name.
 
     Of ours: TPU 400, MPS 300, CUDA 200, any other device of torch's 100, CPU 0.
     """
@@ -103,13 +103,13 @@ class Accelerator(ABC):
 
     @property
     def process_group_backend(self) -> str:
-        """What ``torch.distributed`` is to use between these devices: torch's own choice for their type."""
+        """The backend of ``torch.distributed`` for these devices: by default torch's choice for their type."""
         kind = self.get_parallel_devices([0])[0]
         return torch.distributed.get_default_backend_for_device(kind)
 
     @classmethod
     def why_unavailable(cls) -> str:
-        """One line about what is missing here, for a list of devices."""
+        """Return one line that says what is missing on this machine, for errors and lists."""
         return "is_available() says so"
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Accelerator(ABC):
             torch.accelerator.set_device_index(device)
 
     def setup(self, trainer: Any) -> None:
-        """Called first when the strategy sets the model up."""
+        """Called first when the strategy sets up the model."""
 
     def teardown(self) -> None:
         """Called last when a run ends, also after an exception."""
@@ -128,25 +128,25 @@ class Accelerator(ABC):
     # ---- what a run may ask about a device -----------------------------------------------------------------------
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait until everything that was queued on ``device`` is done."""
+        """Wait until all work queued on ``device`` is done."""
         if _is_torchs(device):
             torch.accelerator.synchronize(device)
 
     def memory_allocated(self, device: torch.device) -> int | None:
-        """Bytes that tensors take there now; ``None`` where nobody counts."""
+        """Return the bytes that tensors use on the device; ``None`` if that is unknown."""
         return torch.accelerator.memory_allocated(device) if _is_torchs(device) else None
 
     def max_memory_allocated(self, device: torch.device) -> int | None:
-        """The most bytes they took since :meth:`reset_peak_memory`."""
+        """Return the peak of :meth:`memory_allocated` since :meth:`reset_peak_memory`; ``None`` if unknown."""
         return torch.accelerator.max_memory_allocated(device) if _is_torchs(device) else None
 
     def reset_peak_memory(self, device: torch.device) -> None:
-        """Begin to measure :meth:`max_memory_allocated` anew."""
+        """Reset the peak that :meth:`max_memory_allocated` returns."""
         if _is_torchs(device):
             torch.accelerator.reset_peak_memory_stats(device)
 
     def total_memory(self, device: torch.device) -> int | None:
-        """Bytes that the device has; ``None`` where that is not known."""
+        """Return the bytes of memory that the device has; ``None`` if that is unknown."""
         if not _is_torchs(device):
             return None
         properties = getattr(torch.get_device_module(device), "get_device_properties", None)
@@ -177,6 +177,6 @@ AcceleratorRegistry = _Accelerators("drivetrain.accelerators", "accelerator", "a
 
 
 def _is_torchs(device: torch.device) -> bool:
-    """Whether ``torch.accelerator`` speaks for this device."""
+    """Whether this is a device of ``torch.accelerator``."""
     current = torch.accelerator.current_accelerator()
     return current is not None and current.type == device.type

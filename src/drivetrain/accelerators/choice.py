@@ -1,4 +1,4 @@
-"""Which accelerator is meant by what somebody wrote, on this machine."""
+"""Choose the accelerator that ``Trainer(accelerator=...)`` means on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
 
 
 def choose(given: Any) -> tuple[Accelerator, str]:
-    """The accelerator, and why: ``given`` is an instance, a class, a name, "auto" or "gpu".
+    """Return the accelerator and the reason; ``given`` is an instance, a class, a name, "auto" or "gpu".
 
     Raises:
         ConfigurationError: there is none of that name, or it is not available here.
@@ -55,7 +55,7 @@ def choose(given: Any) -> tuple[Accelerator, str]:
 
 
 def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] | None:
-    """Of the accelerators that take part in "auto", the available one of the highest priority."""
+    """Return the available accelerator with the highest priority in "auto"."""
     ranked = sorted(_candidates(), key=lambda candidate: -candidate[0])
     for _, entry in ranked:
         if (not gpu or issubclass(entry.cls, TorchDeviceAccelerator)) and entry.cls.is_available():
@@ -64,7 +64,7 @@ def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] |
 
 
 def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
-    """What takes part in "auto", with its priority: who says so, and the device that torch was built for."""
+    """Yield the accelerators that "auto" considers, with their priorities; torch's own device is one of them."""
     current = torch.accelerator.current_accelerator()
     entries = list(AcceleratorRegistry.entries())
     if current is not None and all(entry.name != current.type for entry in entries):
@@ -78,7 +78,7 @@ def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
 
 
 def available() -> str:
-    """The names of those that are, for messages."""
+    """Return the names of the available accelerators, for messages."""
     return ", ".join(entry.name for entry in AcceleratorRegistry.entries() if entry.cls.is_available())
 
 

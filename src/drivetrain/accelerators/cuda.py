@@ -61,7 +61,7 @@ def _nvml_stats(device: torch.device) -> dict[str, float]:
 
 
 def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
-    """Numbers of GPUs that can be used now: on which a tensor can be made. One in exclusive mode may be somebody's.
+    """Return the numbers of GPUs on which a tensor can be created; one held in exclusive mode is skipped.
 
     Args:
         num_devices: how many; -1: all that are usable.

@@ -37,7 +37,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
         return "it needs macOS 14 and Apple silicon"
 
     def setup_device(self, device: torch.device) -> None:
-        """Nothing: there is one device."""
+        """Do nothing: there is one device."""
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
         """Percentages of processor, memory and swap in use, which the GPU shares, and the bytes of its tensors."""
@@ -58,7 +58,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
         return None
 
     def reset_peak_memory(self, device: torch.device) -> None:
-        """Nothing: nobody counts the peak there."""
+        """Do nothing: MPS has no peak to reset."""
 
     def total_memory(self, device: torch.device) -> int | None:
         return torch.mps.recommended_max_memory()

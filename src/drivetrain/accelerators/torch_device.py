@@ -1,4 +1,4 @@
-"""Any device that torch itself knows, by torch's own name for it."""
+"""Any device type that torch knows, by torch's name for it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TorchDeviceAccelerator(Accelerator):
         if not cls.type:
             return "this build of torch has no accelerator"
         if _module_of(cls.type) is None:
-            return f"torch has no module torch.{cls.type}: install and import the package that brings it"
+            return f"torch has no module torch.{cls.type}: install and import the package that provides it"
         return f"torch.{cls.type} sees no device"
 
     @property
@@ -94,7 +94,7 @@ class TorchDeviceAccelerator(Accelerator):
 
 
 def parse_indices(devices: Any, count: int) -> list[int]:
-    """Device numbers from what a user wrote, on a machine with ``count`` devices.
+    """Return the device numbers that a user's ``devices`` means on a machine with ``count`` devices.
 
     Raises:
         ConfigurationError: it means no device, one twice, or one that is not there.

@@ -84,10 +84,10 @@ class XLAAccelerator(Accelerator):
         return "xla"
 
     def setup_device(self, device: torch.device) -> None:
-        """Nothing: torch_xla gives each process its device."""
+        """Do nothing: torch_xla assigns each process its device."""
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """KiB in use and at the peak, where the runtime counts them."""
+        """Return KiB in use and at the peak, if the runtime counts them."""
         used, peak = self.memory_allocated(device), self.max_memory_allocated(device)
         figures = {"memory.used_kib": used, "memory.peak_kib": peak}
         return {name: value / _KIB for name, value in figures.items() if value is not None}

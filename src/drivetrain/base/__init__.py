@@ -1,3 +1,3 @@
-"""What two or more folders use. It needs torch and the standard library only."""
+"""Helpers that two or more folders use. They import torch and the standard library only."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, and what a failed write says."""
+"""Write files atomically, and explain why a write failed."""
 
 from __future__ import annotations
 

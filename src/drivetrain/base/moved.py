@@ -32,7 +32,7 @@ MOVED = {
 
 
 class MovedModules:  # importlib.abc, which has the base classes, is slow to import
-    """Finds a module under its earlier name, for those who ask for it: it is asked last, and only of this package."""
+    """Import hook: finds modules of this package under their earlier names, after all other finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""Say it once per job, not once per process."""
+"""Messages once per job, not once per process."""
 
 from __future__ import annotations
 

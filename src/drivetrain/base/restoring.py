@@ -1,4 +1,4 @@
-"""Restore the parts of a checkpoint so that whatever is wrong with one ends in a CheckpointError that names it."""
+"""Restore parts of a checkpoint; errors become a CheckpointError that names the part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WrongForm(CheckpointError):
 
 @contextlib.contextmanager
 def restoring(part: str) -> Iterator[None]:
-    """A block that restores ``part``, as "optimizer 0 (Adam)".
+    """Context that restores ``part``, such as "optimizer 0 (Adam)"; exceptions become CheckpointErrors that name it.
 
     Raises:
         CheckpointError: for any exception in the block, which stays its cause. Errors of this package pass as they are.
@@ -57,7 +57,7 @@ def restoring(part: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: Any) -> Iterator[None]:
-    """A block whose CheckpointErrors name the file that was read."""
+    """Context whose CheckpointErrors name the file that was read."""
     try:
         yield
     except CheckpointError as error:
@@ -330,7 +330,7 @@ def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
 
 
 def check_rng_state(state: Any, place: str = "") -> None:
-    """Try a random state on generators that nobody uses.
+    """Check a random state by loading it into unused generators.
 
     Raises:
         WrongForm: a generator does not take it.

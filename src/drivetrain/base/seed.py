@@ -1,4 +1,4 @@
-"""Random state: seed it, and run something without disturbing it."""
+"""Random state: seed it, save it, restore it, isolate it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put back what :func:`rng_state` returned."""
+    """Restore what :func:`rng_state` returned."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
@@ -132,7 +132,7 @@ class Generators:
 
 @contextmanager
 def isolate_rng() -> Iterator[None]:
-    """Run the block and leave every generator as it was before."""
+    """Context after which every random generator is as it was before."""
     state = rng_state()
     try:
         yield

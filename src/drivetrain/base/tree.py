@@ -1,4 +1,4 @@
-"""Nested batches: move them, detach them, ask their size.
+"""Nested batches: move, detach, batch size, leaves.
 
 A batch is a tree: tensors (or anything with ``.to(device)``) at the leaves, and lists, tuples, named tuples, mappings
 and dataclasses above them. Every function keeps the types of the containers and passes other leaves through.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Movable(Protocol):
-    """A leaf that knows how to move itself: a tensor, a PackedSequence, a graph batch, a BatchEncoding.
+    """A leaf with a ``to`` method: a tensor, a PackedSequence, a graph batch, a BatchEncoding.
 
     It may move in place; ``to`` then returns the object itself, or nothing.
     """
@@ -80,7 +80,7 @@ def _move_leaf(leaf: Any, device: torch.device) -> Any:
 
 
 def was_there(batch: Any, moved: Any) -> bool:
-    """Whether ``batch`` lay on the device before :func:`move` made ``moved`` of it.
+    """Whether ``batch`` was on the device already when :func:`move` returned ``moved`` for it.
 
     The same object is no proof by itself: one that moves itself in place is the same afterwards.
     """

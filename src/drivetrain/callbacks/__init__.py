@@ -1,4 +1,4 @@
-"""What may be attached to a run: one file per callback."""
+"""Callbacks: one file for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread behind a progress bar: when it looks, what it sees, and how fast that moves."""
+"""The thread behind a progress bar: when it draws, the snapshot it draws, the rate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Snapshot:
         rate: batches per second, lately.
         metrics: what the user asked to see here.
         final: the epoch or the evaluation is over; each is drawn so exactly once.
-        transient: an evaluation that training goes on after, so it makes room when it is over.
+        transient: an evaluation inside training; its bar is removed when it is over.
     """
 
     stage: str
@@ -147,7 +147,7 @@ class ProgressThread(threading.Thread):
             return snapshot
 
     def snapshot(self, final: bool = False) -> Snapshot:
-        """The innermost stage as it stands."""
+        """Return a snapshot of the innermost stage."""
         stage = self._stages[-1]
         batch, total = self._counts(stage, final)
         max_epochs = self._trainer.max_epochs
@@ -177,7 +177,7 @@ class _Meter:
         self._rate = 0.0
 
     def restart(self, count: int) -> None:
-        """Time passed that says nothing about the rate; measure anew from here."""
+        """Start measuring again: the time until now says nothing about the rate."""
         self._samples.clear()
         self._samples.append((time.monotonic(), count))
 

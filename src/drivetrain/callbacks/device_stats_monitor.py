@@ -1,4 +1,4 @@
-"""What the device says of itself, as curves beside the metrics."""
+"""Log statistics of the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DeviceStatsMonitor(Callback):
-    """Logs the accelerator's figures about the device, at the start and at the end of batches.
+    """Logs the accelerator's statistics of the device, at the start and at the end of batches.
 
     A curve is called ``DeviceStatsMonitor.<hook>/<figure>``, for example
     ``DeviceStatsMonitor.on_train_batch_end/cpu_percent``, with the logger's own separator. In training these are the

@@ -1,4 +1,4 @@
-"""The learning rates as curves beside the metrics."""
+"""Log learning rates."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _STATE = (
 
 
 class ModelCheckpoint(StoredCheckpoint):
-    """Saves at chosen moments and keeps the best ``save_top_k``.
+    """Saves checkpoints periodically or after validation, and keeps the best ``save_top_k``.
 
     Args:
         dirpath: the folder; ``None``: ``checkpoints`` below the logger's folder, or below ``default_root_dir``.
@@ -55,7 +55,7 @@ class ModelCheckpoint(StoredCheckpoint):
         every_n_epochs: save in every n-th epoch. At most one of these three; none of them means every epoch, and 0
             means never.
         save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: when the
-            epoch ends, unless validation runs at other moments than there.
+            epoch ends, unless validation runs at other times.
         save_on_exception: save ``exception-...`` when the run ends by an exception.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
 
@@ -67,7 +67,7 @@ class ModelCheckpoint(StoredCheckpoint):
     A score of NaN ranks last; of equal scores the older ranks first. In ``fast_dev_run`` and in the sanity check
     nothing is saved, and the file that a run was resumed from is never deleted.
 
-    Class attributes that may be set otherwise: ``CHECKPOINT_NAME_LAST``, a name as ``filename`` is one,
+    Class attributes that you may change: ``CHECKPOINT_NAME_LAST``, a name as ``filename`` is one,
     ``CHECKPOINT_JOIN_CHAR``, ``CHECKPOINT_EQUALS_CHAR``, ``FILE_EXTENSION`` and ``STARTING_VERSION``.
 
     Raises:
@@ -338,7 +338,7 @@ class ModelCheckpoint(StoredCheckpoint):
 
     @contextmanager
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
-        """A block that saves; it gets the path of the last checkpoint so far, which is removed if it is replaced.
+        """Context that saves; it gets the path of the last checkpoint so far, which is removed if it is replaced.
 
         The new path is settled before, so that each file that is saved in the block names it.
         """

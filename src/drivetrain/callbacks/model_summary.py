@@ -1,4 +1,4 @@
-"""What the model consists of, printed before training begins."""
+"""Print a table of the model when training begins."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """A block in which every submodule runs as it is written, so that it can be watched: not compiled, not fused."""
+    """Context in which every submodule runs as it is written, so that it can be watched: not compiled, not fused."""
     fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # something may be compiled; asking for it would import it

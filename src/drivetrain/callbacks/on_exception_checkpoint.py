@@ -1,4 +1,4 @@
-"""Save when a run ends by an exception."""
+"""Save a checkpoint when a run ends by an exception."""
 
 from __future__ import annotations
 

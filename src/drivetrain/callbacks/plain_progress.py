@@ -9,7 +9,7 @@ from drivetrain.errors import ConfigurationError
 
 
 class PlainProgressBar(ProgressBar):
-    """Prints one line when an epoch or an evaluation ends, and now and then one in between.
+    """Prints a line when an epoch or an evaluation ends, and at intervals in between.
 
     Args:
         refresh_rate: 0 switches it off; above that, how many batches must have passed for a line in between.

@@ -1,4 +1,4 @@
-"""Write predictions as they come, or when a pass has ended."""
+"""Write predictions batch by batch, or at the end."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class WriteInterval(str, Enum):
 
 
 class BasePredictionWriter(Callback):
-    """Derive from it, and define the method that its interval calls. Every rank writes what is its own.
+    """Base class: define the method that the interval calls. Every rank writes its own predictions.
 
     Args:
         write_interval: when to write: after each "batch", at the end of the "epoch", or "batch_and_epoch".
 
-    Pass ``return_predictions=False`` to ``trainer.predict`` where nobody needs them back: with "batch" none are kept
-    then, and with "epoch" they are kept until they are written.
+    Pass ``return_predictions=False`` to ``trainer.predict`` if the program does not need them: with "batch" none are
+    kept then, and with "epoch" they are kept until they are written.
 
     Attributes:
         interval: the interval, which says ``on_batch`` and ``on_epoch``.

@@ -1,4 +1,4 @@
-"""What is running now, drawn by a thread that reads plain numbers: the training loop does nothing for it."""
+"""Base of the progress bars: a thread draws them and reads counters, so the training loop does no work for them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ProgressBar(Callback):
         return dict(trainer.progress_bar_metrics)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print without tearing the bar apart; takes what the built-in takes."""
+        """``print`` that leaves the bar intact, with the arguments of the built-in."""
         with DRAWING:
             print(*args, **kwargs)
 
@@ -175,7 +175,7 @@ class ProgressBar(Callback):
             self._drawn = snapshot.title, snapshot.batch
 
     def _report(self) -> None:
-        """Say once, from the main thread, that drawing failed."""
+        """Warn once, from the main thread, that drawing failed."""
         if self._thread is not None and self._thread.error is not None and self._enabled:
             self.disable()
             error = self._thread.error

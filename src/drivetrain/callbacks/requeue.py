@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Requeue(Callback):
     """On the cluster's signal in a fit: save a checkpoint, put the job back into the queue, end the run.
 
-    It is there by itself where the cluster environment says so: ``SLURMEnvironment(auto_requeue=True)``. The signal's
+    The Trainer adds it if the cluster environment requeues: ``SLURMEnvironment(auto_requeue=True)``. The signal's
     handler only takes a note. After the batch that all ranks have agreed on, ``hpc_ckpt_<n>.ckpt`` is written to
     ``default_root_dir``, and rank 0 puts the job back; the restarted job goes on from the highest such file, if that is
     its own, in the fit that wrote it. During a validation the signal waits for the batch that follows.

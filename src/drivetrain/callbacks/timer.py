@@ -1,4 +1,4 @@
-"""Measure how long each stage takes, and stop training when its time is over."""
+"""Measure how long each stage takes, and stop training at a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the bytes of a checkpoint go: one file per place."""
+"""Where and how checkpoints are stored."""
 
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO

@@ -1,4 +1,4 @@
-"""The form in which values are written: checkpoints, and what comes back from started processes."""
+"""The file format of checkpoints and of results from started processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One checkpoint, one local file, written so that a crash at any moment leaves a whole one behind."""
+"""A checkpoint as one local file, written atomically and durably, with checksums."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TorchCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:
-        """A block in which no existing file is replaced by what this thread writes.
+        """Context in which no existing file is replaced by what this thread writes.
 
         The list holds the paths that were not written, because another process had put a file there.
         """

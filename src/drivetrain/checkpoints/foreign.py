@@ -1,4 +1,4 @@
-"""Files that torch refuses as no plain data, read all the same, and nothing in them imported or called.
+"""Read checkpoints that contain objects, without importing or calling anything that they name.
 
 A pickle is a small program, and this is an interpreter for it that knows only harmless instructions. Of the names that
 a file mentions it resolves those that torch's own weights-only reader resolves, and a few that stand for plain data;
@@ -39,7 +39,7 @@ _MOST_NAMES = 12  # in the warning; a file may hold thousands of objects
 
 
 class Placeholder:
-    """Stands for an object, a class or a function of a file whose name nobody vouches for.
+    """Replaces an object, a class or a function of a file whose name is not known to be harmless.
 
     Attributes:
         path: the name, with its module, as the file has it.

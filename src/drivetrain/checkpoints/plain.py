@@ -43,7 +43,7 @@ _IN_PROGRESS = object()
 def encode(
     value: Any, where: str, describe: bool = False, noted: list[str] | None = None, references: bool = True
 ) -> Any:
-    """``value`` as data that loads without running code; :func:`decode` gives it back as it was.
+    """Return ``value`` as data that loads without running code; :func:`decode` reverses it.
 
     Lists, tuples, sets, deques and dictionaries keep their structure and their kind; subclasses of ``dict`` and
     ``list`` become the plain kind. Tensors are passed on, never copied, and so is the memory of numpy's arrays.
@@ -71,7 +71,7 @@ def encode(
 
 
 def decode(value: Any, where: str, noted: list[str] | None = None, references: bool = True) -> Any:
-    """What :func:`encode` was given. Containers are made anew, tensors passed on.
+    """Reverse :func:`encode`. Containers are rebuilt, tensors are passed on.
 
     A class, a function or an enum is looked for in modules that are imported already. Where it is not found, and
     where only a description was stored, a :class:`Described` comes back, with one warning that names all of them.
@@ -95,7 +95,7 @@ def decode(value: Any, where: str, noted: list[str] | None = None, references: b
 
 
 def warn_of_descriptions(noted: Iterable[str]) -> None:
-    """Say once of which values only descriptions came back."""
+    """Warn once of the values of which only descriptions could be restored."""
     if places := ", ".join(noted):
         rank_zero_warn(
             f"Of some values in the checkpoint only a description comes back: {places}. Import the modules that define "
@@ -104,7 +104,7 @@ def warn_of_descriptions(noted: Iterable[str]) -> None:
 
 
 def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placeholder]]:
-    """Every description in what :func:`decode` gave back, and what stands for an object that was not read at all."""
+    """Return all descriptions in what :func:`decode` returned, and the placeholders of objects that were not read."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:

@@ -1,4 +1,4 @@
-"""Classes and functions by name: found among what is imported already, never imported and never called."""
+"""Classes and functions by name: looked up in modules that are imported already; nothing is imported or called."""
 
 from __future__ import annotations
 

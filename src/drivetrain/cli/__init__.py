@@ -1,4 +1,4 @@
-"""Command lines: of programs (:class:`LightningCLI`), and of drivetrain itself (:mod:`drivetrain.cli.command`)."""
+"""Command lines: of your programs (:class:`LightningCLI`), and of drivetrain itself (:mod:`drivetrain.cli.command`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parser of a training program: its options are the arguments of classes."""
+"""Argument parser whose options are the arguments of classes."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class LightningArgumentParser(ArgumentParser):
                 self.set_defaults({f"trainer.{name}": plain})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End the program with code 2, or raise, if the parser was told so."""
+        """Exit with code 2, or raise if the parser was created with ``exit_on_error=False``."""
         super().error(with_hint(message, self), ex)
 
     def _add_trainer(self, cls: type[Trainer], key: str) -> list[str]:

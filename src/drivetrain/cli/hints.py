@@ -1,4 +1,4 @@
-"""What was probably meant, for the messages of a command line's parser."""
+"""Suggestions in error messages of a command line: the option that was probably meant."""
 
 from __future__ import annotations
 

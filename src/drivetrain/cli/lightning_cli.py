@@ -1,4 +1,4 @@
-"""LightningCLI: a training program's command line and configuration files, out of its classes."""
+"""LightningCLI: a command line and configuration files built from a program's classes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ABOUT = {
     "predict": "the model's outputs for the prediction data",
 }
 _METHOD_HELP = {
-    "ckpt_path": 'a checkpoint to go on from, or whose weights to take: its path, "best" or "last"',
+    "ckpt_path": 'a checkpoint to resume from, or whose weights to use: its path, "best" or "last"',
     "weights_only": "null or true: read checkpoints as plain data; false: unpickle them, which can run any code",
     "verbose": "print the metrics",
     "return_predictions": "false: keep none of the outputs, for a callback that writes them",
@@ -55,8 +55,7 @@ _METHOD_HELP = {
 
 
 class LightningCLI:
-    """The whole program: ``LightningCLI(Net, Data)`` as its last line gives it the subcommands fit, validate, test and
-    predict.
+    """Command line of a program: ``LightningCLI(Net, Data)`` adds the subcommands fit, validate, test and predict.
 
     ``python train.py fit --trainer.max_epochs=3 --model.width=64 --config base.yaml``: every argument of the Trainer,
     of the model and of the data module is an option; ``--config`` may be repeated, and what comes later wins. The run's

@@ -1,4 +1,4 @@
-"""Keep the configuration of a run beside its results."""
+"""Save the configuration of a run beside its results."""
 
 from __future__ import annotations
 

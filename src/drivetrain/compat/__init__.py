@@ -24,12 +24,12 @@ _before: parity.Parity | None = None
 
 
 def install(numbers: str | Iterable[str] = ()) -> None:
-    """Serve the original's modules from here on, in this process and in those that it starts.
+    """Replace Lightning's modules from now on, in this process and in processes that it starts.
 
     Calling it again replaces the switches.
 
     Args:
-        numbers: where drivetrain's numbers differ from the original's on purpose, the switches of
+        numbers: switches for numbers that differ from Lightning's on purpose: those of
             :mod:`drivetrain.parity` that make them the original's again, such as "undersized_windows":
             their names, in one string with commas or in several; "original" is all of them.
 
@@ -55,7 +55,7 @@ def install(numbers: str | Iterable[str] = ()) -> None:
 
 
 def uninstall() -> None:
-    """Take everything back that :func:`install` did; what the program imported in between stays in its hands."""
+    """Undo :func:`install`. Objects that the program has imported in between stay valid."""
     global _before
     if _before is None:
         return

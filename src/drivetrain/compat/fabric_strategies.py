@@ -209,7 +209,7 @@ class _BackwardSyncControl(ABC):
 
     @abstractmethod
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
-        """A block in which backward passes through ``module`` exchange no gradients, if ``enabled``."""
+        """Context in which backward passes through ``module`` exchange no gradients, if ``enabled``."""
 
 
 class _HeldBackByDDP(_BackwardSyncControl):
@@ -303,7 +303,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().process_dataloader(dataloader)
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """A block in which new tensors are made on the device and in the precision."""
+        """Context in which new tensors are made on the device and in the precision."""
         return self._new_tensors()
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:

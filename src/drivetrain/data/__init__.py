@@ -1,4 +1,4 @@
-"""How batches come: loaders, several of them as one, and the way to the device."""
+"""Loaders and batches: combining loaders, splitting them over processes, moving batches to the device."""
 
 from drivetrain.data.combined import CombinedLoader
 

@@ -129,7 +129,7 @@ class CombinedLoader:
         return map_leaves(lambda loader: getattr(loader, "batch_sampler", None), self._iterables)
 
     def __len__(self) -> int:
-        """How many batches a pass gives, as the limits are now.
+        """Number of batches of a pass, with the current limits.
 
         Raises:
             TypeError: a loader has no length. Its limit does not help: it may end before.
@@ -152,7 +152,7 @@ class CombinedLoader:
         return batches
 
     def resume_at(self, ended: Sequence[bool]) -> None:
-        """Let the next pass go on in the middle of one, with loaders that stand where they stood.
+        """Let the next pass resume in the middle, with loaders that are at their saved positions.
 
         Args:
             ended: for each loader, whether it had ended once already ("max_size_cycle" ends when all have).
@@ -160,7 +160,7 @@ class CombinedLoader:
         self._ended = list(ended)
 
     def reset(self) -> None:
-        """End the passes that are under way and stop their workers, also persistent ones."""
+        """End the running passes and stop their workers, also persistent ones."""
         for batches in list(self._passes):
             batches.close()
         for loader in self._flattened:
@@ -175,7 +175,7 @@ class CombinedLoader:
         return [loader.state_dict() if _has(loader, "state_dict") else None for loader in self._flattened]
 
     def load_state_dict(self, states: Sequence[Any]) -> None:
-        """Hand each loader the state that :meth:`state_dict` took of it; passes that are under way end.
+        """Load into each loader the state that :meth:`state_dict` saved of it; running passes end.
 
         Raises:
             CheckpointError: these are states of other loaders.

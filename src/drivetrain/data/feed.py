@@ -1,4 +1,4 @@
-"""A loader's batches, one by one, on the device, with the word whether it is the last one."""
+"""Yield a loader's batches on the device, each with whether it is the last one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sized_length(loader: Any) -> int | None:
 
 
 def count_batches(loader: Any, limit: int | float, argument: str) -> float:
-    """How many batches of ``loader`` one pass takes: its length, limited; ``inf`` for an endless pass.
+    """Return the number of batches of one pass over ``loader``: its length, limited; ``inf`` if it is unknown.
 
     Args:
         loader: what is iterated.
@@ -104,7 +104,7 @@ def feed(
             do it at its documented place. If the first batch lies on the device already, the loader's other batches do
             too, and it is not called again in this pass.
         ahead: see :func:`fetches_ahead`.
-        resumed: the pass goes on in its middle, where its iterator stands already.
+        resumed: the pass resumes in its middle; its iterator is already there.
     """
     done = 0 if resumed is None else resumed.done
     items = iter(batches)
@@ -154,9 +154,9 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
 
 
 def gives_up(loader: Any, num_batches: float) -> bool:
-    """Whether a pass of ``num_batches`` leaves ``loader`` before its end, so that the next pass begins anew.
+    """Whether a pass of ``num_batches`` leaves ``loader`` before its end, so that the next starts at the beginning.
 
-    An object that is its own iterator is never given up: its next pass goes on where it stands.
+    An object that is its own iterator is never left so: its next pass continues where it is.
     """
     length = sized_length(loader)
     left = num_batches < (float("inf") if length is None else length)
@@ -189,7 +189,7 @@ def _is_its_own_iterator(loader: Any) -> bool:
 
 @dataclass(frozen=True)
 class Resumed:
-    """How a pass goes on in its middle.
+    """How a pass resumes in its middle.
 
     Attributes:
         done: batches of it that are done.

@@ -1,4 +1,4 @@
-"""What a loader keeps from pass to pass: generators of the user's own, and workers that persist."""
+"""State that loaders keep from pass to pass: generators that the user passed, and persistent workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drivetrain.data.combined import CombinedLoader
 
 @contextmanager
 def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """A block after which the users' own generators of ``loaders`` are as they were."""
+    """Context after which the users' own generators of ``loaders`` are as they were."""
     parts = [part for loader in loaders for part in parts_of(loader)]
     kept = [(generator, generator.get_state()) for part in parts for generator in generators_of(part)]
     try:
@@ -31,7 +31,7 @@ def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """A block in which ``loaders`` start workers of their own; those that persist are as they were after it."""
+    """Context in which ``loaders`` start workers of their own; those that persist are as they were after it."""
     parts = [part for loader in loaders for part in parts_of(loader)]
     kept = [(part, part._iterator) for part in parts if isinstance(part, DataLoader) and part.persistent_workers]
     for part, _ in kept:

@@ -1,4 +1,4 @@
-"""A loader like the user's own that draws its samples in another order."""
+"""Copies of a user's loader that draw the samples in another order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of each batch is whose, when several processes share one data set.
+"""Split each batch over the processes that share one data set.
 
 [Note: one order]
 All ranks draw the *same* order, the one that rank 0 would draw alone: with its random state, from the user's own
@@ -51,7 +51,7 @@ def share(
     pads: bool = False,
     draws: bool | None = None,
 ) -> DataLoader[Any] | None:
-    """A copy of ``loader`` that gives this rank's part of each global batch; ``None`` where nothing can be shared out.
+    """Return a copy of ``loader`` that yields this rank's part of each global batch; ``None`` if it is not split.
 
     That is: what is no DataLoader, an iterable-style data set, which decides itself, and a loader whose sampler is a
     DistributedSampler already, or which this function has returned.
@@ -248,7 +248,7 @@ class SlicedBatches(RankBatches):
 
 
 class DealtBatches(RankBatches):
-    """Whole batches in turn, as somebody's own batch sampler has put them together.
+    """Complete batches of a user's batch sampler, dealt to the ranks in turn.
 
     Args:
         order: gives lists of indices, or single indices to a loader without batches; with a length.

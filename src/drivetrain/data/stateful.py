@@ -1,4 +1,4 @@
-"""Loaders with a ``state_dict`` of their own, brought back to where a checkpoint found them."""
+"""Resume loaders that have a ``state_dict`` of their own."""
 
 from __future__ import annotations
 

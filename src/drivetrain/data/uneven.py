@@ -1,4 +1,4 @@
-"""Batches for ranks that must all run equally many, from loaders that give some of them more than others."""
+"""Uneven inputs: give all ranks the same number of batches, from loaders of different lengths."""
 
 from __future__ import annotations
 

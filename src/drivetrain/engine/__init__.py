@@ -1,4 +1,4 @@
-"""A plan in motion, for the Trainer and for loops of one's own."""
+"""The Engine: runs models in a plan's precision, devices and strategy, for the Trainer and for loops of your own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that are made without drawing their parameters, because a checkpoint will bring them."""
+"""Create layers without initializing their parameters, because a checkpoint will be loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a process stands among the others of its job, how they start, and what they do together."""
+"""The processes of a job: their ranks, how they start, and collectives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _HasStrategy(Protocol):
 
 
 class RankFacts:
-    """Where this process stands: for whoever has a ``strategy``, the Engine and the Trainer."""
+    """Ranks and sizes of the job as properties, for classes with a ``strategy``: the Engine and the Trainer."""
 
     @property
     def global_rank(self: _HasStrategy) -> int:
@@ -52,7 +52,7 @@ class RankFacts:
 
     @property
     def is_global_zero(self: _HasStrategy) -> bool:
-        """Whether this process speaks for the job."""
+        """Whether this process is global rank 0."""
         return self.strategy.is_global_zero
 
     def print(self: _HasStrategy, *args: Any, **kwargs: Any) -> None:
@@ -62,7 +62,7 @@ class RankFacts:
 
 
 class Ranks(RankFacts):
-    """The part of an Engine that speaks of processes; of one process, nothing is exchanged.
+    """The part of an Engine that deals with processes. With one process, nothing is exchanged.
 
     Attributes:
         plan: who has started what.
@@ -88,7 +88,7 @@ class Ranks(RankFacts):
 
         Args:
             function: what to run in each of them, called with this engine and ``args``; ``None``: the program goes on,
-                which it can only where somebody else has started them, or there is one.
+                which is possible only with one process, or if a launcher has started all of them.
 
         Returns:
             What ``function`` returned; of several processes started here, what it returned on rank 0, as a copy.
@@ -117,7 +117,7 @@ class Ranks(RankFacts):
         return None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole program, for a subclass to override; calling it launches first."""
+        """The program, for a subclass to override; calling it starts the processes first."""
         raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
 
     def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
@@ -190,7 +190,7 @@ class Ranks(RankFacts):
 
     @contextmanager
     def rank_zero_first(self, local: bool = False) -> Iterator[None]:
-        """A block that rank 0 has finished before the others begin it.
+        """Context that rank 0 finishes before the other ranks enter it.
 
         Args:
             local: rank 0 of each machine, for files that the machines do not share.
@@ -203,7 +203,7 @@ class Ranks(RankFacts):
         finally:  # the others must not wait for one that failed
             if first:
                 self.barrier()
-            self.barrier()  # nobody runs on while others still work
+            self.barrier()  # no rank continues while others still work
 
 
 def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any:

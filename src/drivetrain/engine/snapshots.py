@@ -1,4 +1,4 @@
-"""What :meth:`drivetrain.Engine.save` and ``load`` put into one file: named objects and values, and nothing else."""
+"""Save named objects and values into one file, for :meth:`drivetrain.Engine.save` and ``load``."""
 
 from __future__ import annotations
 

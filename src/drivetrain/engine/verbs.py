@@ -1,4 +1,4 @@
-"""How an Engine uses its strategy: the verbs that the Trainer calls too, for modules and optimizers of a user's loop.
+"""How an Engine calls its strategy's methods, for modules and optimizers of a user's loop.
 
 A verb that nobody overrides is not called; what it would do is done in its place. An override counts on the class and
 on the instance, also one that is set after the set-up.
@@ -140,7 +140,7 @@ class Verbs:
 
     @contextmanager
     def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
-        """A block in which backward passes through ``model``, as the strategy prepared it, exchange no gradients."""
+        """Context in which backward passes through ``model``, as the strategy prepared it, exchange no gradients."""
         if not enabled:
             yield
         elif self.overridden("block_backward_sync"):  # which is for the model of the run
@@ -154,7 +154,7 @@ class Verbs:
 
     @contextmanager
     def module_context(self, empty_init: bool | None) -> Iterator[None]:
-        """A block in which new layers are made on the device and in the precision; with ``empty_init`` not drawn."""
+        """Context in which new layers are made on the device and in the precision; with ``empty_init`` not drawn."""
         with ExitStack() as stack:
             stack.enter_context(self.tensor_context())
             if empty_init:
@@ -165,7 +165,7 @@ class Verbs:
 
     @contextmanager
     def tensor_context(self) -> Iterator[None]:
-        """A block in which new tensors are made on the device and in the precision."""
+        """Context in which new tensors are made on the device and in the precision."""
         with ExitStack() as stack:
             stack.enter_context(self.strategy.tensor_init_context())
             if (context := self.strategy.precision_plugin.init_context()) is not None:
@@ -173,7 +173,7 @@ class Verbs:
             yield
 
     def sharded_context(self) -> AbstractContextManager[Any]:
-        """A block in which the strategy may shard layers as they are made."""
+        """Context in which the strategy may shard layers as they are made."""
         return self.strategy.model_sharded_context()
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Verbs:
         return next((module for module, _ in self.modules if not stepped.isdisjoint(_ids(module.parameters()))), None)
 
     def _as_the_run(self, module: nn.Module | None) -> AbstractContextManager[None]:
-        """A block in which the strategy's module is this one: its verbs for state know one module of one run."""
+        """Context in which the strategy's module is this one: its verbs for state know one module of one run."""
         prepared = next((prepared() for known, prepared in self.modules if known is module), None)
         return self._with(lightning_module=module, model=module if prepared is None else prepared)
 

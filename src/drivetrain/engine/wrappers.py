@@ -1,4 +1,4 @@
-"""What :meth:`drivetrain.Engine.setup` hands back: a module, an optimizer and a loader that go through the engine.
+"""The wrappers that :meth:`drivetrain.Engine.setup` returns: of a module, an optimizer and a loader.
 
 Each stands in for what it wraps: attributes, methods and ``isinstance`` of the optimizer reach the original, state
 dicts have the original's names. None of them adds work where the strategy and the precision have nothing to do.
@@ -177,7 +177,7 @@ class EngineModule(nn.Module):
     # ---- other ways in -------------------------------------------------------------------------------------------
 
     def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
-        """Let a method of the module run as ``forward`` does: in the precision, and through the strategy.
+        """Run a method of the module as ``forward`` runs: in the precision, and through the strategy's wrapper.
 
         The steps of a LightningModule are marked from the start.
 
@@ -336,7 +336,7 @@ class EngineLoader:
         return {"passes": self._passes, "loader": own() if callable(own) else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned."""
         passes = count(entry(state, "passes", int), "['passes']")
         if (loader := state.get("loader")) is not None:
             self._loader.load_state_dict(loader)  # type: ignore[attr-defined]  # it has saved one
@@ -358,7 +358,7 @@ def follow(optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter], 
     """Let ``optimizers`` step the parameters that ``module`` has now in place of those it had ``before``.
 
     Moving a module keeps its parameter objects on most devices. Where it makes new ones, an optimizer that was built
-    on the old ones would go on updating those, in silence.
+    of the old ones would silently continue to update those.
     """
     now = dict(module.named_parameters())
     replaced = {id(old): now[name] for name, old in before.items() if name in now and now[name] is not old}

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: one file per destination."""
+"""Loggers: one file per destination."""
 
 from __future__ import annotations
 

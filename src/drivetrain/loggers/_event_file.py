@@ -1,4 +1,4 @@
-"""A SummaryWriter that can go on with an event file which was closed."""
+"""A SummaryWriter that can continue an event file which was closed."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class FolderLogger(Logger):
 
     @contextlib.contextmanager
     def _explained(self, folder: str) -> Iterator[None]:
-        """A block that makes ``folder`` or looks into it.
+        """Context that makes ``folder`` or looks into it.
 
         Raises:
             ConfigurationError: that fails.

@@ -1,4 +1,4 @@
-"""Metrics as one plain table, which any tool can read."""
+"""Log metrics to a CSV file."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class CSVLogger(FolderLogger):
 
 @contextlib.contextmanager
 def _writing_alone(folder: str) -> Iterator[None]:
-    """A block that loggers of other processes wait for, where the file system can lock a folder.
+    """Context that loggers of other processes wait for, where the file system can lock a folder.
 
     The lock ends with the process, so that a killed run leaves none behind.
     """

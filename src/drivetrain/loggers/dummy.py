@@ -1,4 +1,4 @@
-"""Nowhere: what stands in for the loggers in a trial run."""
+"""The logger of ``fast_dev_run``: it discards everything."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class TensorBoardLogger(FolderLogger):
 
     The writer, which keeps a file open and a thread running, exists from the first thing written until
     :meth:`finalize`. What is logged after that, in ``trainer.test`` for example, is appended to the same event file.
-    Another process that goes on with the run, such as a resumed one, writes an event file of its own.
+    Another process that continues the run, such as a resumed one, writes an event file of its own.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
@@ -195,7 +195,7 @@ class TensorBoardLogger(FolderLogger):
             self._writer, self._event_file, self._owner = None, None, os.getpid()
 
     def _forget_deleted(self) -> None:
-        """Give up an event file that was deleted: the writer would go on without an error, and without a file."""
+        """Close an event file that was deleted: the writer would continue without an error and without a file."""
         if self._event_file is None or os.path.exists(self._event_file):
             return
         rank_zero_warn(

@@ -1,4 +1,4 @@
-"""What the user writes, and what is made of it."""
+"""LightningModule, LightningDataModule, and what they are built from."""
 
 from __future__ import annotations
 

@@ -33,11 +33,11 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
         self.trainer: Trainer | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep of the data module."""
+        """Return the state that a checkpoint saves of the data module."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned."""
 
     @classmethod
     def from_datasets(

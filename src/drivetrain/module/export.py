@@ -1,4 +1,4 @@
-"""A module taken to where this package is not: ONNX, TorchScript and TensorRT; and a trial pass through it."""
+"""Export a module to ONNX, TorchScript and TensorRT; run a trial pass through it."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
 
 @contextmanager
 def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
-    """A block in which ``module`` is in evaluation mode and without gradients, and what it logs goes nowhere.
+    """Context in which ``module`` is in evaluation mode and without gradients, and what it logs goes nowhere.
 
     Afterwards every submodule has its own mode, and every random generator its state, also after an exception.
 
@@ -207,7 +207,7 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
 
 @contextmanager
 def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> Iterator[Arguments | None]:
-    """A block in which ``forward`` may be run :func:`undisturbed`, in the precision of the module's run if it has one.
+    """Context in which ``forward`` may be run :func:`undisturbed`, in the precision of the module's run if it has one.
 
     Args:
         module: what is to be run; need not be a LightningModule.

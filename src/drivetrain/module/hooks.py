@@ -1,7 +1,7 @@
 """The hooks a module and a datamodule may override, where logging is allowed, and the table that calls them.
 
-The table is built when a run starts: for each hook, the parties that really override it, as bound callables. A hook
-that nobody overrides is an empty tuple, so it costs an empty ``for`` in a step.
+The table is built when a run starts: for each hook, the bound methods of all that override it. A hook that nothing
+overrides is an empty tuple, so it costs an empty ``for`` in a step.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class DataHooks:
 
 
 class ModelHooks:
-    """The moments of a run at which a LightningModule may act. All do nothing unless it says otherwise."""
+    """The hooks of a LightningModule. By default they do nothing, unless their docstring says otherwise."""
 
     def on_fit_start(self) -> None:
         """The model is on the device and the optimizers exist."""
@@ -115,7 +115,7 @@ class ModelHooks:
         """A training epoch has ended; values logged here are seen by the monitoring callbacks."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        """A training batch lies on the device. Return -1 to skip the rest of the epoch."""
+        """A training batch is on the device. Return -1 to skip the rest of the epoch."""
         return None
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -134,7 +134,7 @@ class ModelHooks:
         """The pass over the validation loaders has ended; its values may still be logged here."""
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """A validation batch lies on the device."""
+        """A validation batch is on the device."""
 
     def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """A validation batch is done."""
@@ -152,7 +152,7 @@ class ModelHooks:
         """The pass over the test loaders has ended; its values may still be logged here."""
 
     def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """A test batch lies on the device."""
+        """A test batch is on the device."""
 
     def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """A test batch is done."""
@@ -170,7 +170,7 @@ class ModelHooks:
         """The pass over the prediction loaders has ended."""
 
     def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """A prediction batch lies on the device."""
+        """A prediction batch is on the device."""
 
     def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """A prediction batch is done."""
@@ -214,7 +214,7 @@ class HookParty(Protocol):
 
 
 class HookTable:
-    """Every hook of one run, bound to the parties that override it.
+    """The hooks of one run, each bound to the callbacks, module and strategy that override it.
 
     Order: callbacks as listed, the module, the strategy. At ``on_train_epoch_end`` the callbacks that
     monitor metrics come after the module, so that they see what it logs there. Those that save come after it also at
@@ -262,7 +262,7 @@ class HookTable:
         ]
 
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
-        """What to call for ``hook``: nothing, or one callable that calls all parties in order."""
+        """Return what to call for ``hook``: nothing, or one callable that calls all overrides in order."""
         before, after = self._callback_calls(hook)
         if after and hook == "on_train_epoch_end":  # they judge by what the module has logged in this very hook
             after = [lambda *_: self._book.agree_on_epoch("train"), *after]
@@ -296,7 +296,7 @@ class HookTable:
         return call
 
     def overridden(self, name: str) -> str:
-        """Who overrides ``name``: the class of the module or of a callback; empty if nobody does."""
+        """Return the class of the module or callback that overrides ``name``; empty if none does."""
         if overrides(self._module, name, self._module_base):
             return type(self._module).__name__
         mine = hasattr(self._callback_base, name)

@@ -1,4 +1,4 @@
-"""Hyperparameters into a checkpoint, and a module or a data module out of one."""
+"""Save hyperparameters in a checkpoint, and construct a module or a data module from one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class LoadableMixin:
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A new object: built with the hyperparameters in the checkpoint, then given its state.
+        """Construct an object from the hyperparameters in the checkpoint, and load its state.
 
         A module's ``configure_model`` and ``on_load_checkpoint`` are called before its weights are loaded. A file
         without hyperparameters will do, and for a module so will a bare state dict.
@@ -95,8 +95,8 @@ class LoadableMixin:
 
         Raises:
             CheckpointError: the file cannot be read, or its weights do not fit.
-            ConfigurationError: ``__init__`` needs an argument that nobody gave, or of which the checkpoint holds only a
-                description; the file of hyperparameters cannot be read; or this was called on an instance.
+            ConfigurationError: ``__init__`` needs an argument that was not passed, or of which the checkpoint has only
+                a description; the file of hyperparameters cannot be read; or this was called on an instance.
         """
         is_module = issubclass(cls, nn.Module)
         location = "cpu" if map_location is None else map_location

@@ -12,7 +12,7 @@ from drivetrain.errors import ConfigurationError, described, is_number, shown
 
 
 class WeightedLoss(NamedTuple):
-    """A loss with what it is the mean over, so that batches of unequal size add up to one large batch.
+    """A mean loss with its weight (the number of samples or tokens), so that unequal batches add up to one large batch.
 
     The gradient of a window is the weighted mean over its batches: the sum of ``weight * gradient`` divided
     once, when the optimizer steps, by the sum of the weights.

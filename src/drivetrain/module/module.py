@@ -76,7 +76,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Log one number under ``name``. Costs a detached copy; nothing is read from the device here.
+        """Log one number under ``name``. Nothing is read from the device here.
 
         Args:
             name: what to call it. With ``on_step`` and ``on_epoch`` both on: ``name_step`` and ``name_epoch``.
@@ -194,7 +194,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     @property
     def device(self) -> torch.device:
-        """Where the first parameter or buffer lies; the host for a module without any."""
+        """The device of the first parameter or buffer; the CPU for a module without any."""
         tensor: Tensor | None = next(self.parameters(), None)
         tensor = next(self.buffers(), None) if tensor is None else tensor
         return torch.device("cpu") if tensor is None else tensor.device
@@ -216,7 +216,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return None if self._trainer is None else getattr(self._trainer.strategy, "device_mesh", None)
 
     def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
-        """Let logging, backward and optimizers of this module go through a loop of one's own; an Engine calls it.
+        """Connect logging, backward and optimizers of this module to an Engine; the Engine calls it.
 
         Args:
             engine: what has set this module up.
@@ -304,7 +304,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     @contextmanager
     def toggled_optimizer(self, optimizer: Any) -> Iterator[None]:
-        """A block in which only this optimizer's parameters require gradients."""
+        """Context in which only this optimizer's parameters require gradients."""
         self.toggle_optimizer(optimizer)
         try:
             yield

@@ -46,7 +46,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         raise NotImplementedError
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Judge one batch: ``(batch)``, ``(batch, batch_idx)``, and ``dataloader_idx`` if there are several loaders."""
+        """Evaluate one batch: ``(batch)`` or ``(batch, batch_idx)``; with several loaders also ``dataloader_idx``."""
         raise NotImplementedError
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         raise NotImplementedError
 
     def configure_model(self) -> None:
-        """Build layers where they will live. Called in every run: do nothing if they exist already."""
+        """Create layers on the device, in the precision. Called in every run: do nothing if they exist already."""
 
     # ---- what the loop calls and the user may override -----------------------------------------------------------
 

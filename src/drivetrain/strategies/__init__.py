@@ -1,4 +1,4 @@
-"""How one model lives on its devices: one file per way."""
+"""Strategies: how one model is trained on its devices."""
 
 from __future__ import annotations
 

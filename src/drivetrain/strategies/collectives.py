@@ -1,4 +1,4 @@
-"""What the processes of a job do together, over torch.distributed: gather, broadcast, reduce, wait, agree.
+"""Collectives over torch.distributed: gather, broadcast, reduce, barrier, decisions.
 
 Each function first lets the ranks show each other, in one small message of fixed size, what they are about to do. Where
 they differ, in the operation, a shape or a name, every rank raises the same error, and none waits for ever.

@@ -1,4 +1,4 @@
-"""Ranks that exchange values with each other, as one object: the contract, one process alone, and torch's groups."""
+"""Groups of ranks: the contract, a group of one process, and torch's process groups."""
 
 from __future__ import annotations
 

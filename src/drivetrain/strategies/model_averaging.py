@@ -1,4 +1,4 @@
-"""Local SGD: ranks that train by themselves and from time to time take the mean of their parameters."""
+"""Local SGD: each rank trains by itself, and parameters are averaged periodically."""
 
 from __future__ import annotations
 

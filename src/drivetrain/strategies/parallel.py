@@ -1,4 +1,4 @@
-"""What all strategies share whose processes train together: ranks, a process group, and what is exchanged in it."""
+"""Base of strategies with several processes: ranks, the process group, collectives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 class ParallelStrategy(Strategy):
-    """One process per device, which exchange tensors in a process group of ``torch.distributed``.
+    """One process per device, in a process group of ``torch.distributed``.
 
     Args:
         accelerator, checkpoint_io, precision_plugin: as for every strategy.
@@ -107,7 +107,7 @@ class ParallelStrategy(Strategy):
         )  # fmt: skip
 
     def _learn(self, **ranks: int) -> None:
-        """Keep what the environment says, but for what a subclass computes itself."""
+        """Store what the environment says, except for what a subclass computes itself."""
         for name, value in ranks.items():
             if not isinstance(getattr(type(self), name), property):
                 setattr(self, name, value)
@@ -155,7 +155,7 @@ class ParallelStrategy(Strategy):
     def teardown(self) -> None:
         super().teardown()
         if self.world_size == 1:
-            _leave_group()  # nobody else is in it, and processes that are started later must not inherit it
+            _leave_group()  # this process is alone in it, and processes that are started later must not inherit it
 
     # ---- buffers: what one rank's batches have left in them ------------------------------------------------------
 
@@ -196,11 +196,11 @@ class ParallelStrategy(Strategy):
     def _make_groups(self) -> tuple[Group, Group]:
         made = super()._make_groups()
         if isinstance(made[0], WaitingGroup):
-            self._groups = None  # the processes may have met when somebody asks again
+            self._groups = None  # the processes may have met by the next call
         return made
 
     def _check_met(self) -> None:
-        """Whether the processes can exchange anything yet; alone, each would believe to be all of them."""
+        """Check that the process group exists; without it, each process would take itself for all of them."""
         if isinstance(self.world, WaitingGroup):
             raise self._have_not_met()
 

@@ -1,4 +1,4 @@
-"""Move a module and leave it what it was."""
+"""Move a module to a device; tied weights stay tied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def place(module: nn.Module, device: torch.device) -> nn.Module:
     """``module`` on ``device``, its tied parameters still tied.
 
     Most devices keep parameter objects where they are. Some make new ones, and then every name gets a parameter of its
-    own: two layers that shared a weight would each train theirs, in silence.
+    own: two layers that shared a weight would silently train one each.
     """
     named = [(owner, name, parameter) for owner in module.modules() for name, parameter in owner._parameters.items()]
     to_device = module.to(device)

@@ -1,4 +1,4 @@
-"""Run any method of a module through what a strategy wrapped around it."""
+"""Run any method of a module through the wrapper that a strategy put around it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from drivetrain.strategies.strategy import Strategy
 
 
 class SingleDeviceStrategy(Strategy):
-    """The plain case.
+    """The strategy for one device and one process.
 
     Args:
         device: where the model lives; ``None`` takes the accelerator's first device.

@@ -1,7 +1,7 @@
-"""What a strategy may do differently in a step: verbs that may be overridden one by one, or the whole step.
+"""The methods with which a strategy changes parts of a step, or owns the whole step.
 
-A verb that nobody overrides is not called: whoever runs the step binds what the verb would do. An override counts on
-the class and on the instance, also one that is set while a run goes on (from the next batch on).
+A method ("verb") that is not overridden is not called: the loop binds what it would do. An override counts on
+the class and on the instance, also one that is set during a run (from the next batch on).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Driver:
         differentiate: ``(loss, *args, **kwargs)``: scales it, calls the hooks around backward and the module's own.
         transfer: ``(batch, device, dataloader_idx)``: the transfer hooks of the module and the datamodule.
         steps: the module's steps by name, as they were bound.
-        rebind: somebody has replaced a verb: what was bound is to be bound anew.
+        rebind: called when a verb was replaced: bind the step again.
         exchanges_always: :meth:`Stepping.accumulating` was called: gradients are exchanged in every backward pass.
     """
 
@@ -117,7 +117,7 @@ class Stepping:
 
     honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
     """Of a strategy that owns its step: the hooks inside a step that it calls, of those in :data:`HOOKS_IN_A_STEP`.
-    One that it does not call and somebody overrides is an error at set-up. ``StepParts.HOOKS`` are those that the parts
+    If one that it does not call is overridden, set-up raises an error. ``StepParts.HOOKS`` are those that the parts
     call; "all" means it."""
 
     lightning_module: Any
@@ -198,7 +198,7 @@ class Stepping:
 
         Args:
             closure_loss: the loss, not scaled yet.
-            optimizer: who will take the gradients; ``None`` where nobody has said it.
+            optimizer: the optimizer of these gradients; ``None`` if it is not known.
             args, kwargs: for ``Tensor.backward``.
 
         Returns: ``closure_loss``.
@@ -229,7 +229,7 @@ class Stepping:
         precision.backward(precision.scale(loss) if precision.scales_loss else loss, *args, **kwargs)
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """A block whose backward passes leave gradients to this process, to be exchanged by a later one.
+        """Context whose backward passes leave gradients to this process, to be exchanged by a later one.
 
         A strategy that exchanges them in every backward pass, as sharded ones do, leaves it as it is.
         """
@@ -290,7 +290,7 @@ class Stepping:
     def bind_step(self, parts: StepParts) -> OwnStep | None:
         """The whole step, for a strategy that owns it; ``None``: the loop's. Asked in automatic optimization only.
 
-        Called when the run is set up, at the start of each epoch, and when somebody has changed a part of the run.
+        Called when the run is set up, at the start of each epoch, and when a part of the run was replaced.
         A strategy that returns one says in ``honoured_hooks`` which hooks inside a step it calls.
         """
         return None

@@ -1,4 +1,4 @@
-"""The contract of a strategy: how one model lives on its devices."""
+"""The contract of a strategy: how one model is trained on its devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from drivetrain.strategies.stepping import Driver, Stepping
 
 
 class Strategy(Stepping, ABC):
-    """Owns the accelerator, the precision and the checkpoint store of a run; knows ranks, never the Trainer.
+    """Base class. It owns the accelerator, the precision and the checkpoint store; it does not know the Trainer.
 
     A subclass says where the root device is and, where it differs from one process, how the model is set up and what
     the ranks are. What is left ``None`` in the constructor the plan fills in.
@@ -96,7 +96,7 @@ class Strategy(Stepping, ABC):
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this process speaks for the job."""
+        """Whether this process is global rank 0."""
         return self.global_rank == 0
 
     @property
@@ -127,13 +127,13 @@ class Strategy(Stepping, ABC):
         self._converted = None
 
     def know_job(self, environment: Any, num_nodes: int) -> None:
-        """Learn which job this process is part of, before any of its processes is started."""
+        """Record rank and world size of this process; called before any process is started."""
 
     def leave_job(self) -> None:
-        """This process has done its part; it will exchange nothing more."""
+        """Leave the job: this process will exchange nothing more."""
 
     def outlive_job(self) -> None:
-        """The processes have ended. This one, which started them and is no rank, goes on alone."""
+        """Called in the launching process, which is no rank, when the processes it started have ended."""
 
     def setup_environment(self) -> None:
         """Make the device current (and, with several processes, create the group)."""
@@ -142,7 +142,7 @@ class Strategy(Stepping, ABC):
             self.precision_plugin.bind_device(self.accelerator.autocast_device_type)
 
     def tensor_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Around the building of layers in ``configure_model``: where new parameters are made.
+        """Return the context of ``configure_model`` that decides where new parameters are created.
 
         Args:
             empty_init: not used: who enters the block also decides whether parameters are drawn.
@@ -150,7 +150,7 @@ class Strategy(Stepping, ABC):
         return self.root_device
 
     def model_sharded_context(self) -> AbstractContextManager[Any]:
-        """Around ``configure_model``: where a strategy may shard layers as they are made."""
+        """Return a context around ``configure_model``, in which a strategy may shard layers as they are created."""
         return nullcontext()
 
     def setup(self, trainer: Any) -> None:
@@ -192,7 +192,7 @@ class Strategy(Stepping, ABC):
         place(self.model, self.root_device)
 
     def repeat_batch(self, repeats: bool) -> None:
-        """The batch that comes is one that this rank repeats, because others have more; it must leave no trace."""
+        """Called before a batch that this rank repeats because other ranks have more: the batch must change nothing."""
 
     def teardown(self) -> None:
         """Move model and optimizer state to the host, free the device, and wait until all checkpoints are durable.
@@ -213,12 +213,12 @@ class Strategy(Stepping, ABC):
 
     @property
     def world(self) -> Group:
-        """All ranks of the job: they wait for each other, and decide together."""
+        """The group of all ranks of the job."""
         return (self._groups or self._make_groups())[0]
 
     @property
     def data(self) -> Group:
-        """The ranks that see different samples: their gradients, losses, logged values and predictions add up.
+        """The group of ranks that see different samples; gradients, losses and logged values are reduced over it.
 
         Other ranks hold other parts of the same model, and see the same samples as one of these.
         """
@@ -312,9 +312,9 @@ class Strategy(Stepping, ABC):
         return self.world.gather_keyed(names, values)
 
     def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
-        """When all ranks do ``name``: the first moment that any of them has asked for; ``None``: none has so far.
+        """Return the step at which all ranks do ``name``: the first that any rank asked for; ``None``: none so far.
 
-        Cheap where nobody else can ask; with several ranks it costs a question to the job's store.
+        Cheap with one rank; with several, each call is one request to the job's store.
 
         Args:
             name: of what is to be done.
@@ -453,7 +453,7 @@ class Strategy(Stepping, ABC):
         """Prediction has ended."""
 
     def explain(self, error: BaseException) -> Exception | None:
-        """What to raise in place of ``error``, by which a run ends, if this strategy can say it better."""
+        """Return the exception to raise instead of ``error``, if this strategy can explain it better."""
         return None
 
     def on_exception(self, exception: BaseException) -> None:

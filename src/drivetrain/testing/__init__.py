@@ -1,4 +1,4 @@
-"""Pretend devices, programs that compare the Trainer with a plain loop, and checks of what a user may bring."""
+"""Simulated devices, comparison of the Trainer with a plain loop, and test suites for accelerators and strategies."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Machine:
 
     @contextmanager
     def hushed(self) -> Iterator[None]:
-        """A block in which nothing is noted: the caller does it for the whole of it, if at all."""
+        """Context in which nothing is noted: the caller does it for the whole of it, if at all."""
         self._hushed += 1
         try:
             yield

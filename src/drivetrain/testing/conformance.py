@@ -1,4 +1,4 @@
-"""What every accelerator must do, as tests that a vendor runs on their own with one line.
+"""Test suite for accelerators: what every accelerator must do.
 
 In a test file::
 

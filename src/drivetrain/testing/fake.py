@@ -1,4 +1,4 @@
-"""Pretend devices: what a program does on an accelerator, seen on a machine that has none."""
+"""Simulated devices: find moves, syncs and wrong devices on a machine without an accelerator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _machine: Machine | None = None  # the recording that is on; there is at most on
 
 
 class FakeAccelerator(Accelerator):
-    """Devices that compute on the CPU, to the last bit as ``accelerator="cpu"`` does, and pretend to be elsewhere.
+    """Simulated devices that compute on the CPU, with the same bits as ``accelerator="cpu"``.
 
     ::
 
@@ -106,7 +106,7 @@ class FakeAccelerator(Accelerator):
 
     @staticmethod
     def recording(devices: int | None = None) -> AbstractContextManager[Record]:
-        """A block in which the devices of this thread pretend, and what happens on them is written down.
+        """Context that simulates devices in this thread and records moves, syncs and steps.
 
         Everything that is made before is on the host. After the block, everything is.
 
@@ -124,7 +124,7 @@ class FakeAccelerator(Accelerator):
 
 @contextmanager
 def fake_devices(count: int) -> Iterator[None]:
-    """A block in which there are ``count`` pretend devices, also for processes that are started in it.
+    """Context with ``count`` simulated devices, also for processes that are started in it.
 
     Raises:
         ConfigurationError: ``count`` is no number of devices.

@@ -1,4 +1,4 @@
-"""What every group of ranks must do, for groups that exchange through a library of their own."""
+"""Check a group of ranks that uses a communication library of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recording of pretend devices holds: moves, host syncs, optimizer steps, and bytes on each device."""
+"""The record of a recording: moves, host syncs, optimizer steps, and bytes on each device."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Record:
         return self._places.peak[self._places.check(device)]
 
     def reset_peak(self, device: int | torch.device = 0) -> None:
-        """Begin to measure :meth:`peak_bytes` anew."""
+        """Reset the peak that :meth:`peak_bytes` returns."""
         index = self._places.check(device)
         self._places.peak[index] = self._places.alive[index]
 

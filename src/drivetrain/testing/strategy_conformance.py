@@ -1,4 +1,4 @@
-"""What every strategy must do, as tests that its author runs with one line.
+"""Test suite for strategies: what every strategy must do.
 
 In a test file::
 

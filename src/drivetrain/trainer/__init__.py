@@ -1,4 +1,4 @@
-"""The Trainer, and what it is made of."""
+"""The Trainer."""
 
 from __future__ import annotations
 

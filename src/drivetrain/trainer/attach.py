@@ -1,4 +1,4 @@
-"""What a Trainer ends up with: its callbacks in order, its loggers, and a module that can do what is asked."""
+"""Callbacks in order, loggers, and checks that a module can do what is asked."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def _check_step(name: str, method: str, step: Any) -> None:
             and parameters[key].default is inspect.Parameter.empty
             and not (index and key == "dataloader_idx")
         ):
-            raise ConfigurationError(f"{name}.{method} needs {key!r}, which nobody gives it. {cure}")
+            raise ConfigurationError(f"{name}.{method} needs {key!r}, which the loop does not pass. {cure}")
 
 
 def _check_manual(name: str, settings: Settings) -> None:

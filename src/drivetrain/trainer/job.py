@@ -1,4 +1,4 @@
-"""What a run in processes of its own is given, and what it leaves to the one that started them."""
+"""Run a job in processes of its own: what they get, and what returns to the launching process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What the launching process has afterwards as if it had trained: it may go on, save, or fit again.
+    """What returns to the launching process, so that it can continue, save, or fit again as if it had trained.
 
     Weights, optimizers, schedulers, counters, metrics, results, the random state of rank 0, and the states of callbacks
     and datamodule come back. Other attributes that user code has set on its objects stay where they were set.
@@ -215,7 +215,7 @@ def _travels(scheduler: Any) -> bool:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """A block whose torch operations start no threads: the next run may copy this process, and copies have none."""
+    """Context whose torch operations start no threads: the next run may copy this process, and copies have none."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""The life of one run: parties are attached, everything is set up, and torn down or cleaned up after an exception."""
+"""One run from start to end: attach, set up, tear down, clean up after an exception."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run) -> None:
         )
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
-    make_step(run)  # what does not go together is said before anything is trained
+    make_step(run)  # raises if parts do not go together, before anything is trained
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
@@ -161,7 +161,7 @@ def abort(trainer: Trainer, error: BaseException) -> None:
     """Call the exception hooks for ``error`` and free what the run held; parts of it may never have been built."""
     trainer.progress.end_run(interrupted=True)
     if not trainer.engine.launcher.is_external:
-        return  # there was nothing here; the processes have told everybody, and cleaned up
+        return  # this process ran nothing; the processes have called the hooks and cleaned up
     trainer.logbook.leave_batch()
     with interrupts_ignored():
         for callback in trainer.callbacks:

@@ -1,4 +1,4 @@
-"""``trainer.fit_loop`` and its relatives: the counters of a run under the names that third-party callbacks read.
+"""``trainer.fit_loop`` and the like: the counters of a run under the names that third-party callbacks read.
 
 There are no loop objects: these are views over :class:`~drivetrain.loops.progress.Progress` and the Trainer's limits.
 """
@@ -67,7 +67,7 @@ class _LoopView:
 
     @property
     def restarting(self) -> bool:
-        """Whether the run goes on from a checkpoint and has not trained a batch since."""
+        """Whether the run was resumed from a checkpoint and has not trained a batch since."""
         return self._trainer.progress.restarting
 
 

@@ -56,7 +56,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def strategy(self) -> Strategy:
-        """How the model lives on its devices."""
+        """How the model is trained on its devices."""
         return self.engine.strategy
 
     @property
@@ -87,7 +87,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def current_run(self) -> Run | None:
-        """The parts of the run that is going on, or was last; ``None`` before the first."""
+        """The parts of the current run, or of the last; ``None`` before the first."""
         return self._run_parts
 
     @property
@@ -280,7 +280,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def num_training_batches(self) -> float:
-        """Training batches of an epoch; ``inf`` where nobody knows, as before a fit is set up.
+        """Training batches of an epoch; ``inf`` if unknown, as before a fit is set up.
 
         While a fit is set up, as in ``configure_optimizers``, it makes the training loader if that is not made yet.
         With several processes whose loaders may differ in length, read it on all of them then.

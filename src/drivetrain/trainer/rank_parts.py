@@ -1,4 +1,4 @@
-"""What of a checkpoint only one rank knows: written beside it by that rank, and read back by that rank.
+"""The state of each rank in a checkpoint: every rank writes and reads its own file.
 
 Of a state of several processes, the main file holds what all ranks share and rank 0's own part. Own are ``rng``, the
 random state, ``rank_state``, what the strategy keeps, and most of ``restart``: an open window and its gradients, the

@@ -1,4 +1,4 @@
-"""torch's process-wide switches, and the process's own, for the time of a run."""
+"""Set torch's process-wide switches for a run, and restore them afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Trainer: settings in, a plan, and the loops run over it."""
+"""The Trainer: from settings to a plan, and from the plan to a run."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class Trainer(TrainerView):
         return normalise(self.hooks.call_method("configure_optimizers"))
 
     def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
-        """A block in which new layers are made on the device and in the precision of this Trainer.
+        """Context in which new layers are made on the device and in the precision of this Trainer.
 
         Args:
             empty_init: leave parameters as the memory was, because a checkpoint will fill them; ``None``: no.
