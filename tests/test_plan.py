@@ -678,7 +678,9 @@ def test_a_cluster_environment_of_ones_own_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"precision": "bf16"}, {"accelerator": XPUAccelerator(), "logger": False}], ids=str
+    "arguments",
+    [{}, {"precision": "bf16"}, {"accelerator": XPUAccelerator(), "logger": False}],
+    ids=["default", "bf16", "own accelerator"],
 )
 def test_the_text_gives_a_reason_per_line(arguments: dict[str, Any], tmp_path: Path) -> None:
     title, *lines = str(plan_for(**arguments)).splitlines()
