@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
+import os
 import re
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -184,23 +188,105 @@ def recorded() -> Iterator[type[Recorded]]:
     return Recorded
 
 
+# ---- parallel workers ------------------------------------------------------------------------------------------------
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # `make test`: a thread per worker, also in the programs that tests start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# Files that start ranks or programs: one worker runs them, so that no two jobs compete for the cores.
+STARTING = (
+    "test_examples.py", "distributed", "test_docs_code.py", "trainer/test_rank_parts.py", "launchers", "conformance",
+    "cli/test_lightning_cli.py", "strategies/test_batchnorm.py", "strategies/test_collectives.py",
+    "strategies/test_collectives_differ.py", "strategies/test_group.py", "strategies/test_peers.py",
+    "strategies/test_sharded_state.py", "callbacks/test_requeue.py", "compat/test_fabric_strategies.py",
+    "accelerators/test_accelerator.py", "testing/test_fake.py", "cli", "faults",
+)  # fmt: skip
+# The longest of the others, which begin at the same time as those.
+LONG = ("vendor_device", "trainer/test_resume.py", "test_wheel.py", "loops/test_restart_points.py", "budget",
+        "data/test_passes.py", "test_sweep.py")  # fmt: skip
+
+
+def _place(item: pytest.Item, places: tuple[str, ...]) -> int | None:
+    """The number of the first of ``places`` in which the test is."""
+    path = item.path.relative_to(Path(__file__).parent)
+    found = (number for number, place in enumerate(places) if Path(place) in (path, *path.parents))
+    return next(found, None)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under ``--dist loadgroup``: one group of all files that start processes, then a group for each other file."""
+    if config.getoption("dist", "no") != "loadgroup" and "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    order: list[tuple[int, int]] = []
+    for item in items:
+        starting, long = _place(item, STARTING), _place(item, LONG)
+        group = str(item.path) if starting is None else "processes"
+        item.add_marker(pytest.mark.xdist_group(group))
+        order.append((0, starting) if starting is not None else (1, len(LONG) if long is None else long))
+    numbers = sorted(range(len(items)), key=order.__getitem__)  # stable: the tests of a file stay in their order
+    items[:] = [items[number] for number in numbers]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_collections() -> None:
+    """Garbage collections look at what a file's tests have made, and not at all that the suite has imported."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def _iterators() -> Iterator[Any]:
+    """Every iterator with worker processes that is alive."""
+    kind: Any = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    made: weakref.WeakSet[Any] = weakref.WeakSet()
+    init = kind.__init__
+
+    def noted(self: Any, loader: Any) -> None:
+        made.add(self)
+        init(self, loader)
+
+    kind.__init__ = noted
+    yield made
+    kind.__init__ = init
+
+
+@pytest.fixture(autouse=True)
+def _workers_end_with_their_test(_iterators: Any) -> Iterator[None]:
+    """End persistent workers. When the garbage collector finds their iterator, torch waits five seconds for each."""
+    yield
+    for iterator in list(_iterators):
+        iterator._shutdown_workers()
+
+
 # ---- several processes -----------------------------------------------------------------------------------------------
 
-POOL = "tests.distributed.pool"  # as pytest would name it
+
+def _beside(name: str, *path: str) -> ModuleType:
+    """A module of the suite under the name that pytest would give it; it is imported once."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.joinpath(*path))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
 
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Any]:
     """Processes for tests of several ranks: ``pool.run(function, *args, world_size=2)``."""
-    if POOL not in sys.modules:
-        spec = importlib.util.spec_from_file_location(POOL, Path(__file__).parent / "distributed" / "pool.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[POOL] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    shared = sys.modules[POOL].shared()
+    shared = _beside("tests.distributed.pool", "distributed", "pool.py").shared()
     yield shared
     shared.close()
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Any]:
+    """Runs programs as ``python program.py`` would, without a second import of torch: see programs.py."""
+    found = _beside("tests.programs", "programs.py").Programs()
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="session")

@@ -23,24 +23,33 @@ PROGRAM = Path(__file__).parent / "cli_program.py"
 HEAVY = ("rich", "tensorboard", "torchmetrics", "sklearn", "matplotlib", "psutil")
 
 
-def run(folder: Path, *command: str | Path, code: int = 0) -> str:
-    """What a program prints, run by an interpreter to which a warning is an error."""
+@pytest.fixture
+def run(programs: Any, tmp_path: Path) -> Callable[..., str]:
+    """What a program prints for which a warning is an error; with ``fresh``, in an interpreter of its own."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PL_")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *map(str, command)], cwd=folder, env=environ,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout
-    return done.stdout
+
+    def run(*command: str | Path, code: int = 0, fresh: bool = False) -> str:
+        done: subprocess.CompletedProcess[str]
+        if fresh:
+            done = subprocess.run(
+                [sys.executable, "-W", "error", *map(str, command)], cwd=tmp_path, env=environ,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+        else:
+            done = programs.run("-W", "error", *command, cwd=tmp_path, env=environ, merged=True)
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    return run
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
 
 
-def test_a_program_trains_and_its_configuration_repeats_the_run_exactly(tmp_path: Path) -> None:
+def test_a_program_trains_and_its_configuration_repeats_the_run_exactly(run: Any, tmp_path: Path) -> None:
     quiet = ("--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.enable_progress_bar=false")
     stopping = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val_loss")  # nobody imports it
-    run(tmp_path, PROGRAM, "fit", *quiet, *stopping, "--trainer.max_epochs=2", "--model.width=5", "--seed_everything=7")
+    run(PROGRAM, "fit", *quiet, *stopping, "--trainer.max_epochs=2", "--model.width=5", "--seed_everything=7")
     versions = tmp_path / "lightning_logs"
     config = yaml.safe_load((versions / "version_0" / "config.yaml").read_text(encoding="utf-8"))
     assert config["trainer"]["max_epochs"] == 2
@@ -48,8 +57,8 @@ def test_a_program_trains_and_its_configuration_repeats_the_run_exactly(tmp_path
     assert config["model"] == {"width": 5, "lr": 0.05}
     assert config["seed_everything"] == 7
 
-    run(tmp_path, PROGRAM, "fit", "--config", versions / "version_0" / "config.yaml")
-    run(tmp_path, PROGRAM, "fit", "-c", versions / "version_0" / "config.yaml", "--seed_everything=8")
+    run(PROGRAM, "fit", "--config", versions / "version_0" / "config.yaml")
+    run(PROGRAM, "fit", "-c", versions / "version_0" / "config.yaml", "--seed_everything=8")
     first, again, other = (
         torch.load(next((versions / f"version_{n}" / "checkpoints").glob("*.ckpt")), weights_only=True)["state_dict"]
         for n in range(3)
@@ -58,11 +67,11 @@ def test_a_program_trains_and_its_configuration_repeats_the_run_exactly(tmp_path
     assert not all(torch.equal(first[name], other[name]) for name in first)  # the seed is what makes them equal
 
     [best] = (versions / "version_0" / "checkpoints").glob("*.ckpt")
-    shown = run(tmp_path, PROGRAM, "test", *quiet, "--model.width=5", "--ckpt_path", best)
+    shown = run(PROGRAM, "test", *quiet, "--model.width=5", "--ckpt_path", best)
     assert "test_loss" in shown
 
 
-def test_help_of_a_program_is_made_without_optional_packages(tmp_path: Path) -> None:
+def test_help_of_a_program_is_made_without_optional_packages(run: Any, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         "import sys\nfrom cli_program import Data, LightningCLI, Net\n"
@@ -71,10 +80,10 @@ def test_help_of_a_program_is_made_without_optional_packages(tmp_path: Path) -> 
         encoding="utf-8",
     )
     (tmp_path / "cli_program.py").write_text(PROGRAM.read_text(encoding="utf-8"), encoding="utf-8")
-    whole = run(tmp_path, program, "--help")
+    whole = run(program, "--help", fresh=True)
     for name in ("fit", "validate", "test", "predict"):
         assert f"    {name} " in whole
-    shown = run(tmp_path, program, "fit", "--help")
+    shown = run(program, "fit", "--help", fresh=True)
     assert "units of the hidden layer. (type: int, default: 8)" in " ".join(shown.split())
     assert "imported: ." in whole
     assert "imported: ." in shown
@@ -125,25 +134,23 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("devices", "steps"), [(1, 4), (2, 2)])
 def test_e0_2_an_accelerator_that_the_program_defines_is_named_from_the_shell(
-    tmp_path: Path, devices: int, steps: int
+    run: Any, tmp_path: Path, devices: int, steps: int
 ) -> None:
     (tmp_path / "train.py").write_text(XPU, encoding="utf-8")
     (tmp_path / "cli_program.py").write_text(PROGRAM.read_text(encoding="utf-8"), encoding="utf-8")
     words = (f"--trainer.devices={devices}", "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false")
-    shown = run(tmp_path, "train.py", "fit", "--trainer.accelerator=xpu", *words)
+    shown = run("train.py", "fit", "--trainer.accelerator=xpu", *words)
     assert shown.count(f"trained on XPUAccelerator, {steps} steps") == devices
-    assert "there is no such accelerator" in run(
-        tmp_path, "train.py", "fit", "--trainer.accelerator=ypu", *words, code=1
-    )
+    assert "there is no such accelerator" in run("train.py", "fit", "--trainer.accelerator=ypu", *words, code=1)
 
 
-def test_without_jsonargparse_the_import_says_what_to_install(tmp_path: Path) -> None:
+def test_without_jsonargparse_the_import_says_what_to_install(run: Any, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import sys\nimport drivetrain.cli\nassert 'torch' not in sys.modules\n"
         "sys.modules['jsonargparse'] = None\nfrom drivetrain.cli import LightningCLI\n",
         encoding="utf-8",
     )
-    shown = run(tmp_path, "train.py", code=1)
+    shown = run("train.py", code=1, fresh=True)
     assert "ModuleNotFoundError: The command line of a program needs the package jsonargparse" in shown
     assert shown.rstrip().endswith('Run `pip install "jsonargparse[signatures]"`.')
 

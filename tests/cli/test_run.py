@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
@@ -26,16 +27,19 @@ print(json.dumps([engine.precision.name, str(engine.device), sys.argv[2:], [os.e
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Run:
-    """Run the command in a folder that holds the program above."""
+def command(programs: Any, tmp_path: Path) -> Run:
+    """Run the command in a folder that holds the program above; with ``fresh``, in an interpreter of its own."""
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     environ = {
         name: value for name, value in os.environ.items() if name not in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
     }
 
-    def started(*arguments: str) -> CompletedProcess[str]:
-        line = [sys.executable, "-m", "drivetrain.cli.command", "run", *arguments]
-        return subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    def started(*arguments: str, fresh: bool = False) -> CompletedProcess[str]:
+        line = ["-m", "drivetrain.cli.command", "run", *arguments]
+        if fresh:
+            return subprocess.run([sys.executable, *line], cwd=tmp_path, env=environ, capture_output=True, text=True)
+        done: CompletedProcess[str] = programs.run(*line, cwd=tmp_path, env=environ)
+        return done
 
     return started
 
@@ -49,7 +53,7 @@ def answer(done: CompletedProcess[str]) -> list[object]:
 def test_an_engine_takes_what_it_leaves_out_from_the_command_line(command: Run) -> None:
     chosen = ("--accelerator=cpu", "--devices=1", "--precision", "bf16-mixed")
     cluster = ("--node-rank=0", "--main-address=127.0.0.1", "--main-port=29500")
-    assert answer(command(*chosen, *cluster, "program.py", "{}", "--precision=mine")) == [
+    assert answer(command(*chosen, *cluster, "program.py", "{}", "--precision=mine", fresh=True)) == [
         "bf16-mixed", "cpu", ["--precision=mine"], ["0", "127.0.0.1", "29500"],
     ]  # fmt: skip
 
