@@ -216,7 +216,7 @@ def _place(item: pytest.Item, places: tuple[str, ...]) -> int | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under ``--dist loadgroup``: one group of all files that start processes, then a group for each other file."""
-    if config.getoption("dist", "no") != "loadgroup" and "PYTEST_XDIST_WORKER" not in os.environ:
+    if not getattr(config.option, "loadgroup", False):  # set in the workers only
         return
     order: list[tuple[int, int]] = []
     for item in items:

@@ -161,7 +161,7 @@ def use_warning_filters(plain: list[Any]) -> None:
 
 def run_main(kind: str, program: str) -> int:
     """Run the program as ``__main__``; return its exit code."""
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main = sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
     try:
         if kind == "-m":
@@ -169,8 +169,8 @@ def run_main(kind: str, program: str) -> int:
         elif kind == "-c":
             exec(compile(program, "<string>", "exec", dont_inherit=True), vars(main))
         else:
-            vars(main)["__file__"] = program
-            exec(compile(Path(program).read_bytes(), program, "exec", dont_inherit=True), vars(main))
+            path = vars(main)["__file__"] = os.path.join(os.getcwd(), program)  # not normalised, as Python leaves it
+            exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             return ended.code or 0

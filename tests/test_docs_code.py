@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,24 +45,23 @@ def program(page: str, text: str) -> str:
     return "\n".join(parts)
 
 
-def run(page: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(programs: Any, page: str, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     folders = [str(ROOT / "tests" / "accelerators"), str(ROOT / "src")]  # where xpulib is
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", program(page, text)], cwd=folder, env=environ, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    line = ("-W", "error", "-c", program(page, text))
+    done: subprocess.CompletedProcess[str] = programs.run(*line, cwd=folder, env=environ, merged=True)
+    return done
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
-    done = run(page, (ROOT / "docs" / page).read_text(encoding="utf-8"), tmp_path)
+def test_the_code_of_a_page_runs(programs: Any, page: str, tmp_path: Path) -> None:
+    done = run(programs, page, (ROOT / "docs" / page).read_text(encoding="utf-8"), tmp_path)
     assert done.returncode == 0, done.stdout
 
 
-def test_what_does_not_run_is_found(tmp_path: Path) -> None:
+def test_what_does_not_run_is_found(programs: Any, tmp_path: Path) -> None:
     """The control; the traceback leads to the page."""
-    done = run("page.md", "One.\n\n```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n", tmp_path)
+    done = run(programs, "page.md", "One.\n\n```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n", tmp_path)
     assert done.returncode == 1
     assert 'File "page.md", line 8' in done.stdout
     assert "AssertionError" in done.stdout

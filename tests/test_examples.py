@@ -6,26 +6,39 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 
 
-def run(tmp_path: Path, script: str, *arguments: str, codes: tuple[int, ...] = (0,)) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "examples" / script, "--output", "out", *arguments],
-        cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert done.returncode in codes, done.stdout
-    return done.stdout
+@pytest.fixture
+def run(programs: Any, tmp_path: Path) -> Callable[..., str]:
+    """What an example prints; with ``fresh``, in an interpreter of its own."""
+
+    def run(script: str, *arguments: str, codes: tuple[int, ...] = (0,), fresh: bool = False) -> str:
+        command = ["-W", "error", str(ROOT / "examples" / script), "--output", "out", *arguments]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done: subprocess.CompletedProcess[str]
+        if fresh:
+            done = subprocess.run(
+                [sys.executable, *command], cwd=tmp_path, env=environ, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+        else:
+            done = programs.run(*command, cwd=tmp_path, env=environ, merged=True, timeout=280)
+        assert done.returncode in codes, done.stdout
+        return done.stdout
+
+    return run
 
 
 @pytest.mark.timeout(300)
-def test_the_demo_trains_a_classifier_and_shows_what_it_did(tmp_path: Path) -> None:
-    shown = run(tmp_path, "digits.py")
+def test_the_demo_trains_a_classifier_and_shows_what_it_did(run: Any, tmp_path: Path) -> None:
+    shown = run("digits.py", fresh=True)
     assert 'because accelerator="auto"' in shown
     assert re.search(r"Epoch 15/15: .*val_acc=", shown)
     assert float(re.findall(r"Test accuracy: +([\d.]+)", shown)[0]) >= 0.97
@@ -36,19 +49,19 @@ def test_the_demo_trains_a_classifier_and_shows_what_it_did(tmp_path: Path) -> N
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "ddp_fork", "ddp_forkserver"])
-def test_the_demo_on_two_processes(tmp_path: Path, strategy: str) -> None:
-    shown = run(tmp_path, "digits.py", "--devices", "2", "--strategy", strategy, "--epochs", "4", codes=(0, 1))
+def test_the_demo_on_two_processes(run: Any, strategy: str) -> None:
+    shown = run("digits.py", "--devices", "2", "--strategy", strategy, "--epochs", "4", codes=(0, 1))
     assert "cpu, cpu" in shown
     assert len(re.findall("Test accuracy:", shown)) == 1  # rank 0, or the process that has started them
     assert float(re.findall(r"Test accuracy: +([\d.]+)", shown)[0]) >= 0.9
 
 
 @pytest.mark.timeout(300)
-def test_the_gpt_learns_and_measures_itself(tmp_path: Path) -> None:
+def test_the_gpt_learns_and_measures_itself(run: Any) -> None:
     small = (
         "--steps 40 --batch-size 4 --block-size 32 --n-layer 1 --n-head 2 --n-embd 32 --limit-mb 0.2 --peak-tflops 0.1"
     )
-    shown = run(tmp_path, "gpt.py", *small.split())
+    shown = run("gpt.py", *small.split())
     loss, unigram = (float(re.findall(rf"{name}: +([\d.]+) nats", shown)[0]) for name in ("loss", "entropy"))
     assert loss < 4.5  # an untrained model is at log(256) = 5.545
     assert 2.5 < unigram < 4
@@ -56,14 +69,14 @@ def test_the_gpt_learns_and_measures_itself(tmp_path: Path) -> None:
     assert "mfu=" in shown
 
 
-def test_the_plain_loop_learns_and_goes_on_exactly(tmp_path: Path) -> None:
-    whole = run(tmp_path, "plain_loop.py", "--epochs", "6", "--precision", "bf16-mixed")
+def test_the_plain_loop_learns_and_goes_on_exactly(run: Any) -> None:
+    whole = run("plain_loop.py", "--epochs", "6", "--precision", "bf16-mixed")
     assert float(re.findall(r"Test accuracy: ([\d.]+)", whole)[0]) > 0.85
     epochs = re.findall(r"Epoch (\d)/6: loss=(\S+)", whole)
     assert [number for number, _ in epochs] == ["1", "2", "3", "4", "5", "6"]
-    stopped = run(tmp_path, "plain_loop.py", "--epochs", "6", "--precision", "bf16-mixed", "--stop-after", "4")
+    stopped = run("plain_loop.py", "--epochs", "6", "--precision", "bf16-mixed", "--stop-after", "4")
     assert "Epoch 5" not in stopped
-    rest = run(tmp_path, "plain_loop.py", "--epochs", "6", "--precision", "bf16-mixed", "--resume")
+    rest = run("plain_loop.py", "--epochs", "6", "--precision", "bf16-mixed", "--resume")
     assert re.findall(r"Epoch (\d)/6: loss=(\S+)", rest) == epochs[4:]
     assert re.findall("Test.*", rest) == re.findall("Test.*", whole)
 
@@ -71,8 +84,8 @@ def test_the_plain_loop_learns_and_goes_on_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("precision", "steps", "modes", "near"), [("32-true", 1000, 6, 0.5), ("16-mixed", 200, 2, 0.1)]
 )
-def test_the_gan_learns_its_ring(tmp_path: Path, precision: str, steps: int, modes: int, near: float) -> None:
-    shown = run(tmp_path, "gan.py", "--precision", precision, "--steps", str(steps))
+def test_the_gan_learns_its_ring(run: Any, tmp_path: Path, precision: str, steps: int, modes: int, near: float) -> None:
+    shown = run("gan.py", "--precision", precision, "--steps", str(steps))
     covered, on_them = re.findall(r"Modes covered: (\d) of 8; points on them: ([\d.]+)", shown)[0]
     assert int(covered) >= modes
     assert float(on_them) > near  # none of an untrained generator's are

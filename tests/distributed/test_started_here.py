@@ -5,9 +5,7 @@ A program of its own starts them, because pytest's process has used torch's thre
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +15,21 @@ import torch
 PROGRAM = Path(__file__).with_name("started_program.py")
 
 
-def run(method: str, path: Path) -> dict[str, Any]:
-    command = [sys.executable, "-W", "error", str(PROGRAM), method, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
+def run(programs: Any, method: str, path: Path) -> dict[str, Any]:
+    done: subprocess.CompletedProcess[str] = programs.run("-W", "error", PROGRAM, method, path, cwd=path.parent)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = torch.load(path, weights_only=False)  # the program above wrote it
     return found
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run("fork", tmp_path_factory.mktemp("fork") / "found.pt")
+def forked(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(programs, "fork", tmp_path_factory.mktemp("fork") / "found.pt")
 
 
 @pytest.fixture(scope="module")
-def spawned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run("spawn", tmp_path_factory.mktemp("spawn") / "found.pt")
+def spawned(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(programs, "spawn", tmp_path_factory.mktemp("spawn") / "found.pt")
 
 
 @pytest.fixture(params=["forked", "spawned"])

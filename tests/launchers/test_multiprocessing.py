@@ -1,7 +1,7 @@
 """Processes that this program starts: what they know, what comes back, and how they fail.
 
 "fork" and "spawn" depend on what a process has done before, so they run in programs of their own, which stand beside
-this file and report every case at once.
+this file and report every case at once. Those programs are copies of a process that has computed nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from drivetrain.launchers import LaunchError, MultiProcessingLauncher
 SOON_S = 15  # the others would have slept for a minute
 
 
-def program(path: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "PL_GLOBAL_SEED")}
-    command = [sys.executable, *options, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, env={**environ, **variables}, check=False)
+def environ(**variables: str) -> dict[str, str]:
+    hidden = ("OMP_NUM_THREADS", "PL_GLOBAL_SEED")
+    return {**{name: value for name, value in os.environ.items() if name not in hidden}, **variables}
 
 
 def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -39,13 +38,15 @@ def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def forked() -> dict[str, Any]:
-    return report(program(Path(__file__).with_name("fork_program.py")))
+def forked(programs: Any) -> dict[str, Any]:
+    path = Path(__file__).with_name("fork_program.py")
+    return report(programs.run(path, cwd=path.parent, env=environ()))
 
 
 @pytest.fixture(scope="module")
-def spawned() -> dict[str, Any]:
-    return report(program(Path(__file__).with_name("spawn_program.py"), "-W", "error"))
+def spawned(programs: Any) -> dict[str, Any]:
+    path = Path(__file__).with_name("spawn_program.py")
+    return report(programs.run("-W", "error", path, cwd=path.parent, env=environ()))
 
 
 # ---- what a process is told ------------------------------------------------------------------------------------------
@@ -235,7 +236,8 @@ except ConfigurationError as error:
 def test_a_copy_of_a_process_with_torchs_threads_would_hang(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(THREADS)
-    done = program(path, OMP_NUM_THREADS="2")
+    command = [sys.executable, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ(OMP_NUM_THREADS="2"), check=False)
     assert done.returncode == 0, done.stderr
     fresh, refused = done.stdout.splitlines()
     assert float(fresh) == 2 * 512 * 512
@@ -274,10 +276,10 @@ MultiProcessingLauncher(LocalEnvironment(), 1).launch(print, "the function ran")
 """
 
 
-def test_a_program_without_a_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_program_without_a_guard_is_told_so(programs: Any, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(UNGUARDED)
-    done = program(path)
+    done = programs.run(path, cwd=tmp_path, env=environ())
     assert done.returncode == 1
     assert "the function ran" not in done.stdout
     assert 'keep what the program\'s file does below an if __name__ == "__main__":.' in done.stderr

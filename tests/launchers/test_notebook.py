@@ -12,6 +12,7 @@ from nbclient.exceptions import CellExecutionError
 
 MODEL = """
 import torch, warnings
+import torch._dynamo  # optimizers import it: without this, each process that is copied from the kernel would
 from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import Callback, LightningModule, Trainer
 

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,13 +62,22 @@ def environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
-def run(folder: Path, *command: str) -> tuple[list[Any], subprocess.CompletedProcess[str]]:
-    """What the processes printed, in no order."""
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environ(), capture_output=True, text=True, timeout=TIMEOUT_S,
-        check=False,
-    )  # fmt: skip
-    return [json.loads(line) for line in done.stdout.splitlines()], done
+@pytest.fixture
+def run(programs: Any, tmp_path: Path) -> Callable[..., tuple[list[Any], subprocess.CompletedProcess[str]]]:
+    """What the processes of a command print, in no order."""
+
+    def run(*command: str) -> tuple[list[Any], subprocess.CompletedProcess[str]]:
+        done: subprocess.CompletedProcess[str]
+        if command[0] == "-X":  # an option of an interpreter that starts
+            done = subprocess.run(
+                [sys.executable, *command], cwd=tmp_path, env=environ(), capture_output=True, text=True,
+                timeout=TIMEOUT_S, check=False,
+            )  # fmt: skip
+        else:
+            done = programs.run(*command, cwd=tmp_path, env=environ(), timeout=TIMEOUT_S)
+        return [json.loads(line) for line in done.stdout.splitlines()], done
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -80,10 +90,10 @@ def run(folder: Path, *command: str) -> tuple[list[Any], subprocess.CompletedPro
     ],
 )
 def test_t46_each_rank_gets_the_command_and_the_folder_of_the_start(
-    tmp_path: Path, path: str, command: list[str], argv0: str
+    run: Any, tmp_path: Path, path: str, command: list[str], argv0: str
 ) -> None:
     written(tmp_path, REPORT, path)
-    said, done = run(tmp_path, *(part.format(folder=tmp_path) for part in command), "--rate", "0.1")
+    said, done = run(*(part.format(folder=tmp_path) for part in command), "--rate", "0.1")
     assert done.returncode == 0, done.stderr
     ranks = sorted((one for one in said if isinstance(one, dict)), key=lambda one: one["RANK"])
     for rank, one in enumerate(ranks):
@@ -106,16 +116,17 @@ def test_t46_each_rank_gets_the_command_and_the_folder_of_the_start(
         ("if rank == 1: raise ValueError('of rank 1')\ntime.sleep(600)", 1),
     ],
 )
-def test_t31_the_job_ends_as_the_process_that_failed_first(tmp_path: Path, rank: str, code: int) -> None:
+def test_t31_the_job_ends_as_the_process_that_failed_first(run: Any, tmp_path: Path, rank: str, code: int) -> None:
     written(tmp_path, rank)
-    _, done = run(tmp_path, "train.py")
+    _, done = run("train.py")
     assert done.returncode == code
     assert ("of rank 1" in done.stderr) == (code == 1)
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_t32_a_signal_to_the_launching_process_reaches_the_ranks(tmp_path: Path, sent: int, code: int) -> None:
-    note = "def note(number, frame):\n    say(int(number))\n    os._exit(1)\n"
+    # It may arrive while `say` flushes, which must not be entered again: the handler writes without a buffer.
+    note = "def note(number, frame):\n    os.write(1, f'{number:d}\\n'.encode())\n    os._exit(1)\n"
     sets = "import signal\nfor each in (2, 15): signal.signal(each, note)\nsay('ready')\n"
     written(tmp_path, f"{note}{sets}time.sleep(600)")
     process = subprocess.Popen(
@@ -183,9 +194,9 @@ sys.stdout.write(json.dumps([engine.global_rank, engine.world_size, int(total)])
 """
 
 
-def test_an_environment_that_always_leaves_the_start_to_us_starts_them_once(tmp_path: Path) -> None:
+def test_an_environment_that_always_leaves_the_start_to_us_starts_them_once(run: Any, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OWN_ENVIRONMENT.replace("PORT", str(free_port())))
-    said, done = run(tmp_path, "train.py")
+    said, done = run("train.py")
     assert done.returncode == 0, done.stderr
     assert sorted(said) == [[0, 2, 2], [1, 2, 2]]
 
