@@ -18,6 +18,10 @@ CLUSTERS_VENV := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS_VENV)/.installed
 CLUSTERS_PACKAGES := tests/real_clusters/requirements.txt
 BENCH_RESULTS := benchmarks/results
+# Two workers; tests/conftest.py says which tests go together, and in which order. `make test PARALLEL=` has none.
+PARALLEL ?= --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# The random sweeps, and what `make test` leaves out of runs that are equal.
+LONG_TESTS := tests/faults tests/conformance tests/test_examples.py
 
 # Many tests start programs: they should not compile the package anew each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,10 +36,10 @@ demo: $(STAMP) ## train a digit classifier, with its curves in demo_output/
 	@$(VENV)/bin/python examples/digits.py --output demo_output
 
 test: $(STAMP) ## run the whole test suite (PYTEST_ARGS="-k name" for a part of it)
-	@$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	@$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## long random fault sweeps; a failure prints the seed to repeat it (DRIVETRAIN_SEED=n)
-	@DRIVETRAIN_FAULTS=long $(VENV)/bin/python -m pytest tests/faults $(PYTEST_ARGS)
+	@DRIVETRAIN_FAULTS=long $(VENV)/bin/python -m pytest $(LONG_TESTS) $(PYTEST_ARGS)
 
 test-interop: $(STAMP) $(BENCH_STAMP) ## exchange checkpoints with real Lightning, in the benchmarks' environment
 	@DRIVETRAIN_LIGHTNING_PYTHON=$(CURDIR)/$(BENCH_VENV)/bin/python $(VENV)/bin/python -m pytest tests/interop tests/compat/test_beside_the_original.py $(PYTEST_ARGS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pickle
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,11 +30,11 @@ def test_a_pickle_of_version_0_1_0_loads() -> None:
     assert type(values["callback"]) is EarlyStopping
 
 
-def test_a_new_process_loads_it_too() -> None:
+def test_a_new_process_loads_it_too(programs: Any, tmp_path: Path) -> None:
     """There, nothing has been imported before the pickle asks for it."""
     program = f"import pickle; print(sorted(pickle.load(open({str(STORED / '0.1.0.pickle')!r}, 'rb'))))"
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert printed.startswith("['callback', 'engine class'")
+    done = programs.run("-c", program, cwd=tmp_path)
+    assert done.stdout.startswith("['callback', 'engine class'")
 
 
 def test_a_checkpoint_of_version_0_1_0_loads(tmp_path: Path) -> None:

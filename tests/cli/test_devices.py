@@ -155,10 +155,19 @@ def test_torchs_other_device_types_stand_in_one_line(table: Any, listed: Any, mo
 # ---- in a process of its own -----------------------------------------------------------------------------------------
 
 
-def command(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
-    line = [sys.executable, "-W", "error", "-m", "drivetrain.cli.command", "devices", *arguments]
-    return subprocess.run(line, env=environ, capture_output=True, text=True)
+@pytest.fixture
+def command(programs: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command; with ``fresh``, in an interpreter of its own."""
+
+    def run(*arguments: str, path: Path | None = None, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
+        line = ["-W", "error", "-m", "drivetrain.cli.command", "devices", *arguments]
+        if fresh:
+            return subprocess.run([sys.executable, *line], env=environ, capture_output=True, text=True)
+        done: subprocess.CompletedProcess[str] = programs.run(*line, cwd=Path.cwd(), env=environ)
+        return done
+
+    return run
 
 
 GOOD = """
@@ -172,7 +181,7 @@ class Good(CPUAccelerator):
 """
 
 
-def test_installed_packages_are_listed_also_where_they_do_not_import(tmp_path: Path) -> None:
+def test_installed_packages_are_listed_also_where_they_do_not_import(command: Any, tmp_path: Path) -> None:
     (tmp_path / "good_vendor.py").write_text(GOOD, encoding="utf-8")
     (tmp_path / "bad_vendor.py").write_text("import a_driver_that_is_not_there\n", encoding="utf-8")
     info = tmp_path / "vendors-1.0.dist-info"
@@ -181,7 +190,7 @@ def test_installed_packages_are_listed_also_where_they_do_not_import(tmp_path: P
     (info / "entry_points.txt").write_text(
         "[drivetrain.accelerators]\ngood = good_vendor:Good\nbad = bad_vendor:Bad\nodd = math:pi\n", encoding="utf-8"
     )
-    done = command("--json", path=tmp_path)
+    done = command("--json", path=tmp_path, fresh=True)
     assert (done.returncode, done.stderr) == (0, "")
     found = {row["name"]: row for row in json.loads(done.stdout)["accelerators"]}
     assert (found["good"]["available"], found["good"]["description"]) == (True, "The good one.")

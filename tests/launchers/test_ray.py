@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import signal
-import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,7 +85,7 @@ def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         RayLauncher(LocalEnvironment({}), 2).launch(print)
 
 
-def test_ray_is_imported_only_to_launch() -> None:
+def test_ray_is_imported_only_to_launch(programs: Any, tmp_path: Path) -> None:
     program = """
 import sys
 sys.modules["ray"] = None  # an import of it fails from here on
@@ -94,7 +94,8 @@ from drivetrain.launchers import RayLauncher
 trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp_ray", logger=False, enable_checkpointing=False)
 assert type(trainer.engine.launcher) is RayLauncher
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    done = programs.run("-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import Callback, Engine, LightningModule, WeightedLoss
+from drivetrain import Callback, Engine, LightningModule, Trainer, WeightedLoss
 from drivetrain.callbacks import EarlyStopping, ModelCheckpoint
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import CSVLogger
@@ -442,47 +442,36 @@ def test_waiting_for_a_device_is_noted() -> None:
     assert [(sync.what, sync.device) for sync in record.syncs] == [("synchronize", 0)]
 
 
-TWO_PROCESSES = """
-import torch
-from drivetrain import LightningModule, Trainer
-from drivetrain.testing import FakeAccelerator
-
-class Net(LightningModule):
-    def __init__(self):
+class Squares(LightningModule):
+    def __init__(self) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
+        self.layer = nn.Linear(4, 1)
 
-    def training_step(self, batch):
+    def training_step(self, batch: Any) -> Any:
         return self.layer(batch).pow(2).mean()
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
-torch.manual_seed(0)
-with FakeAccelerator.recording() as record:
-    trainer = Trainer(
-        accelerator="fake", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )
-    trainer.fit(model := Net(), torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4))
-rank = trainer.global_rank
-assert [step.devices for step in record.steps] == [(rank,)] * 4, record
-assert {(move.source, move.target) for move in record.moves if not move.blocking} == {(None, rank)}, record
-assert not [sync for sync in record.syncs if 0 < sync.step < 4], record
-with open(f"rank{rank}", "w") as file:
-    file.write(f"{trainer.strategy.root_device} {model.layer.weight.tolist()}")
-"""
+
+def train_on_a_device_each() -> tuple[str, Any]:
+    torch.manual_seed(0)
+    with FakeAccelerator.recording() as record:
+        trainer = Trainer(
+            accelerator="fake", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(model := Squares(), DataLoader(torch.randn(32, 4), batch_size=4))
+    rank = trainer.global_rank
+    assert [step.devices for step in record.steps] == [(rank,)] * 4, record
+    assert {(move.source, move.target) for move in record.moves if not move.blocking} == {(None, rank)}, record
+    assert not [sync for sync in record.syncs if 0 < sync.step < 4], record
+    return str(trainer.strategy.root_device), model.layer.weight.tolist()
 
 
-@pytest.mark.timeout(300)  # three interpreters that import torch
-def test_two_processes_train_on_a_device_each(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(TWO_PROCESSES)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    with fake_devices(2):
-        done = subprocess.run([sys.executable, *torchrun, str(program)], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, second = ((tmp_path / f"rank{rank}").read_text().split(" ", 1) for rank in range(2))
+def test_two_processes_train_on_a_device_each(pool: Any) -> None:
+    with pool.fresh() as fresh:
+        first, second = fresh.run(train_on_a_device_each, group=False, environ={"DRIVETRAIN_FAKE_DEVICES": "2"})
     assert (first[0], second[0]) == ("cpu:0", "cpu:1")
     assert first[1] == second[1]
 
