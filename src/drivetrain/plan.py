@@ -49,7 +49,7 @@ from drivetrain.errors import (
     did_you_mean,
     shown,
 )
-from drivetrain.launchers.launcher import in_notebook
+from drivetrain.launchers.launcher import LauncherRegistry, in_notebook
 from drivetrain.precision.double import DoublePrecision
 from drivetrain.precision.half import HalfPrecision
 from drivetrain.precision.mixed import MixedPrecision
@@ -314,17 +314,19 @@ def _start_method(
             f"means {len(devices)}. Write devices=1."
         )
     start = _start_of(strategy)
-    if start == "ray" and not environment.creates_processes_externally:  # the machines are of Ray's choosing
+    launcher = None if start is None else LauncherRegistry.of(start, cls.__name__).cls
+    if launcher is not None and launcher.scheduler is not None and not environment.creates_processes_externally:
         if any(device.index not in (None, position) for position, device in enumerate(devices)):
             raise ConfigurationError(
-                f"devices={settings.devices!r} names devices, but Ray chooses those that are free. "
-                f"Write devices={len(devices)}."
+                f"devices={settings.devices!r} names devices, but {launcher.scheduler} chooses those that are "
+                f"free. Write devices={len(devices)}."
             )
         return start
     environment.validate_settings(len(devices), settings.num_nodes)
     if environment.creates_processes_externally:
         return None
-    return None if start == "popen" and len(devices) == 1 else start  # there is nobody else on this machine
+    alone = len(devices) == 1 and launcher is not None and launcher.reruns_program
+    return None if alone else start  # there is no other process on this machine
 
 
 def _accelerator(settings: Settings, strategy: Entry[Strategy] | Strategy | None) -> tuple[Accelerator, str]:

@@ -10,6 +10,11 @@ from typing import Any
 _ALIKE = 0.9  # of difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" and "best_step" have 0.89
 
 
+def is_own_class(cls: type) -> bool:
+    """Whether drivetrain defines this class; a subclass of the user's is none of its own."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
 def overrides(obj: object, name: str, base: type) -> bool:
     """Whether ``obj`` has its own ``name``: from its class or, replaced on the instance, from itself."""
     method = getattr(obj, name, None)

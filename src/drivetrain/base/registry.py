@@ -3,8 +3,8 @@
 A backend is one file, ``<folder>/<name>.py``, that defines one public concrete subclass of the folder's contract. The
 folder's listing *is* the registry: to add a name, add a file. A class may give itself further names, with arguments of
 their own, in the classmethod that the contract calls when a subclass is defined; that is also how a user's class gets
-its name. Third-party packages offer theirs through the entry-point group named like the folder, for example
-``drivetrain.loggers``. Nothing is imported until a name is asked for.
+its name. Third-party packages offer theirs through an entry-point group, which is named like the folder unless the
+folder has two contracts: ``drivetrain.loggers``, for example. Nothing is imported until a name is asked for.
 """
 
 from __future__ import annotations
@@ -54,15 +54,23 @@ class Registry(Generic[T]):
         kind: the word that messages use for one entry, for example ``"logger"``.
         by_file: the names of the folder's files are names of classes; False where the classes name themselves, because
             they have several names, or the folder holds other files too: all of it is imported with the first question.
+        group: the entry-point group of installed packages; ``None``: called like ``package``.
     """
 
-    def __init__(self, package: str, contract: str, kind: str, by_file: bool = True) -> None:
+    def __init__(self, package: str, contract: str, kind: str, by_file: bool = True, group: str | None = None) -> None:
         self._by_file = by_file
+        self._group = group or package
         self._imported = False
         self._package = package
         self._contract = contract
         self._kind = kind
         self._registered: dict[str, Entry[T]] = {}
+        self._sources: list[Callable[[], Mapping[str, Entry[T]]]] = []
+
+    @property
+    def kind(self) -> str:
+        """The word that messages use for one entry."""
+        return self._kind
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
@@ -97,7 +105,7 @@ class Registry(Generic[T]):
         self.check_name(name)
         if not self._is_own(cls):
             files = self._files()  # imports the folder, whose classes may register themselves
-            known = self._registered.get(name)
+            known = self._registered.get(name) or self._derived().get(name)
             owner = None if known is None else known.cls
             if owner is None and name in files and not override:
                 owner = self.entry(name).cls
@@ -106,8 +114,15 @@ class Registry(Generic[T]):
                     f"The {self._kind} name {name!r} already belongs to {owner.__qualname__} ({owner.__module__}). "
                     f"Register {cls.__qualname__} under another name, or pass override=True."
                 )
-        self._registered[name] = Entry(name, cls, description or _first_line(cls), init_params)
+        self._registered[name] = Entry(name, cls, description or first_line(cls), init_params)
         return cls
+
+    def derive(self, source: Callable[[], Mapping[str, Entry[T]]]) -> None:
+        """Add the entries that ``source()`` returns, for names that are made of the names of another registry.
+
+        It is called again with each question. A registered name, and one of an earlier source, comes first.
+        """
+        self._sources.append(source)
 
     def remove(self, name: str) -> None:
         """Forget a name that was registered; a name that a file of the folder has comes back by itself.
@@ -123,7 +138,7 @@ class Registry(Generic[T]):
 
     def available(self) -> list[str]:
         """Every name that :meth:`get` accepts, sorted; no backend is imported to list it."""
-        return sorted({*self._files(), *self._registered, *self._entry_points()})
+        return sorted({*self._files(), *self._registered, *self._derived(), *self._entry_points()})
 
     # ---- what they stand for -------------------------------------------------------------------------------------
 
@@ -146,13 +161,15 @@ class Registry(Generic[T]):
             module = importlib.import_module(f"{self._package}.{name}")
             if name not in self._registered:
                 cls = self._class_in(module)
-                return Entry(name, cls, _first_line(cls))
+                return Entry(name, cls, first_line(cls))
         if name in self._registered:
             return self._registered[name]
+        if (derived := self._derived().get(name)) is not None:
+            return derived
         if (point := self._entry_points().get(name)) is not None:
             loaded: type[T] = point.load()
             # Loading may have defined a class that gave itself this name, with arguments.
-            return self._registered.get(name) or Entry(name, loaded, _first_line(loaded))
+            return self._registered.get(name) or Entry(name, loaded, first_line(loaded))
         if (fallback := self.fallback(name)) is not None:
             return fallback
         raise UnknownNameError(f"There is no {self._kind} called {name!r}. {did_you_mean(name, self.available())}")
@@ -212,8 +229,11 @@ class Registry(Generic[T]):
                 if not module.name.startswith("_"):
                     importlib.import_module(f"{self._package}.{module.name}")
 
+    def _derived(self) -> dict[str, Entry[T]]:
+        return {name: entry for source in reversed(self._sources) for name, entry in source().items()}
+
     def _entry_points(self) -> dict[str, metadata.EntryPoint]:
-        return {entry.name: entry for entry in metadata.entry_points(group=self._package)}
+        return {entry.name: entry for entry in metadata.entry_points(group=self._group)}
 
     def _class_in(self, module: ModuleType) -> type[T]:
         contract_module = importlib.import_module(f"{self._package}.{self._contract}")
@@ -237,7 +257,7 @@ class Registry(Generic[T]):
         return cls.__name__.lower() == self._contract.replace("_", "")
 
 
-def _first_line(cls: type[Any]) -> str:
+def first_line(cls: type[Any]) -> str:
     """Of the class's own docstring."""
     return next(iter((cls.__dict__.get("__doc__") or "").strip().splitlines()), "")
 

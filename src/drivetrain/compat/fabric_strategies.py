@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 from weakref import ref
 
 import torch
@@ -471,7 +471,7 @@ class DDPStrategy(ParallelStrategy, plain.DDPStrategy):  # type: ignore[misc]  #
         precision: Precision | None = None,
         process_group_backend: str | None = None,
         timeout: timedelta | None = DEFAULT_TIMEOUT,
-        start_method: Literal["popen", "spawn", "fork", "forkserver", "ray"] = "popen",
+        start_method: str = "popen",
         **ddp_arguments: Any,
     ) -> None:
         plain.DDPStrategy.__init__(

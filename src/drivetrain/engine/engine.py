@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.registry import Entry
 from drivetrain.base.seed import Generators, seed_everything
 from drivetrain.base.tree import move
@@ -23,7 +23,7 @@ from drivetrain.engine.ranks import Ranks
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, arguments_checked, described
 from drivetrain.launchers.external import ExternalLauncher
-from drivetrain.launchers.launcher import Launcher
+from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import Settings, from_command_line
@@ -439,12 +439,20 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _check_strategy(strategy: Strategy | Entry[Any]) -> None:
-    """Refuse a user's strategy with overrides that nobody would call."""
+    """Refuse a user's strategy with overrides that would never be called."""
     cls = type(strategy) if isinstance(strategy, Strategy) else strategy.cls
-    if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
-        from drivetrain.strategies.members import check_members  # here, so that importing the Trainer stays quick
+    if cls.engine_verbs is None:
+        _check_part(cls)
+    elif not is_own_class(cls):
+        cls.engine_verbs.check(cls)
 
-        (check_members if cls.engine_verbs is None else cls.engine_verbs.check)(cls)
+
+def _check_part(cls: type) -> None:
+    """Refuse a user's class with overrides that would never be called."""
+    if not is_own_class(cls):
+        from drivetrain.base.members import check_members  # here, so that importing the Trainer stays quick
+
+        check_members(cls)
 
 
 def _verbs_of(strategy: Strategy) -> Verbs:
@@ -464,17 +472,13 @@ def _build(plan: Plan) -> Strategy:
 def _launcher(plan: Plan) -> Launcher:
     if plan.start_method is None:
         return ExternalLauncher()
-    if plan.start_method == "popen":
-        from drivetrain.launchers.script import ScriptLauncher, was_started
-
-        if was_started():  # whatever an environment of the user's says: each rank would start others, without end
-            return ExternalLauncher()
-        return ScriptLauncher(plan.environment, plan.num_processes, plan.num_nodes)
-    if plan.start_method == "ray":
-        from drivetrain.launchers.ray import RayLauncher, resources_for
-
-        return RayLauncher(plan.environment, plan.num_processes, plan.num_nodes, resources_for(plan.devices[0]))
-    from drivetrain.launchers.multiprocessing import MultiProcessingLauncher
-
-    method: Any = plan.start_method
-    return MultiProcessingLauncher(plan.environment, plan.num_processes, plan.num_nodes, method)
+    found = LauncherRegistry.entry(plan.start_method)
+    _check_part(found.cls)
+    job = (plan.environment, plan.num_processes, plan.num_nodes, plan.devices)
+    launcher = found.cls.for_job(*job, **found.init_params)
+    if not (is_own_class(found.cls) or launcher.is_interactive_compatible) and in_notebook():
+        raise ConfigurationError(
+            f"{type(launcher).__name__} starts {plan.num_processes} processes in a way that does not work in a "
+            'notebook, as its is_interactive_compatible says. Write strategy="ddp_notebook".'
+        )
+    return launcher

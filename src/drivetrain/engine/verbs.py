@@ -15,7 +15,7 @@ from weakref import ReferenceType, WeakMethod, WeakSet, ref
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.tree import move
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
@@ -74,7 +74,7 @@ class Verbs:
         self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any, move_to_device: bool
     ) -> tuple[nn.Module, list[Optimizer], Any]:
         """Return the module, the optimizers and the scheduler as the strategy prepares them."""
-        if type(self.strategy).__module__.partition(".")[0] != __name__.partition(".")[0]:
+        if not is_own_class(type(self.strategy)):
             from drivetrain.strategies.members import warn_of_trainer_members  # here, so that the import stays quick
 
             warn_of_trainer_members(type(self.strategy))

@@ -9,6 +9,7 @@ from drivetrain.base.lazy import lazy
 if TYPE_CHECKING:
     from drivetrain.launchers.external import ExternalLauncher as ExternalLauncher
     from drivetrain.launchers.launcher import Launcher as Launcher
+    from drivetrain.launchers.launcher import LauncherRegistry as LauncherRegistry
     from drivetrain.launchers.launcher import LaunchError as LaunchError
     from drivetrain.launchers.multiprocessing import MultiProcessingLauncher as MultiProcessingLauncher
     from drivetrain.launchers.ray import RayLauncher as RayLauncher
@@ -17,10 +18,19 @@ _MODULES = {
     "ExternalLauncher": "external",
     "LaunchError": "launcher",
     "Launcher": "launcher",
+    "LauncherRegistry": "launcher",
     "MultiProcessingLauncher": "multiprocessing",
     "RayLauncher": "ray",
     "ScriptLauncher": "script",
 }
-__all__ = ["ExternalLauncher", "LaunchError", "Launcher", "MultiProcessingLauncher", "RayLauncher", "ScriptLauncher"]
+__all__ = [
+    "ExternalLauncher",
+    "LaunchError",
+    "Launcher",
+    "LauncherRegistry",
+    "MultiProcessingLauncher",
+    "RayLauncher",
+    "ScriptLauncher",
+]
 
 __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -14,5 +14,8 @@ class ExternalLauncher(Launcher):
     is_external = True
     is_interactive_compatible = True
 
+    def __init__(self) -> None:
+        """Nothing is started, so nothing need be known."""
+
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

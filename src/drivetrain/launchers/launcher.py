@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
+import torch
+
+from drivetrain.base.registry import Entry, Registry
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import DrivetrainError
+from drivetrain.errors import ConfigurationError, DrivetrainError, UnknownNameError, did_you_mean
 
 LAUNCHER = "DRIVETRAIN_LAUNCHER"
 """The variable that tells a process which one supervises it, where that would not end it when it is killed itself."""
@@ -25,24 +28,116 @@ def in_notebook() -> bool:
 
 
 class Launcher(ABC):
-    """Runs a function once in each process of this machine."""
+    """Runs a function once in each process of this machine.
+
+    A new launcher is a file in this folder, or in a package of its own, with one such class: it gives itself names in
+    :meth:`register_launchers`, and each is a value of a strategy's ``start_method``.
+
+    Args:
+        environment: who this machine is in the job.
+        num_processes: of this machine.
+        num_nodes: machines.
+    """
+
+    members_table: ClassVar[str] = "drivetrain.launchers._members:MEMBERS"
 
     is_external: bool = False
     """Whether somebody else has started the processes: then this one is a rank, else it starts them and waits."""
 
     is_interactive_compatible: bool = False
-    """Whether it works in a notebook, where the program is no file that could be run anew."""
+    """Whether it works in a notebook, where the program is no file that could be run again."""
 
     reruns_program: bool = False
-    """Whether each process runs the whole program and not the function: ``launch`` then never returns."""
+    """Whether each process runs the whole program and not the function: ``launch`` then never returns.
+
+    With one process on one machine the program itself is that process, and nothing is launched.
+    """
+
+    scheduler: ClassVar[str | None] = None
+    """What chooses the job's machines and devices, by the name that users know; ``None``: the arguments name them."""
+
+    endings: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """For each name of this launcher the endings of strategies' names that mean it; by default the name itself.
+
+    ``"ray"`` is in ``strategy="ddp_ray"``. The empty ending is a strategy's plain name.
+    """
+
+    def __init__(self, environment: ClusterEnvironment, num_processes: int, num_nodes: int = 1) -> None:
+        self.environment = environment
+        self.num_processes = num_processes
+        self.num_nodes = num_nodes
+
+    @classmethod
+    def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
+        """Give the class its names: ``launcher_registry.register("name", cls, description="...")``.
+
+        Called once, when a subclass that defines it is defined, so that no other line is needed. Further arguments of
+        ``register`` are arguments of the constructor.
+        """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "register_launchers" in cls.__dict__:
+            cls.register_launchers(LauncherRegistry)
+
+    @classmethod
+    def for_job(
+        cls,
+        environment: ClusterEnvironment,
+        num_processes: int,
+        num_nodes: int,
+        devices: Sequence[torch.device],
+        **options: Any,
+    ) -> Launcher:
+        """Return the launcher of a job: an instance of this class, or another where that is right.
+
+        Args:
+            environment: who this machine is in the job.
+            num_processes: of this machine.
+            num_nodes: machines.
+            devices: of this machine, one for each process.
+            options: what the class was registered with.
+        """
+        return cls(environment, num_processes, num_nodes, **options)
 
     @abstractmethod
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function(*args, **kwargs)`` in every process; return what the first one of this machine returned.
 
+        When it raises, none of its processes is left.
+
         Raises:
             LaunchError: one of them failed.
         """
+
+
+class _Launchers(Registry[Launcher]):
+    def endings(self) -> dict[str, str]:
+        """Return the start methods by the endings of strategies' names that mean them; no package is imported."""
+        found: dict[str, str] = {}
+        for name in self.available():
+            known = self._registered.get(name)
+            ways = (name,) if known is None else known.cls.endings.get(name, (name,))
+            found.update(dict.fromkeys(ways, name))
+        return found
+
+    def of(self, start_method: str, owner: str) -> Entry[Launcher]:
+        """Return the launcher of this name; ``owner`` is what the message calls the one that asks for it.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        try:
+            return self.entry(start_method)
+        except UnknownNameError:
+            raise ConfigurationError(
+                f"{owner}(start_method={start_method!r}): there is no such way to start processes. "
+                f"{did_you_mean(str(start_method), self.available())}"
+            ) from None
+
+
+LauncherRegistry = _Launchers("drivetrain.launchers", "launcher", "launcher", by_file=False)
+"""The launchers by start method: those of the files beside this one, of users, and of installed packages."""
 
 
 class LaunchError(DrivetrainError):

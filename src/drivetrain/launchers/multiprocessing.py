@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.multiprocessing
 
+from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.launchers import _child
@@ -49,6 +50,13 @@ class MultiProcessingLauncher(Launcher):
         ConfigurationError: there is no such start method, here or at all.
     """
 
+    endings: ClassVar = {"fork": ("fork", "notebook")}
+
+    @classmethod
+    def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
+        for method in ("spawn", "fork", "forkserver"):
+            launcher_registry.register(method, cls, start_method=method)
+
     def __init__(
         self,
         environment: ClusterEnvironment,
@@ -63,9 +71,7 @@ class MultiProcessingLauncher(Launcher):
                 f"start_method={start_method!r}: this system has no such way to start a process. "
                 f"{did_you_mean(str(start_method), known)}"
             )
-        self.environment = environment
-        self.num_processes = num_processes
-        self.num_nodes = num_nodes
+        super().__init__(environment, num_processes, num_nodes)
         self.start_method = start_method
         self.is_interactive_compatible = start_method == "fork"
         self.interrupt_grace_s = interrupt_grace_s

@@ -21,6 +21,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers._process_state import ProcessState
@@ -69,6 +70,22 @@ class RayLauncher(Launcher):
     """
 
     is_interactive_compatible = True
+    scheduler = "Ray"
+
+    @classmethod
+    def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
+        launcher_registry.register("ray", cls)
+
+    @classmethod
+    def for_job(
+        cls,
+        environment: ClusterEnvironment,
+        num_processes: int,
+        num_nodes: int,
+        devices: Sequence[torch.device],
+        **options: Any,
+    ) -> Launcher:
+        return cls(environment, num_processes, num_nodes, **{"resources": resources_for(devices[0]), **options})
 
     def __init__(
         self,
@@ -79,9 +96,7 @@ class RayLauncher(Launcher):
         address: str | None = None,
         start_timeout_s: float = 300.0,
     ) -> None:
-        self.environment = environment
-        self.num_processes = num_processes
-        self.num_nodes = num_nodes
+        super().__init__(environment, num_processes, num_nodes)
         self.resources = {"CPU": 1.0} if resources is None else dict(resources)
         self.address = address
         self.start_timeout_s = start_timeout_s

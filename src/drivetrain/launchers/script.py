@@ -6,15 +6,17 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch.multiprocessing
 
+from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
+from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of
 
 _POLL_S = 0.1
@@ -39,11 +41,27 @@ class ScriptLauncher(Launcher):
     """
 
     reruns_program = True
+    endings: ClassVar = {"popen": ("",)}
 
-    def __init__(self, environment: ClusterEnvironment, num_processes: int, num_nodes: int = 1) -> None:
-        self.environment = environment
-        self.num_processes = num_processes
-        self.num_nodes = num_nodes
+    @classmethod
+    def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
+        launcher_registry.register("popen", cls)
+
+    @classmethod
+    def for_job(
+        cls,
+        environment: ClusterEnvironment,
+        num_processes: int,
+        num_nodes: int,
+        devices: Sequence[torch.device],
+        **options: Any,
+    ) -> Launcher:
+        """An instance; in a process that one has started, whatever an environment of the user's says, none is: each
+        rank would start others, without end.
+        """
+        if was_started():
+            return ExternalLauncher()
+        return super().for_job(environment, num_processes, num_nodes, devices, **options)
 
     def launch(self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> NoReturn:
         """Start, wait, and end this process.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,10 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.base.registry import Registry
+from drivetrain.base.registry import Entry, Registry, first_line
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import ConfigurationError
+from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._peers import some
 from drivetrain.strategies.batchnorm import count_batches, restored, synchronised
@@ -25,15 +26,6 @@ from drivetrain.strategies.model_averaging import ModelAveraging, model_averagin
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy, optimizer_to
 
-_STARTS = ("popen", "spawn", "fork", "forkserver", "ray")
-_NAMES = {
-    "ddp": "popen",
-    "ddp_spawn": "spawn",
-    "ddp_fork": "fork",
-    "ddp_forkserver": "forkserver",
-    "ddp_notebook": "fork",
-    "ddp_ray": "ray",
-}
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's words
 
 
@@ -51,8 +43,9 @@ class DDPStrategy(ParallelStrategy):
             subgroup only (``None``: over each machine), and parameters over all ranks after every so many optimizer
             steps. In between ranks differ: evaluation takes each one's own parameters, and a checkpoint holds rank 0's
             with its optimizer state, from which all ranks go on.
-        start_method: how the processes are started where no cluster does: "popen", the program anew; "spawn", "fork" or
-            "forkserver", this one's objects in new processes; "ray", its objects in actors of a Ray cluster.
+        start_method: how the processes are started where no cluster does, the name of a launcher: "popen" runs the
+            program again; "spawn", "fork" and "forkserver" take this one's objects into new processes; "ray" into
+            actors of a Ray cluster.
         ddp_arguments: what else the constructor of DistributedDataParallel takes, such as ``find_unused_parameters``,
             ``static_graph`` or ``gradient_as_bucket_view``.
 
@@ -66,15 +59,7 @@ class DDPStrategy(ParallelStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        for name, start in _NAMES.items():
-            strategy_registry.register(name, cls, start_method=start)
-            for unused in (True, False):
-                strategy_registry.register(
-                    f"{name}_find_unused_parameters_{str(unused).lower()}",
-                    cls,
-                    start_method=start,
-                    find_unused_parameters=unused,
-                )
+        strategy_registry.derive(lambda: _entries())
 
     def __init__(
         self,
@@ -89,18 +74,14 @@ class DDPStrategy(ParallelStrategy):
         model_averaging_period: int | None = None,
         process_group_backend: str | None = None,
         timeout: timedelta | None = DEFAULT_TIMEOUT,
-        start_method: Literal["popen", "spawn", "fork", "forkserver", "ray"] = "popen",
+        start_method: str = "popen",
         **ddp_arguments: Any,
     ) -> None:
         super().__init__(
             accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout,
         )  # fmt: skip
-        if start_method not in _STARTS:
-            raise ConfigurationError(
-                f"DDPStrategy(start_method={start_method!r}): there is no such way to start processes. "
-                f"{did_you_mean(str(start_method), _STARTS)}"
-            )
+        LauncherRegistry.of(start_method, "DDPStrategy")
         self._averaging = model_averaging(model_averaging_period, ddp_comm_state, ddp_comm_hook)
         self.start_method = start_method
         self.ddp_arguments = ddp_arguments
@@ -171,7 +152,7 @@ class DDPStrategy(ParallelStrategy):
     def _without_gradient(self) -> str:
         named = self.lightning_module.named_parameters()
         without = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
-        own = [name for name, start in _NAMES.items() if start == self.start_method]
+        own = [name for name, start in _starts().items() if start == self.start_method]
         return (
             f"The loss of the last batch did not depend on {some(without) if without else 'every parameter'}, and DDP "
             "waits for the gradients of all. Use them in every batch, freeze them with requires_grad_(False), or write "
@@ -261,6 +242,25 @@ class DDPStrategy(ParallelStrategy):
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def _starts() -> dict[str, str]:
+    """Return the start methods by the names of this strategy: one name for each launcher, and more if it wants them."""
+    endings = LauncherRegistry.endings().items()
+    return {f"ddp_{ending}" if ending else "ddp": start for ending, start in endings}
+
+
+def _entries() -> dict[str, Entry[Strategy]]:
+    """Return what the names of this strategy stand for."""
+    forms: dict[str, dict[str, Any]] = {"": {}} | {
+        f"_find_unused_parameters_{str(unused).lower()}": {"find_unused_parameters": unused} for unused in (True, False)
+    }
+    line = first_line(DDPStrategy)
+    return {
+        name + form: Entry(name + form, DDPStrategy, line, {"start_method": start, **arguments})
+        for name, start in _starts().items()
+        for form, arguments in forms.items()
+    }
 
 
 def _static_from_first_exchange(model: DistributedDataParallel) -> None:

@@ -1,15 +1,12 @@
-"""What becomes of an override of each member that strategies have in the field, so that none is left out in silence.
+"""What becomes of an override of each member that strategies have in the field; see :mod:`drivetrain.base.members`.
 
 The names are those of the Trainer's kind of strategy, Lightning 2.6's: of ``Strategy``, ``ParallelStrategy`` and
-``DDPStrategy``. An override of a member is called where the field calls it; or it is refused when the strategy is
-taken, because leaving it out would change numbers, state or ranks; or it changes nothing of these, and one line says
-that it is not called.
+``DDPStrategy``.
 """
 
 from __future__ import annotations
 
-from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import ConfigurationError
+from drivetrain.base.members import Members, warn_once
 
 _WRAP = "Override setup_module(module), which returns the module that is called."
 _OPTIMIZERS = "Override setup_optimizers(trainer), or wrap the optimizers in setup(trainer)."
@@ -64,44 +61,13 @@ NEEDS_TRAINER = frozenset(
 )  # fmt: skip
 """Members that belong to the run of a Trainer: a loop of the user's on an Engine does not call them."""
 
-_said: set[tuple[type, frozenset[str]]] = set()
-
-
-def check_members(cls: type) -> None:
-    """Whether everything that a user's strategy class overrides is called; one line about what is harmless.
-
-    Raises:
-        ConfigurationError: it overrides a member that is not called, and that would change numbers, state or ranks.
-    """
-    own = _own(cls)
-    for name in sorted(own.keys() & REFUSED.keys()):
-        raise ConfigurationError(
-            f"{own[name].__name__} overrides {name}, which is never called here, and without it this strategy would do "
-            f"something else than it says. {REFUSED[name]}"
-        )
-    _warn_once(cls, HARMLESS, "which is not called here and not needed.")
+MEMBERS = Members("strategy", CALLED, REFUSED, HARMLESS)
 
 
 def warn_of_trainer_members(cls: type) -> None:
     """Warn, once for a class, of what a user's strategy overrides for a Trainer, where an Engine uses it."""
-    _warn_once(
+    warn_once(
         cls,
         NEEDS_TRAINER,
         "which a Trainer calls and an Engine does not. Override setup_module(module) and the verbs of a step for both.",
     )
-
-
-def _warn_once(cls: type, names: frozenset[str], remark: str) -> None:
-    found = sorted(_own(cls).keys() & names)
-    if found and (cls, names) not in _said:
-        _said.add((cls, names))
-        rank_zero_warn(f"{cls.__name__} overrides {', '.join(found)}, {remark}")
-
-
-def _own(cls: type) -> dict[str, type]:
-    """Return what the user's classes define, by name, with the class that wins."""
-    return {name: owner for owner in reversed(cls.__mro__) if not _is_ours(owner) for name in vars(owner)}
-
-
-def _is_ours(owner: type) -> bool:
-    return owner is object or owner.__module__.partition(".")[0] == __name__.partition(".")[0]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -40,6 +40,8 @@ class Strategy(Stepping, ABC):
         own_accelerator, own_precision, own_devices: what the constructor was given, which the plan respects.
         parallel_devices: this machine's devices as the plan decided them, in rank order.
     """
+
+    members_table: ClassVar[str] = "drivetrain.strategies.members:MEMBERS"
 
     is_distributed: bool = False
     """Whether several processes train together: declared by the class, so that it holds for third-party classes too."""

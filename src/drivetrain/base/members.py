@@ -1,0 +1,72 @@
+"""What becomes of an override of each member that a contract has in the field, so that none is left out in silence.
+
+A class that users subclass names its table in ``members_table``. A table has the names of the members, and of the
+members that subclasses override although they begin with an underscore. An override of a member is called where the
+field calls it; or it is refused when the object is taken, because leaving it out would change numbers, state or ranks;
+or it changes nothing of these, and one line says that it is not called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from drivetrain.base.introspect import is_own_class
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.registry import load
+from drivetrain.errors import ConfigurationError
+
+_warned: set[tuple[type, frozenset[str]]] = set()
+
+
+@dataclass(frozen=True)
+class Members:
+    """The members of one contract, each in one of three sets.
+
+    Attributes:
+        kind: the word that messages use for an object of it, for example ``"strategy"``.
+        called: members whose override is called, or read.
+        refused: members whose override is an error, and what to write instead.
+        harmless: members whose override is not called, and changes no number, state or rank.
+    """
+
+    kind: str
+    called: frozenset[str]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    harmless: frozenset[str] = frozenset()
+
+    def check(self, cls: type) -> None:
+        """Check that everything that a user's class overrides is called; warn once about what is harmless.
+
+        Raises:
+            ConfigurationError: it overrides a member that is never called, and whose absence would change numbers,
+                state or ranks.
+        """
+        own = overridden_members(cls)
+        for name in sorted(own.keys() & self.refused.keys()):
+            raise ConfigurationError(
+                f"{own[name].__name__} overrides {name}, which is never called here, and without it this {self.kind} "
+                f"would do something else than it says. {self.refused[name]}"
+            )
+        warn_once(cls, self.harmless, "which is not called here and not needed.")
+
+
+def check_members(cls: type) -> None:
+    """Check a class of the user's by the table that its contract names; see :meth:`Members.check`."""
+    if not is_own_class(cls):
+        table: Members = load(cls.members_table)  # type: ignore[attr-defined]
+        table.check(cls)
+
+
+def warn_once(cls: type, names: frozenset[str], remark: str) -> None:
+    """Warn, once for a class, if it overrides any of ``names``."""
+    found = sorted(overridden_members(cls).keys() & names)
+    if found and (cls, names) not in _warned:
+        _warned.add((cls, names))
+        rank_zero_warn(f"{cls.__name__} overrides {', '.join(found)}, {remark}")
+
+
+def overridden_members(cls: type) -> dict[str, type]:
+    """Return what the user's classes define, by name, with the class that wins."""
+    owners = [owner for owner in reversed(cls.__mro__) if owner is not object and not is_own_class(owner)]
+    return {name: owner for owner in owners for name in vars(owner)}
