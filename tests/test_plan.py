@@ -326,8 +326,8 @@ def test_c4_root_device_and_autocast_come_from_the_accelerator() -> None:
     asked: list[str] = []
 
     class Listening(Precision):
-        def forward_context(self, device_type: str) -> None:
-            asked.append(device_type)
+        def forward_context(self) -> None:
+            asked.append(self.device_type)
 
     engine = Engine(plan=plan_for(accelerator=XPUAccelerator(), plugins=Listening()))
     engine.forward_context()

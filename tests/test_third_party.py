@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from drivetrain import Engine
 from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import LauncherRegistry
+from drivetrain.precision import PrecisionRegistry
 
 LAUNCHER = '''
 from drivetrain.launchers import Launcher
@@ -35,6 +37,26 @@ class SkyLauncher(Launcher):
 
     def launch(self, function, *args, **kwargs):
         return f"{self.num_processes} at {self.height}"
+'''
+
+
+PRECISION = '''
+import torch
+from drivetrain.precision import MixedPrecision
+
+
+class SkyPrecision(MixedPrecision):
+    """Numbers in the sky."""
+
+    precision = "sky"
+
+    def __init__(self):
+        super().__init__("bf16-mixed")
+        self.name = "sky"
+
+    @classmethod
+    def register_precisions(cls, precision_registry):
+        precision_registry.register("sky", cls)
 '''
 
 
@@ -68,9 +90,21 @@ def check_launcher(folder: Path) -> None:
         Engine(accelerator="cpu", devices=2, strategy="ddp_skj")
 
 
+def check_precision(folder: Path) -> None:
+    engine = Engine(accelerator="cpu", precision="sky")
+    assert (type(engine.precision).__name__, engine.precision.name) == ("SkyPrecision", "sky")
+    with engine.autocast():
+        assert torch.is_autocast_enabled("cpu")
+    with pytest.raises(ConfigurationError, match="no such precision. Did you mean 'sky'"):
+        Engine(accelerator="cpu", precision="skj")
+
+
 KINDS = {
     "launcher": Kind(
         LauncherRegistry, LAUNCHER, "SkyLauncher", "drivetrain.launchers", "drivetrain.launchers", check_launcher
+    ),
+    "precision": Kind(
+        PrecisionRegistry, PRECISION, "SkyPrecision", "drivetrain.precision", "drivetrain.precision", check_precision
     ),
 }
 
@@ -79,6 +113,7 @@ KINDS = {
 def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
     """A kind; afterwards its registry is as it was."""
     kind = KINDS[request.param]
+    kind.registry.available()  # drivetrain's own have registered themselves, which they do once
     before, imported = dict(kind.registry._registered), kind.registry._imported
     yield kind
     kind.registry._registered.clear()

@@ -27,7 +27,7 @@ checkpoints   a ``CheckpointIO`` in ``plugins``                 that one, else a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -45,38 +45,23 @@ from drivetrain.clusters.local import LocalEnvironment
 from drivetrain.errors import (
     ConfigurationError,
     NotSupportedError,
+    UnknownNameError,
     described,
     did_you_mean,
     shown,
 )
 from drivetrain.launchers.launcher import LauncherRegistry, in_notebook
-from drivetrain.precision.double import DoublePrecision
-from drivetrain.precision.half import HalfPrecision
-from drivetrain.precision.mixed import MixedPrecision
-from drivetrain.precision.precision import Precision
+from drivetrain.precision.precision import Precision, PrecisionRegistry
 from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
-_PRECISIONS = {
-    None: "32-true", 32: "32-true", "32": "32-true", "32-true": "32-true",
-    64: "64-true", "64": "64-true", "64-true": "64-true",
-    16: "16-mixed", "16": "16-mixed", "16-mixed": "16-mixed",
-    "bf16": "bf16-mixed", "bf16-mixed": "bf16-mixed",
-    "16-true": "16-true", "bf16-true": "bf16-true",
-}  # fmt: skip
-_PRECISION_CLASSES: dict[str, Callable[[str], Precision]] = {
-    "32-true": lambda name: Precision(),
-    "64-true": lambda name: DoublePrecision(),
-    "16-mixed": MixedPrecision,
-    "bf16-mixed": MixedPrecision,
-    "16-true": HalfPrecision,
-    "bf16-true": HalfPrecision,
+_CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
+    torch.float64: ("supports_float64", "64-bit floats"),
+    torch.float16: ("supports_float16", "float16"),
+    torch.bfloat16: ("supports_bfloat16", "bfloat16"),
 }
-_NEEDS = (
-    (("64-true",), "supports_float64", "64-bit floats"),
-    (("16-mixed", "16-true"), "supports_float16", "float16"),
-    (("bf16-mixed", "bf16-true"), "supports_bfloat16", "bfloat16"),
-)
+"""What an accelerator must claim to compute in a type, and what messages call the type."""
+
 _LATER_STRATEGIES = ("fsdp", "fsdp_cpu_offload", "deepspeed")
 _LATER_PRECISIONS = ("transformer-engine", "transformer-engine-float16")
 
@@ -239,7 +224,8 @@ def _strategy(settings: Settings) -> tuple[Entry[Strategy] | Strategy | None, st
         )
     if given == "auto":
         return None, ""
-    if given in _LATER_STRATEGIES or given.startswith("deepspeed"):
+    later = given in _LATER_STRATEGIES or given.startswith("deepspeed")
+    if later and given not in StrategyRegistry:
         raise NotSupportedError(
             f'strategy={given!r} is not supported by this version of drivetrain. Write strategy="ddp".'
         )
@@ -435,21 +421,26 @@ def _precision(
             f"precision={shown(given)}: a precision is a name or a number of bits. "
             'Write precision="bf16-mixed", or pass a Precision in plugins.'
         )
-    if given in _LATER_PRECISIONS:
-        raise NotSupportedError(
-            f'precision={given!r} is not supported by this version of drivetrain. Write precision="bf16-mixed".'
+    if given is None:
+        return Precision(), "it is the default"
+    try:
+        entry = PrecisionRegistry.entry(str(given))
+    except UnknownNameError:
+        if given in _LATER_PRECISIONS:
+            raise NotSupportedError(
+                f'precision={given!r} is not supported by this version of drivetrain. Write precision="bf16-mixed".'
+            ) from None
+        raise ConfigurationError(
+            f"precision={given!r}: there is no such precision. "
+            f"{did_you_mean(str(given), PrecisionRegistry.available())}"
+        ) from None
+    precision = entry.build()
+    claim, kind = _CLAIMS.get(precision.computes_in, (None, ""))
+    if claim is not None and not getattr(accelerator, claim):
+        raise ConfigurationError(
+            f'precision={given!r}: the accelerator {accelerator.name!r} has no {kind}. Write precision="32-true".'
         )
-    if given not in _PRECISIONS:
-        known = [str(name) for name in _PRECISIONS if isinstance(name, str)]
-        raise ConfigurationError(f"precision={given!r}: there is no such precision. {did_you_mean(str(given), known)}")
-    name = _PRECISIONS[given]
-    why = "it is the default" if given is None else f"precision={given!r}"
-    for bits, claim, kind in _NEEDS:
-        if name in bits and not getattr(accelerator, claim):
-            raise ConfigurationError(
-                f'precision={given!r}: the accelerator {accelerator.name!r} has no {kind}. Write precision="32-true".'
-            )
-    return _PRECISION_CLASSES[name](name), why
+    return precision, f"precision={given!r}"
 
 
 def _logger(settings: Settings, machine: Machine) -> tuple[str | None, str]:

@@ -56,7 +56,7 @@ def test_inputs() -> None:
 
 def test_contexts() -> None:
     plugin, before = DoublePrecision(), torch.get_default_dtype()
-    for context in (plugin.forward_context("cpu"), plugin.init_context()):
+    for context in (plugin.forward_context(), plugin.module_init_context()):
         assert context is not None
         with context, context:
             assert torch.ones(1).dtype is torch.float64
@@ -82,7 +82,7 @@ def test_training_is_bit_equal_to_a_loop_in_64_bits() -> None:
     plugin = DoublePrecision()
     plugin.convert_module(ours)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.05, momentum=0.9)
-    context = plugin.forward_context("cpu")
+    context = plugin.forward_context()
     assert context is not None
     for pair in zip(x, y, strict=True):
         batch, target = plugin.convert_input(pair)

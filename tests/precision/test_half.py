@@ -90,7 +90,7 @@ def test_packed_sequences_are_converted_with_their_order() -> None:
 @pytest.mark.parametrize(("name", "dtype"), NAMES.items())
 def test_new_tensors_in_the_contexts_have_the_dtype(name: str, dtype: torch.dtype) -> None:
     plugin, before = HalfPrecision(name), torch.get_default_dtype()
-    for context in (plugin.forward_context("cpu"), plugin.init_context()):
+    for context in (plugin.forward_context(), plugin.module_init_context()):
         assert context is not None
         for _ in range(2):  # reusable
             with context:
@@ -103,7 +103,7 @@ def test_new_tensors_in_the_contexts_have_the_dtype(name: str, dtype: torch.dtyp
 
 
 def test_an_exception_restores_the_default_dtype() -> None:
-    context, before = HalfPrecision().forward_context("cpu"), torch.get_default_dtype()
+    context, before = HalfPrecision().forward_context(), torch.get_default_dtype()
     assert context is not None
     with pytest.raises(ZeroDivisionError), context, context:
         _ = 1 / 0
@@ -128,7 +128,7 @@ def test_training_is_bit_equal_to_a_loop_in_that_dtype(name: str, dtype: torch.d
     plugin = HalfPrecision(name)
     plugin.convert_module(ours)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.05, momentum=0.9)
-    context = plugin.forward_context("cpu")
+    context = plugin.forward_context()
     assert context is not None
     for pair in zip(x, y, strict=True):
         batch, target = plugin.convert_input(pair)

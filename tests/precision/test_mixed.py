@@ -63,7 +63,7 @@ def scale_of(plugin: MixedPrecision) -> float:
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)])
 def test_the_context_is_autocast(name: str, dtype: torch.dtype) -> None:
-    context = MixedPrecision(name).forward_context("cpu")
+    context = MixedPrecision(name).forward_context()
     assert context is not None
     with context:
         assert torch.is_autocast_enabled("cpu")
@@ -80,13 +80,15 @@ def test_c4_the_device_type_is_the_accelerators_unless_given(device: str | None,
     made: list[tuple[str, dict[str, Any]]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "autocast", lambda kind, **options: made.append((kind, options)))
-        MixedPrecision(device=device).forward_context("cuda")
+        plugin = MixedPrecision(device=device)
+        plugin.bind_device("cuda")
+        plugin.forward_context()
     assert made == [(expected, {"dtype": torch.bfloat16, "cache_enabled": False})]
 
 
 @pytest.mark.parametrize("name", ["bf16-mixed", "16-mixed"])
 def test_t21_the_cast_cache_is_off_inside_and_as_it_was_outside(name: str) -> None:
-    context = MixedPrecision(name).forward_context("cpu")
+    context = MixedPrecision(name).forward_context()
     assert context is not None
     before = torch.is_autocast_cache_enabled()
     with context:
@@ -99,8 +101,8 @@ def test_parameters_and_gradients_stay_in_32_bits(name: str, dtype: torch.dtype)
     plugin, layer = MixedPrecision(name), nn.Linear(2, 1)
     assert isinstance(plugin, Precision)
     assert plugin.convert_module(layer) is layer
-    assert plugin.init_context() is None
-    context = plugin.forward_context("cpu")
+    assert plugin.module_init_context() is None
+    context = plugin.forward_context()
     assert context is not None
     with context:
         out = layer(torch.ones(1, 2))
@@ -185,7 +187,7 @@ def test_t21_training_is_bit_equal_to_torchs_recipe(kind: Any, clip: float, boun
     optimizer = kind(ours.parameters(), lr=0.05)
     if bound:
         plugin.bind([optimizer])
-    context = plugin.forward_context("cpu")
+    context = plugin.forward_context()
     assert context is not None
     for batch, target in zip(x, y, strict=True):
         optimizer.zero_grad()
@@ -373,12 +375,12 @@ def test_the_scaler_is_there_before_the_first_batch() -> None:
     plugin = MixedPrecision("16-mixed")
     assert plugin.scales_loss
     assert plugin.scaler is None
-    plugin.forward_context("cpu")
+    plugin.forward_context()
     scaler = plugin.scaler
     assert isinstance(scaler, GradScaler)
     assert scaler.is_enabled()
     assert scaler.get_scale() == 2.0**16
-    plugin.forward_context("cpu")
+    plugin.forward_context()
     assert plugin.scaler is scaler
 
 
@@ -391,7 +393,7 @@ def test_without_a_context_the_loss_says_where_it_is() -> None:
 def test_a_scaler_of_ones_own_is_used() -> None:
     scaler = GradScaler("cpu", init_scale=8.0)
     plugin = MixedPrecision("16-mixed", scaler=scaler)
-    plugin.forward_context("cpu")
+    plugin.forward_context()
     assert plugin.scaler is scaler
     assert plugin.scale(torch.ones(())).item() == 8.0
 
@@ -416,12 +418,12 @@ def test_t21_the_scale_survives_a_restart(when: str) -> None:
     buffer.seek(0)
     plugin = MixedPrecision("16-mixed")
     if when != "before the scaler exists":
-        plugin.forward_context("cpu")
+        plugin.forward_context()
     if when == "in the middle":
         trained(plugin, 1)
     plugin.load_state_dict(torch.load(buffer, weights_only=True))
     assert plugin.state_dict() == state
-    plugin.forward_context("cpu")
+    plugin.forward_context()
     assert plugin.state_dict() == state
     assert trained(plugin, 1).state_dict()["scale"] == 2.0**12
 

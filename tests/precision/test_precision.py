@@ -24,8 +24,8 @@ def test_it_leaves_everything_alone() -> None:
     assert plugin.name == "32-true"
     assert plugin.convert_module(module) is module
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
-    assert plugin.forward_context("cpu") is None
-    assert plugin.init_context() is None
+    assert plugin.forward_context() is None
+    assert plugin.module_init_context() is None
     batch = [torch.ones(1, dtype=torch.float64)]
     assert plugin.convert_input(batch) is batch
     assert plugin.scaler is None

@@ -16,13 +16,25 @@ def is_own_class(cls: type) -> bool:
 
 
 def overrides(obj: object, name: str, base: type) -> bool:
-    """Whether ``obj`` has its own ``name``: from its class or, replaced on the instance, from itself."""
+    """Whether ``obj`` has its own ``name``: from its class or, replaced on the instance, from itself.
+
+    An object may name further methods in ``also_overrides``: what they do is overridden in a part of it.
+    """
     method = getattr(obj, name, None)
-    return method is not None and getattr(method, "__func__", method) is not getattr(base, name, None)
+    if method is None:
+        return False
+    own = getattr(method, "__func__", method) is not getattr(base, name, None)
+    return own or name in getattr(obj, "also_overrides", ())
+
+
+def defined_by_user(obj: object, name: str) -> bool:
+    """Whether ``obj`` has its own ``name`` from a class of the user's or, replaced on the instance, from itself."""
+    owner = next((cls for cls in type(obj).__mro__ if name in vars(cls)), object)
+    return name in vars(obj) or not (owner is object or is_own_class(owner))
 
 
 def positional_arity(fn: Callable[..., Any]) -> int:
-    """How many positional arguments ``fn`` takes; many, if it takes ``*args`` (trap T51)."""
+    """How many positional arguments ``fn`` takes; many, if it takes ``*args``."""
     kinds = [parameter.kind for parameter in inspect.signature(fn).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return 1_000
@@ -30,14 +42,14 @@ def positional_arity(fn: Callable[..., Any]) -> int:
 
 
 def takes_iterator(step: Callable[..., Any]) -> bool:
-    """Whether a step takes ``dataloader_iter`` and fetches its batches itself (trap T37)."""
+    """Whether a step takes ``dataloader_iter`` and fetches its batches itself."""
     return "dataloader_iter" in inspect.signature(step).parameters
 
 
 def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> str | None:
     """How ``fn`` must be written if it cannot be called as ``contract`` is: its parameters, as text; else ``None``.
 
-    Names do not matter, and ``dataloader_idx`` may be left out where the contract has a default for it (trap T51).
+    Names do not matter, and ``dataloader_idx`` may be left out where the contract has a default for it.
 
     Args:
         fn: a bound method, or a function in its place.

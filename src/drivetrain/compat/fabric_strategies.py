@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.introspect import overrides
+from drivetrain.base.members import Members, overridden_members
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine import snapshots
@@ -70,12 +71,8 @@ class FabricVerbs(Verbs):
     @staticmethod
     def check(cls: type) -> None:
         """Raise a ConfigurationError if a user's class defines a member that would be called wrongly or never."""
-        own = {name: owner for owner in reversed(cls.__mro__) if not _is_ours(owner) for name in vars(owner)}
-        for name in sorted(own.keys() & REFUSED.keys()):
-            raise ConfigurationError(
-                f"{own[name].__name__} overrides {name}, which is never called here, and without it this strategy "
-                f"would do something else than it says. {REFUSED[name]}"
-            )
+        own = overridden_members(cls)
+        Members("strategy", MEMBERS, REFUSED).check(cls)
         ours = {name for owner in cls.__mro__ if _is_ours(owner) and owner is not object for name in vars(owner)}
         taken = {name for name in own.keys() & ours if not name.startswith(("__", "_abc_"))} - MEMBERS - NEEDS_TRAINER
         for name in sorted(taken):
@@ -308,14 +305,17 @@ class Strategy(plain.Strategy, metaclass=_Served):
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
         """The same for the layers of a module, whose parameters are not drawn with ``empty_init``."""
-        return self._new_tensors(empty_init)
+        return self._new_tensors(empty_init, of_module=True)
 
     @contextmanager
-    def _new_tensors(self, empty_init: bool | None = None) -> Iterator[None]:
+    def _new_tensors(self, empty_init: bool | None = None, of_module: bool = False) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(super().tensor_init_context())
-            if (context := self.precision_plugin.init_context()) is not None:
-                stack.enter_context(context)
+            precision = self.precision_plugin
+            contexts = [precision.tensor_init_context(), precision.module_init_context() if of_module else None]
+            for context in contexts:
+                if context is not None:
+                    stack.enter_context(context)
             if empty_init:
                 from drivetrain.engine.no_init import NoInit  # here, as the Engine does
 

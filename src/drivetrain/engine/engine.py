@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.base.introspect import is_own_class, overrides
+from drivetrain.base.introspect import defined_by_user, is_own_class, overrides
 from drivetrain.base.registry import Entry
 from drivetrain.base.seed import Generators, seed_everything
 from drivetrain.base.tree import move
@@ -97,6 +97,8 @@ class Engine(Ranks):
         self.strategy.parallel_devices = plan.devices
         self.strategy.know_job(plan.environment, plan.num_nodes)
         self.strategy.precision_plugin = plan.precision
+        _check_part(type(plan.precision))
+        plan.precision.bind_device(plan.accelerator.autocast_device_type)
         if plan.checkpoint_io is not None:
             self.strategy.checkpoint_io = plan.checkpoint_io
         self.callbacks: list[Any] = _listed(callbacks)
@@ -245,16 +247,23 @@ class Engine(Ranks):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """A new context for a forward pass, or ``None`` where the precision needs none."""
-        return self.precision.forward_context(self.accelerator.autocast_device_type)
+        """A new context for a forward pass; ``None`` if the precision needs none, or a Trainer's steps enter it."""
+        if self.strategy.lightning_module is not None and self.strategy.enters_step_contexts:
+            return None
+        return self.precision.forward_context()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The same for a ``with`` statement around what no wrapped module does, such as a loss."""
-        return self.forward_context() or nullcontext()
+        return self.precision.forward_context() or nullcontext()
 
     def input_conversion(self) -> Callable[[Any], Any] | None:
         """Brings a batch's numbers into this precision, or ``None`` where they stay as they are."""
         return self.precision.convert_input if overrides(self.precision, "convert_input", Precision) else None
+
+    def output_conversion(self) -> Callable[[Any], Any] | None:
+        """What a user's precision does with the results of a module, or ``None`` if it does not say."""
+        precision = self.precision
+        return precision.convert_output if defined_by_user(precision, "convert_output") else None
 
     def to_device(self, obj: Any) -> Any:
         """A batch with every tensor in it on the device; a module is moved in place."""

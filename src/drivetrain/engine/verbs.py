@@ -78,6 +78,10 @@ class Verbs:
             from drivetrain.strategies.members import warn_of_trainer_members  # here, so that the import stays quick
 
             warn_of_trainer_members(type(self.strategy))
+        if not is_own_class(precision := type(self.strategy.precision_plugin)):
+            from drivetrain.precision._members import warn_of_trainer_members as warn_of_precision
+
+            warn_of_precision(precision)
         before = dict(module.named_parameters())
         prepared = self.strategy.setup_module(module, move_to_device)
         follow(optimizers, before, module)
@@ -157,6 +161,8 @@ class Verbs:
         """Context in which new layers are made on the device and in the precision; with ``empty_init`` not drawn."""
         with ExitStack() as stack:
             stack.enter_context(self.tensor_context())
+            if (context := self.strategy.precision_plugin.module_init_context()) is not None:
+                stack.enter_context(context)
             if empty_init:
                 from drivetrain.engine.no_init import NoInit  # here, so that importing the Engine stays quick
 
@@ -168,7 +174,7 @@ class Verbs:
         """Context in which new tensors are made on the device and in the precision."""
         with ExitStack() as stack:
             stack.enter_context(self.strategy.tensor_init_context())
-            if (context := self.strategy.precision_plugin.init_context()) is not None:
+            if (context := self.strategy.precision_plugin.tensor_init_context()) is not None:
                 stack.enter_context(context)
             yield
 

@@ -13,14 +13,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from drivetrain.base.restoring import count, entry
-from drivetrain.base.tree import map_leaves, move, was_there
+from drivetrain.base.tree import move, was_there
 from drivetrain.data.feed import set_epoch
 from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
+from drivetrain.precision.precision import in_default_dtype
 from drivetrain.strategies.redirection import redirected
 
 TakeStep = Callable[[Optimizer, "Callable[[], Any] | None", "dict[str, Any]"], Any]
@@ -35,6 +36,8 @@ class Numbers(Protocol):
     def forward_context(self) -> AbstractContextManager[Any] | None: ...
 
     def input_conversion(self) -> Callable[[Any], Any] | None: ...
+
+    def output_conversion(self) -> Callable[[Any], Any] | None: ...
 
 
 class Mover(Protocol):
@@ -133,7 +136,9 @@ class EngineModule(nn.Module):
         for store in _STORES:
             own[store] = original.__dict__[store]
         own["_convert"] = numbers.input_conversion()
-        own["_converts"] = own["_convert"] is not None or numbers.forward_context() is not None
+        own["_convert_output"] = numbers.output_conversion()
+        converts = own["_convert"] is not None or numbers.forward_context() is not None
+        own["_converts"] = converts or own["_convert_output"] is not None
         if not own["_converts"]:
             own["forward"] = forward_module.__call__  # nothing to add: straight on
 
@@ -172,7 +177,9 @@ class EngineModule(nn.Module):
         context = self._numbers.forward_context()
         with context or nullcontext():
             output = call(*args, **kwargs)
-        return map_leaves(_to_default_dtype, output) if self._converts else output
+        if self._convert_output is not None:
+            return self._convert_output(output)
+        return in_default_dtype(output) if self._converts else output
 
     # ---- other ways in -------------------------------------------------------------------------------------------
 
@@ -292,10 +299,6 @@ class EngineModule(nn.Module):
 
 # What nn.Module's constructor sets: the hooks on the wrapper are the wrapper's own.
 _NN_MODULE_STATE = frozenset({*vars(nn.Module()), "training"})
-
-
-def _to_default_dtype(leaf: Any) -> Any:
-    return leaf.to(torch.get_default_dtype()) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 class EngineLoader:

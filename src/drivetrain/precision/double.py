@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from drivetrain.base.registry import Registry
 from drivetrain.precision.half import TruePrecision
+from drivetrain.precision.precision import Precision
 
 
 class DoublePrecision(TruePrecision):
     """64-bit floats ("64-true") and 128-bit complex numbers, for parameters, buffers, inputs and new tensors."""
+
+    @classmethod
+    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
+        for name in ("64-true", "64"):
+            precision_registry.register(name, cls)
 
     def __init__(self) -> None:
         super().__init__("64-true", torch.float64, torch.complex128)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, did_you_mean
-from drivetrain.precision.precision import Precision
+from drivetrain.precision.precision import Precision, in_default_dtype
 
 _DTYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
@@ -30,7 +31,7 @@ class TruePrecision(Precision):
 
     def __init__(self, name: str, dtype: torch.dtype, complex_dtype: torch.dtype | None = None) -> None:
         self.name = name
-        self.dtype = dtype
+        self.dtype = self.computes_in = dtype
         self.complex_dtype = complex_dtype
 
     def convert_module(self, module: nn.Module) -> nn.Module:
@@ -41,11 +42,17 @@ class TruePrecision(Precision):
     def convert_input(self, batch: Any) -> Any:
         return map_leaves(self._convert_leaf, batch)
 
-    def forward_context(self, device_type: str) -> AbstractContextManager[Any] | None:
+    def convert_output(self, data: Any) -> Any:
+        return in_default_dtype(data)
+
+    def forward_context(self) -> AbstractContextManager[Any] | None:
         return DefaultDtype(self.dtype)
 
-    def init_context(self) -> AbstractContextManager[Any] | None:
+    def tensor_init_context(self) -> AbstractContextManager[Any] | None:
         return DefaultDtype(self.dtype)
+
+    def module_init_context(self) -> AbstractContextManager[Any] | None:
+        return self.tensor_init_context()
 
     def _convert(self, tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
@@ -72,6 +79,11 @@ class HalfPrecision(TruePrecision):
     Raises:
         ConfigurationError: an unknown precision.
     """
+
+    @classmethod
+    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
+        for name in _DTYPES:
+            precision_registry.register(name, cls, precision=name)
 
     def __init__(self, precision: str = "16-true") -> None:
         if precision not in _DTYPES:

@@ -15,9 +15,10 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import WrongForm, count, entry, expect, number
 from drivetrain.errors import ConfigurationError, did_you_mean
-from drivetrain.precision.precision import Precision
+from drivetrain.precision.precision import Precision, in_default_dtype
 
 _DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _SKIPS_BEFORE_WARNING = 100
@@ -33,7 +34,7 @@ class MixedPrecision(Precision):
         scaler: a ``torch.amp.GradScaler`` of one's own for "16-mixed"; ``None`` makes one with torch's defaults.
 
     The backward pass runs outside the context, as torch advises, and the cast cache is off: it would hand a weight
-    that was cast under ``no_grad`` to a later step that needs its gradient (trap T21).
+    that was cast under ``no_grad`` to a later step that needs its gradient.
 
     A step whose gradients are not finite is skipped. Finding that out is the one time per step that the device is
     read; with "bf16-mixed" nothing is.
@@ -47,6 +48,12 @@ class MixedPrecision(Precision):
         ConfigurationError: an unknown precision, or a scaler for "bf16-mixed".
     """
 
+    @classmethod
+    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
+        for name, full in (("16", "16-mixed"), ("bf16", "bf16-mixed")):
+            precision_registry.register(name, cls, precision=full)
+            precision_registry.register(full, cls, precision=full)
+
     def __init__(
         self, precision: str = "bf16-mixed", device: str | None = None, scaler: GradScaler | None = None
     ) -> None:
@@ -56,6 +63,7 @@ class MixedPrecision(Precision):
                 f"{did_you_mean(str(precision), _DTYPES)}"
             )
         self.name = precision
+        self.computes_in = _DTYPES[precision]
         self.device = device
         self.scales_loss = precision == "16-mixed"
         if scaler is not None and not self.scales_loss:
@@ -73,11 +81,14 @@ class MixedPrecision(Precision):
         self._stepped: set[Optimizer] = set()  # stepped or skipped since the last update
         self._skipped: dict[Optimizer, int] = {}  # how many steps in a row
 
-    def forward_context(self, device_type: str) -> AbstractContextManager[Any] | None:
-        kind = self.device or device_type
+    def convert_output(self, data: Any) -> Any:
+        return in_default_dtype(data)
+
+    def forward_context(self) -> AbstractContextManager[Any] | None:
+        kind = self.device or self.device_type
         if self.scales_loss:
             self._scaler_for(kind)  # so that it can be seen before the first batch
-        return torch.autocast(kind, dtype=_DTYPES[self.name], cache_enabled=False)
+        return torch.autocast(kind, dtype=self.computes_in, cache_enabled=False)
 
     def bind(self, optimizers: Sequence[Optimizer]) -> None:
         """A run begins, and these are all its optimizers.
@@ -99,8 +110,8 @@ class MixedPrecision(Precision):
         self._scaled, self._device = True, loss.device
         return scaler.scale(loss)
 
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Divide this optimizer's gradients by the scale; a second call before its step does nothing (trap T22).
+    def unscale_gradients(self, optimizer: Optimizer) -> None:
+        """Divide this optimizer's gradients by the scale; a second call before its step does nothing.
 
         Raises:
             ConfigurationError: no scaled loss has made these gradients.
@@ -117,7 +128,7 @@ class MixedPrecision(Precision):
         self._unscaled.add(optimizer)
 
     def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
-        """Step if all gradients are finite; returns whether it did (trap T16).
+        """Step if all gradients are finite; return whether it did.
 
         Raises:
             ConfigurationError: no scaled loss has made these gradients.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.tree import move
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.redirection import redirected
@@ -106,6 +106,23 @@ class Driver:
 class Stepping:
     """The verbs of a step. What each does here is the whole of it, so that ``super()`` is right in an override."""
 
+    @property
+    def also_overrides(self) -> frozenset[str]:
+        """The verbs whose part in the precision is overridden: they are called as if they were overridden here."""
+        precision = self.precision_plugin
+        backward = any(overrides(precision, name, Precision) for name in ("pre_backward", "post_backward"))
+        verbs = {
+            "backward": backward or defined_by_user(precision, "backward"),
+            "optimizer_step": overrides(precision, "optimizer_step", Precision),
+        }
+        return frozenset(name for name, overridden in verbs.items() if overridden)
+
+    @property
+    def enters_step_contexts(self) -> bool:
+        """Whether the contexts of the four steps are of the user's making, and entered anew for each step."""
+        names = ("forward_context", *_STEP_CONTEXTS.values())
+        return any(defined_by_user(self.precision_plugin, name) for name in names)
+
     calls_through_forward: bool = False
     """Whether steps run inside the module's ``__call__``: for what hooks itself into the module in place (FSDP2)."""
 
@@ -174,7 +191,17 @@ class Stepping:
     def bound_step(self, name: str) -> Callable[..., Any]:
         """What runs the step of this name: the module's, or the strategy's own if it is overridden."""
         bound = self.driver.steps[name] = self.bind(name)
-        return getattr(self, name) if overrides(self, name, Stepping) else bound
+        step: Callable[..., Any] = getattr(self, name) if overrides(self, name, Stepping) else bound
+        return self._in_step_context(name, step) if self.enters_step_contexts else step
+
+    def _in_step_context(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        context = getattr(self.precision_plugin, _STEP_CONTEXTS[name])
+
+        def step_in_context(*args: Any, **kwargs: Any) -> Any:
+            with context():
+                return step(*args, **kwargs)
+
+        return step_in_context
 
     def _module_step(self, name: str) -> Callable[..., Any]:
         return self.driver.steps.get(name) or self.bind(name)
@@ -203,8 +230,13 @@ class Stepping:
 
         Returns: ``closure_loss``.
         """
+        precision, module = self.precision_plugin, self.lightning_module
         self.pre_backward(closure_loss)
-        (self.driver.differentiate or self._differentiate)(closure_loss, *args, **kwargs)
+        precision._backward_of = (module, optimizer)
+        loss = precision.pre_backward(closure_loss, module)
+        (self.driver.differentiate or self._differentiate)(loss, *args, **kwargs)
+        precision.post_backward(loss, module)
+        precision._backward_of = (None, None)
         self.post_backward(closure_loss)
         return closure_loss
 
@@ -265,7 +297,11 @@ class Stepping:
 
         Returns: what ``closure`` returned.
         """
-        return self.precision_plugin.optimizer_step(optimizer, model, closure, **kwargs)
+        precision = self.precision_plugin
+        loss = precision.optimizer_step(optimizer, model, closure, **kwargs)
+        if precision._unscaled_now:
+            precision.end_step(optimizer)
+        return loss
 
     def clip_gradients_norm(
         self,
@@ -304,6 +340,12 @@ class Stepping:
         return loader
 
 
+_STEP_CONTEXTS = {
+    "training_step": "train_step_context",
+    "validation_step": "val_step_context",
+    "test_step": "test_step_context",
+    "predict_step": "predict_step_context",
+}
 _VERBS = frozenset(name for name, value in vars(Stepping).items() if callable(value) and not name.startswith("_"))
 
 HOOKS_IN_A_STEP = StepParts.HOOKS | {"optimizer_step"}

@@ -141,7 +141,7 @@ class Strategy(Stepping, ABC):
         """Make the device current (and, with several processes, create the group)."""
         if self.accelerator is not None:
             self.accelerator.setup_device(self.root_device)
-            self.precision_plugin.bind_device(self.accelerator.autocast_device_type)
+            self.precision_plugin.bind_device(self.accelerator.autocast_device_type)  # as an override may have set it
 
     def tensor_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
         """Return the context of ``configure_model`` that decides where new parameters are created.
@@ -171,6 +171,14 @@ class Strategy(Stepping, ABC):
     def setup_optimizers(self, trainer: Any) -> None:
         """Let the Trainer make the run's optimizers and schedulers. Called after :meth:`setup`, unless that did it."""
         self.optimizers, self.lr_scheduler_configs = trainer.make_optimizers()
+
+    def connect_precision(self) -> None:
+        """Let the precision replace the model, the optimizers or the schedulers of the run, when they are made."""
+        if overrides(self.precision_plugin, "connect", Precision):
+            assert self.model is not None  # setup() came first
+            self.model, self.optimizers, self.lr_scheduler_configs = self.precision_plugin.connect(
+                self.model, self.optimizers, self.lr_scheduler_configs
+            )
 
     def convert(self, module: nn.Module) -> nn.Module:
         """``module`` in the precision of the run; what is so already stays. Weights that are loaded need it before."""
@@ -206,6 +214,7 @@ class Strategy(Stepping, ABC):
                 optimizer_to(optimizer, HOST)
             if self.lightning_module is not None:
                 place(self.lightning_module, HOST)
+        self.precision_plugin.teardown()
         if self.accelerator is not None:
             self.accelerator.teardown()
         self.checkpoint_io.wait()

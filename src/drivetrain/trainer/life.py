@@ -106,6 +106,8 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         attach.log_hyperparameters(trainer)
         if loaded is not None:
             checkpoint.restore_training(trainer, loaded)
+    else:
+        strategy.connect_precision()
     model.zero_grad()
     return run
 
@@ -119,6 +121,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run) -> None:
             f"{type(trainer.lightning_module).__name__}.configure_optimizers returned no optimizer, so gradients are "
             "computed and nothing is updated."
         )
+    strategy.connect_precision()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
     make_step(run)  # raises if parts do not go together, before anything is trained

@@ -334,6 +334,7 @@ class Trainer(TrainerView):
         attach.check_passed(model, fn, passed, datamodule)
         attach.check_module(model, fn, self.settings)
         attach.check_hooks([model, datamodule, *self.callbacks])
+        attach.check_precision(self.strategy.precision_plugin, [model, *self.callbacks], fn, self.settings)
         attach.check_savers(self, fn)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
         return Job(fn, model, passed, datamodule, checkpoint_path, weights_only)
