@@ -206,7 +206,7 @@ def test_t29_min_epochs_and_min_steps_are_respected(
 def test_t29_a_request_that_is_put_off_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="drivetrain")
     fit(tmp_path, EarlyStopping("score", patience=1), Scripted([1.0] * 10), min_epochs=5)
-    messages = [record.message for record in caplog.records if "training goes on" in record.message]
+    messages = [record.message for record in caplog.records if "training continues" in record.message]
     assert len(messages) == 1
     assert "until min_epochs=5" in messages[0]
 
@@ -217,7 +217,7 @@ def test_t29_a_request_that_is_honoured_at_once_is_not_said_to_be_put_off(
     caplog.set_level(logging.INFO, logger="drivetrain")
     trainer = fit(tmp_path, EarlyStopping("score", patience=1), Scripted([1.0] * 10), min_epochs=2)
     assert trainer.current_epoch == 2
-    assert [record.message for record in caplog.records if "training goes on" in record.message] == []
+    assert [record.message for record in caplog.records if "training continues" in record.message] == []
 
 
 def test_t29_a_request_that_is_put_off_is_remembered_when_the_metric_recovers(tmp_path: Path) -> None:

@@ -41,17 +41,17 @@ def test_t26_workers_are_taken_up_with_their_random_state(workers: int, own_gene
 
     torch.manual_seed(5)
     whole = passes_over(loader())
-    marks, batches = [], []
+    positions, batches = [], []
     for batch in whole:
         batches.append(batch)
-        marks.append(whole.mark())
+        positions.append(whole.position())
     assert len(batches) == 7
-    for done, mark in enumerate(marks, 1):
+    for done, position in enumerate(positions, 1):
         torch.manual_seed(done)
         random.seed(done)
         numpy.random.seed(done)
         again = passes_over(loader())
-        again.resume(mark)
+        again.resume(position)
         rest = list(again)
         assert len(rest) == 7 - done
         assert all(torch.equal(a, b) for a, b in zip(rest, batches[done:], strict=True)), done
@@ -78,11 +78,11 @@ def test_t26_workers_that_persist_after_a_pass_that_was_left_early(workers: int,
     torch.manual_seed(5)
     whole = passes_over(loader())
     leave(whole)
-    marks, states, batches = [whole.mark()], [rng_state()], []
+    positions, states, batches = [whole.position()], [rng_state()], []
     whole.start_epoch()
     for batch in whole:
         batches.append(batch)
-        marks.append(whole.mark())
+        positions.append(whole.position())
         states.append(rng_state())
     assert all(torch.equal(a, b) for a, b in zip(batches, expected, strict=True))
     for done in (0, 1, 2, 5):
@@ -90,9 +90,9 @@ def test_t26_workers_that_persist_after_a_pass_that_was_left_early(workers: int,
         random.seed(done)
         again = passes_over(loader())
         if done:
-            again.resume(marks[done])
+            again.resume(positions[done])
         else:
-            again.carry_over(marks[0])
+            again.carry_over(positions[0])
         set_rng_state(states[done])
         assert all(torch.equal(a, b) for a, b in zip(again, batches[done:], strict=True)), done
         assert torch.equal(torch.get_rng_state(), states[-1]["torch"])
@@ -124,7 +124,7 @@ def test_a_loader_that_has_become_shorter_is_said() -> None:
     for _ in range(5):
         next(batches)
     with pytest.raises(CheckpointError, match="after 5 batches of an epoch, and the loader list gave only 2"):
-        passes_over([1, 2]).resume(whole.mark())
+        passes_over([1, 2]).resume(whole.position())
 
 
 def test_generators_of_the_users_own_are_put_back() -> None:
@@ -150,15 +150,15 @@ def test_t38_combined_passes_are_taken_up_anywhere(mode: str, workers: int, limi
 
     torch.manual_seed(3)
     whole = passes_over(loader())
-    batches, marks = [], []
+    batches, positions = [], []
     for batch in whole:
         batches.append(plain(batch))
-        marks.append((whole.mark(), torch.get_rng_state()))
+        positions.append((whole.position(), torch.get_rng_state()))
     assert len(batches) == (7 if limits is None else 6)
-    for done, (mark, state) in enumerate(marks, 1):
+    for done, (position, state) in enumerate(positions, 1):
         torch.manual_seed(99)
         again = passes_over(loader())
-        again.resume(mark)
+        again.resume(position)
         torch.set_rng_state(state)
         assert [plain(batch) for batch in again] == batches[done:], done
 

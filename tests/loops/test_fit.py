@@ -282,7 +282,7 @@ def test_t29_min_epochs_and_min_steps_outlast_a_request_to_stop(
         trainer = make_trainer(max_epochs=5, callbacks=[StopsAt(2)], **arguments)
         trainer.fit(regression(), loader)
     assert trainer.global_step == steps
-    assert ("training goes on until" in caplog.text) == bool(arguments)
+    assert ("training continues until" in caplog.text) == bool(arguments)
 
 
 @pytest.mark.parametrize(
@@ -630,7 +630,7 @@ def test_a_closure_that_is_run_twice_does_not_change_the_scale(regression: Any, 
 
 def test_a_one_shot_iterable_is_named_instead_of_spinning(regression: Any, make_trainer: Any) -> None:
     batches = ((torch.ones(2, 4), torch.ones(2, 1)) for _ in range(3))
-    with pytest.raises(ConfigurationError, match="generator gave no batch in epoch 1"):
+    with pytest.raises(ConfigurationError, match="generator yielded no batch in epoch 1"):
         make_trainer(max_epochs=-1, max_steps=10).fit(regression(), batches)
 
 

@@ -257,54 +257,60 @@ def begun() -> Any:
     return passes
 
 
-def workers_of(mark: State, state: Any) -> State:
-    return {**mark, "workers": {0: state}}
+def workers_of(position: State, state: Any) -> State:
+    return {**position, "workers": {0: state}}
 
 
 def test_own_positions_pass() -> None:
     passes = begun()
-    mark = passes.mark()
-    check_position(mark, passes)
-    check_position({**workers_of(mark, worker_state()), "workers_after": {0: None}, "rng": rng_state()}, passes)
+    position = passes.position()
+    check_position(position, passes)
+    check_position({**workers_of(position, worker_state()), "workers_after": {0: None}, "rng": rng_state()}, passes)
     combined = passes_over(CombinedLoader([loader(), loader()]))
-    check_position(combined.mark(), combined)
+    check_position(combined.position(), combined)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda mark: 3, "it is 3, and Mapping is expected"),
-        (lambda mark: {}, r"\['given'\] is missing"),
-        (lambda mark: {**mark, "given": -1}, r"\['given'\] is -1, and a count is expected"),
-        (lambda mark: {**mark, "begun": True}, r"\['begun'\] is True, and a count is expected"),
-        (lambda mark: {**mark, "ended": None}, r"\['ended'\] is None, and bool is expected"),
-        (lambda mark: changed(mark, ("generators",), ...), r"\['generators'\] is missing"),
-        (lambda mark: {**mark, "generators": [3]}, r"\['generators'\]\[0\] is 3, and Tensor is expected"),
-        (lambda mark: changed(mark, ("before",), ...), r"\['before'\] is missing"),
-        (lambda mark: {**mark, "before": {}}, r"\['before'\] is empty, although 2 batches were fetched"),
-        (lambda mark: {**mark, "drawing": {}}, r"\['drawing'\] is empty, although 2 batches were fetched"),
-        (lambda mark: changed(mark, ("before", "generators"), ...), r"\['before'\]\['generators'\] is missing"),
-        (lambda mark: changed(mark, ("before", "generators"), []), r"\['generators'\] has 0 items, and 1 are expected"),
-        (lambda mark: changed(mark, ("drawing", "python"), 3), r"\['drawing'\]\['python'\] is 3"),
-        (lambda mark: {**mark, "rng": 3}, r"\['rng'\] is 3|it is 3"),
-        (lambda mark: {**mark, "workers": []}, r"\['workers'\] is \[\]"),
-        (lambda mark: {**mark, "workers": {"x": None}}, r"\['workers'\] is 'x', and a count is expected"),
-        (lambda mark: workers_of(mark, (1, 2)), r"\['workers'\]\[0\] has 2 items, and 3 are expected"),
-        (lambda mark: {**mark, "workers_after": {1: (None, b"x", None)}}, r"\['workers_after'\]\[1\]\['python'\]"),
-        (lambda mark: {"parts": 3}, r"\['parts'\] is 3"),
+        (lambda p: 3, "it is 3, and Mapping is expected"),
+        (lambda p: {}, r"\['given'\] is missing"),
+        (lambda p: {**p, "given": -1}, r"\['given'\] is -1, and a count is expected"),
+        (lambda p: {**p, "begun": True}, r"\['begun'\] is True, and a count is expected"),
+        (lambda p: {**p, "ended": None}, r"\['ended'\] is None, and bool is expected"),
+        (lambda p: changed(p, ("generators",), ...), r"\['generators'\] is missing"),
+        (lambda p: {**p, "generators": [3]}, r"\['generators'\]\[0\] is 3, and Tensor is expected"),
+        (lambda p: changed(p, ("before",), ...), r"\['before'\] is missing"),
+        (lambda p: {**p, "before": {}}, r"\['before'\] is empty, although 2 batches were fetched"),
+        (lambda p: {**p, "drawing": {}}, r"\['drawing'\] is empty, although 2 batches were fetched"),
+        (lambda p: changed(p, ("before", "generators"), ...), r"\['before'\]\['generators'\] is missing"),
+        (
+            lambda p: changed(p, ("before", "generators"), []),
+            r"\['generators'\] has 0 items, and 1 are expected",
+        ),
+        (lambda p: changed(p, ("drawing", "python"), 3), r"\['drawing'\]\['python'\] is 3"),
+        (lambda p: {**p, "rng": 3}, r"\['rng'\] is 3|it is 3"),
+        (lambda p: {**p, "workers": []}, r"\['workers'\] is \[\]"),
+        (lambda p: {**p, "workers": {"x": None}}, r"\['workers'\] is 'x', and a count is expected"),
+        (lambda p: workers_of(p, (1, 2)), r"\['workers'\]\[0\] has 2 items, and 3 are expected"),
+        (
+            lambda p: {**p, "workers_after": {1: (None, b"x", None)}},
+            r"\['workers_after'\]\[1\]\['python'\]",
+        ),
+        (lambda p: {"parts": 3}, r"\['parts'\] is 3"),
     ],
 )
 def test_a_position_of_another_form_is_refused(damage: Callable[[State], Any], message: str) -> None:
     passes = begun()
     with pytest.raises(CheckpointError, match=f"the position in the training data is damaged, .*{message}"):
-        check_position(damage(passes.mark()), passes)
+        check_position(damage(passes.position()), passes)
 
 
 def test_the_place_in_a_combined_position_is_named() -> None:
     combined = passes_over(CombinedLoader([loader(), loader()]))
-    mark = changed(combined.mark(), ("parts", 1, "begun"), "x")
+    position = changed(combined.position(), ("parts", 1, "begun"), "x")
     with pytest.raises(CheckpointError, match=r"\['parts'\]\[1\]\['begun'\] is 'x'"):
-        check_position(mark, combined)
+        check_position(position, combined)
 
 
 # ---- in a fit --------------------------------------------------------------------------------------------------------

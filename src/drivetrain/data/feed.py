@@ -163,7 +163,7 @@ def gives_up(loader: Any, num_batches: float) -> bool:
     return left and not any(map(_is_its_own_iterator, _parts(loader)))
 
 
-def mark_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> dict[str, Any]:
+def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> dict[str, Any]:
     """Where ``passes`` are, now that a loader that was resumed at ``before`` has been asked for its end.
 
     A loader with a state of its own that gave no further batch keeps its state of before: it may not have one yet.
@@ -171,12 +171,12 @@ def mark_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> d
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
         return before  # it had been asked before
-    mark = passes.mark(states=False)
-    parts = zip(mark.get("parts", [mark]), before.get("parts", [before]), _parts(passes.loader), strict=True)
+    position = passes.position(states=False)
+    parts = zip(position.get("parts", [position]), before.get("parts", [before]), _parts(passes.loader), strict=True)
     for part, old, loader in parts:
         if "loader" in part:
             part["loader"] = old["loader"] if part["given"] == old["given"] else loader.state_dict()
-    return mark
+    return position
 
 
 def _parts(loader: Any) -> list[Any]:
@@ -206,27 +206,27 @@ def _ahead(
     """Fetch each batch before the one ahead of it is worked on; of passes, keep where they were before that fetch."""
     passes = batches if isinstance(batches, (Passes, CombinedPasses)) else None
     current: Any = None
-    position = -1
+    fetched = 0
     while True:
         if passes is not None:
-            mark = passes.mark()
+            position = passes.position()
             if passes.fetches_here:
-                mark["rng"] = rng_state()
-            passes.flight = mark  # it stays if the pass is given up: the batch in flight was not worked on
+                position["rng"] = rng_state()
+            passes.flight = position  # it stays if the pass is given up: the batch in flight was not worked on
         for batch in source:
             following = batch if move is None else move(batch)
             break
         else:
             break
-        position += 1
-        if position == 0 and resumed is not None:
+        fetched += 1
+        if fetched == 1 and resumed is not None:
             resumed.caught_up()
-        if position > 0:
+        if fetched > 1:
             yield current, False
         current = following
     if passes is not None:
         passes.flight = None
-    if position >= 0:
+    if fetched:
         yield current, True
 
 

@@ -18,7 +18,7 @@ from drivetrain.data.stateful import between_passes, leave, rest_of_pass
 from drivetrain.errors import CheckpointError
 
 _INF = float("inf")
-Mark = dict[str, Any]
+Position = dict[str, Any]
 """The position of a pass, as plain data."""
 
 
@@ -43,7 +43,7 @@ class Passes:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self.flight: Mark | None = None
+        self.flight: Position | None = None
         self.limit: float = _INF
         self._workers = num_workers(loader)
         self.fetches_here = self._workers == 0
@@ -95,7 +95,7 @@ class Passes:
 
     # ---- its position ------------------------------------------------------------------------------------------------
 
-    def mark(self, states: bool = True) -> Mark:
+    def position(self, states: bool = True) -> Position:
         """Return the position of the pass; without ``states``, a loader is not asked for its own."""
         return {
             "given": self._given,
@@ -105,49 +105,53 @@ class Passes:
             "generators": [generator.get_state() for generator in self._generators],
         }
 
-    def carry_over(self, mark: Mark) -> None:
-        """Restore from ``mark`` what outlives a pass: the user's own generators, and workers that persist."""
-        if "given" in mark:  # else it is of several loaders: none of their states belongs to this one
-            self._set_generators(mark)
-            self._carry_over(mark)
+    def carry_over(self, position: Position) -> None:
+        """Restore from ``position`` what outlives a pass: the user's own generators, and workers that persist."""
+        if "given" in position:  # else it is of several loaders: none of their states belongs to this one
+            self._set_generators(position)
+            self._carry_over(position)
 
-    def _set_generators(self, mark: Mark) -> None:
-        for generator, state in zip(self._generators, mark["generators"], strict=False):
+    def _set_generators(self, position: Position) -> None:
+        for generator, state in zip(self._generators, position["generators"], strict=False):
             generator.set_state(state)
 
-    def _carry_over(self, mark: Mark) -> None:
+    def _carry_over(self, position: Position) -> None:
         """The part of :meth:`carry_over` that differs between the kinds."""
 
-    def resume(self, mark: Mark) -> None:
-        """Bring the next iteration to where ``mark`` was taken. Set the random generators after it: it moves them.
+    def resume(self, position: Position) -> None:
+        """Bring the next iteration to where ``position`` was taken. Set the random generators after it: it moves them.
 
         Raises:
             CheckpointError: the loader yields fewer batches than were taken of it, or cannot restore a state.
         """
-        if "given" not in mark or len(mark.get("generators", ())) != len(self._generators) or not self._fits(mark):
+        if (
+            "given" not in position
+            or len(position.get("generators", ())) != len(self._generators)
+            or not self._fits(position)
+        ):
             raise CheckpointError(
                 f"The checkpoint was saved with another kind of training loader, and a {type(self.loader).__name__} "
                 "cannot go on where that one was. Resume with the loader it was saved with."
             )
-        self._given, self._begun, self._ended = mark["given"], mark["begun"], mark["ended"]
-        self._before = mark["before"]
+        self._given, self._begun, self._ended = position["given"], position["begun"], position["ended"]
+        self._before = position["before"]
         if self._ended:
             self._prepared = iter(())
-            self.carry_over(mark)
+            self.carry_over(position)
             return
         if not self._before:
             raise CheckpointError("The checkpoint lacks the random state in which its pass began. Use another one.")
         set_random_state(self._generators, self._before)
-        self._resume(mark)
+        self._resume(position)
 
-    def _fits(self, mark: Mark) -> bool:
-        """Whether ``mark`` is of a loader of the same kind."""
-        return "loader" not in mark
+    def _fits(self, position: Position) -> bool:
+        """Whether ``position`` is of a loader of the same kind."""
+        return "loader" not in position
 
-    def _resume(self, mark: Mark) -> None:
+    def _resume(self, position: Position) -> None:
         """Prepare the rest of the pass, in the random state in which the pass was started."""
         self._prepared = iter(self.loader)
-        self._discard(self._prepared, 0, mark["given"])
+        self._discard(self._prepared, 0, position["given"])
 
     def _discard(self, source: Iterator[Any], given: int, done: int) -> None:
         """Take the batches from ``given`` to ``done`` of ``source`` once more."""
@@ -164,13 +168,13 @@ class Passes:
     def _discarded(self, item: Any) -> None:
         """A batch was fetched for a second time."""
 
-    def last_batch(self, mark: Mark) -> Any:
-        """Return the batch that was yielded last when ``mark`` was taken, fetched again; no random generator moves.
+    def last_batch(self, position: Position) -> Any:
+        """Return the batch that was yielded last when ``position`` was taken, fetched again; no random generator moves.
 
         A worker may have drawn other random numbers for it.
         """
         with isolate_rng():
-            self.resume({**mark, "given": mark["given"] - 1, "ended": False})
+            self.resume({**position, "given": position["given"] - 1, "ended": False})
             batch = next(iter(self))
         self.close()
         return batch
@@ -191,24 +195,24 @@ class StatefulPasses(Passes):
                 leave(self._left)
         self._left = None
 
-    def mark(self, states: bool = True) -> Mark:
-        return {**super().mark(states), "loader": self.loader.state_dict() if states else None}
+    def position(self, states: bool = True) -> Position:
+        return {**super().position(states), "loader": self.loader.state_dict() if states else None}
 
-    def _fits(self, mark: Mark) -> bool:
-        return "loader" in mark
+    def _fits(self, position: Position) -> bool:
+        return "loader" in position
 
-    def _carry_over(self, mark: Mark) -> None:
-        if "loader" not in mark:
+    def _carry_over(self, position: Position) -> None:
+        if "loader" not in position:
             return
-        given, ended = mark["given"], mark["ended"]
+        given, ended = position["given"], position["ended"]
         whole = given >= length_of(self.loader) or (ended and given < self.limit)
         with isolate_rng(), generators_kept([self.loader]), restoring(self._name):
-            self._left = between_passes(self.loader, mark["loader"], given > 0 or ended, whole)
+            self._left = between_passes(self.loader, position["loader"], given > 0 or ended, whole)
 
-    def _resume(self, mark: Mark) -> None:
+    def _resume(self, position: Position) -> None:
         whole = self._given >= length_of(self.loader)
         with restoring(self._name):
-            self._prepared = self._left = rest_of_pass(self.loader, mark["loader"], whole)
+            self._prepared = self._left = rest_of_pass(self.loader, position["loader"], whole)
 
     @property
     def _name(self) -> str:

@@ -4,7 +4,7 @@
 A loader with ``state_dict`` and ``load_state_dict`` knows where it is. A torch DataLoader over a map-style dataset is
 started from the random state in which the interrupted pass was started, so that its sampler draws the same order; the
 batches that are done are skipped in the sampler, without fetching them. Anything else is iterated again from its
-start, and the batches that are done are thrown away: that is exact if what it gives depends on its own draws alone.
+start, and the batches that are done are discarded: that is exact if what it yields depends on its own draws alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.data.loader_passes import Mark, Passes, StatefulPasses
+from drivetrain.data.loader_passes import Passes, Position, StatefulPasses
 from drivetrain.data.sampled_passes import SampledPasses, draws_samples
 from drivetrain.data.stateful import is_stateful
 from drivetrain.errors import CheckpointError
@@ -45,7 +45,7 @@ class CombinedPasses:
 
     def __init__(self, loader: CombinedLoader) -> None:
         self.loader = loader
-        self.flight: Mark | None = None
+        self.flight: Position | None = None
         self._parts = [_passes_over_one(part) for part in loader.flattened]
         self._combined = copy.copy(loader)
         self._combined.flattened = self._parts
@@ -56,7 +56,7 @@ class CombinedPasses:
 
     can_repeat = False  # its loaders may have begun again since the batch that was given last
 
-    def last_batch(self, mark: Mark) -> Any:
+    def last_batch(self, position: Position) -> Any:
         raise NotImplementedError  # see can_repeat
 
     def __len__(self) -> int:
@@ -84,27 +84,27 @@ class CombinedPasses:
         over, self._over = self._over, False
         return iter(()) if over else (batch for batch, _, _ in self._combined)
 
-    def mark(self, states: bool = True) -> Mark:
+    def position(self, states: bool = True) -> Position:
         """Return the position of every loader."""
-        return {"parts": [part.mark(states) for part in self._parts]}
+        return {"parts": [part.position(states) for part in self._parts]}
 
-    def carry_over(self, mark: Mark) -> None:
-        """Restore from ``mark`` what outlives a pass."""
-        for part, its_mark in zip(self._parts, mark.get("parts", ()), strict=False):
-            part.carry_over(its_mark)
+    def carry_over(self, position: Position) -> None:
+        """Restore from ``position`` what outlives a pass."""
+        for part, its_position in zip(self._parts, position.get("parts", ()), strict=False):
+            part.carry_over(its_position)
 
-    def resume(self, mark: Mark) -> None:
-        """Bring the next iteration to where ``mark`` was taken."""
-        parts = mark.get("parts", ())
+    def resume(self, position: Position) -> None:
+        """Bring the next iteration to where ``position`` was taken."""
+        parts = position.get("parts", ())
         if len(parts) != len(self._parts):
             raise CheckpointError(
                 f"The checkpoint was saved with {len(parts) or 1} training loaders, and there are {len(self._parts)}. "
                 "Resume with the loaders it was saved with."
             )
-        if self.loader.mode == "min_size" and any(its_mark["ended"] for its_mark in parts):
-            self.carry_over(mark)  # to ask for the end again would take a further batch of a longer loader
+        if self.loader.mode == "min_size" and any(its_position["ended"] for its_position in parts):
+            self.carry_over(position)  # to ask for the end again would take a further batch of a longer loader
             self._over = True
             return
-        for part, its_mark in zip(self._parts, parts, strict=True):
-            part.resume(its_mark)
-        self._combined.resume_at([its_mark["begun"] > 1 for its_mark in parts])
+        for part, its_position in zip(self._parts, parts, strict=True):
+            part.resume(its_position)
+        self._combined.resume_at([its_position["begun"] > 1 for its_position in parts])

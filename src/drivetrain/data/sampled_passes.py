@@ -2,11 +2,11 @@
 
 [Note: workers]
 Each batch brings along the state of its worker's random generators, if that has changed. Torch deals batches to
-workers in turn, so a pass of W workers is taken up at the start of a round of W batches: every worker begins with the
-state that it had there, and the few batches of the round that were done already are fetched again and thrown away.
+workers in turn, so a pass of W workers is resumed at the start of a round of W batches: every worker begins with the
+state that it had there, and the few batches of the round that were done already are fetched again and discarded.
 
-Workers that persist go on with their generators in the next pass. If a pass is left early, they have fetched ahead,
-and what they drew for it comes before the next pass: so these batches are received and thrown away, for the states
+Workers that persist keep their generators in the next pass. If a pass is left early, they have fetched ahead,
+and what they drew for it comes before the next pass: so these batches are received and discarded, for the states
 that they bring along. A run that resumes between the two passes lets its workers fetch the same.
 """
 
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain.base.seed import isolate_rng
 from drivetrain.data.kept import set_worker_state, worker_state
-from drivetrain.data.loader_passes import Mark, Passes, length_of, random_state, set_random_state
+from drivetrain.data.loader_passes import Passes, Position, length_of, random_state, set_random_state
 from drivetrain.data.resample import SamplerProxy, replaced
 
 
@@ -92,47 +92,47 @@ class SampledPasses(Passes):
         _, last = self._states.get(worker, (None, None))
         self._states[worker] = (last, last if carried.state is None else carried.state)
 
-    def mark(self, states: bool = True) -> Mark:
-        mark = {**super().mark(states), "drawing": self._draws.drawing}
+    def position(self, states: bool = True) -> Position:
+        position = {**super().position(states), "drawing": self._draws.drawing}
         if self._seeds is not None:
             inside = self._given % self._workers  # workers that have done their batch of this round
-            mark["workers"] = {
+            position["workers"] = {
                 worker: before if worker < inside else last for worker, (before, last) in self._states.items()
             }
             if self._persists:
-                mark["workers_after"] = {worker: last for worker, (_, last) in self._states.items()}
-        return mark
+                position["workers_after"] = {worker: last for worker, (_, last) in self._states.items()}
+        return position
 
-    def _fits(self, mark: Mark) -> bool:
-        return super()._fits(mark) and "drawing" in mark
+    def _fits(self, position: Position) -> bool:
+        return super()._fits(position) and "drawing" in position
 
-    def _carry_over(self, mark: Mark) -> None:
+    def _carry_over(self, position: Position) -> None:
         if self._seeds is None or not self._persists:
             return
-        if 0 < mark["given"] < length_of(self._source) and not mark["ended"]:
+        if 0 < position["given"] < length_of(self._source) and not position["ended"]:
             # It was left early, and its workers had fetched ahead: these must fetch the same.
             with isolate_rng():
-                self.resume(mark)
+                self.resume(position)
             self._prepared = None
             self._leave()
             self._given = self._begun = 0
-            self._set_generators(mark)
-        elif states := mark.get("workers_after"):
+            self._set_generators(position)
+        elif states := position.get("workers_after"):
             self._states = {worker: (state, state) for worker, state in states.items()}
             self._seeds.states, self._carries_over = states, True
 
-    def _resume(self, mark: Mark) -> None:
-        done = mark["given"]
+    def _resume(self, position: Position) -> None:
+        done = position["given"]
         skipped = done // self._workers * self._workers if self._workers else done
-        self._draws.skip(skipped, mark["drawing"])
-        if self._persists and not skipped and mark["drawing"]:
-            self._draws.started = mark["drawing"]
+        self._draws.skip(skipped, position["drawing"])
+        if self._persists and not skipped and position["drawing"]:
+            self._draws.started = position["drawing"]
         if self._seeds is not None:
-            states = mark.get("workers", {})
+            states = position.get("workers", {})
             self._states = {worker: (state, state) for worker, state in states.items()}
             self._seeds.states = states
         self._prepared = self._running = iter(self._source)
-        self._draws.skip(0, mark["drawing"])
+        self._draws.skip(0, position["drawing"])
         self._draws.started = None
         if self._seeds is not None:
             self._seeds.states = {}  # the workers have their copy, and later ones start as torch seeds them

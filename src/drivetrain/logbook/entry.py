@@ -35,7 +35,7 @@ class LogRule(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The arguments of one ``self.log`` call that must not change between calls in one hook (trap T10)."""
+    """The arguments of one ``self.log`` call that must not change between calls in one hook."""
 
     prog_bar: bool
     logger: bool | None
@@ -84,7 +84,7 @@ class Entry:
         self._borrows = False  # the epoch's first value under this name was the fresh result of an operation
 
     def push(self, value: Any, batch_size: float | None) -> None:
-        """Take one value. Never a transfer, and a copy only as [Note: when a value is copied] says."""
+        """Store one value, without a transfer; [Note: when a value is copied] lists when it is copied."""
         if self._book.muted:
             self._push_nothing(value)
             return
@@ -130,7 +130,7 @@ class Entry:
             self._metric = value  # all ranks must compute it together
 
     def _push_metric(self, metric: nn.Module) -> None:
-        """A metric object (torchmetrics): its own state is the running reduction (trap T52)."""
+        """A metric object (torchmetrics): its own state is the running reduction."""
         if not (hasattr(metric, "compute") and hasattr(metric, "reset")):
             raise LoggingError(
                 f"self.log({self.name!r}, ...) got a {type(metric).__name__}. "
@@ -210,7 +210,7 @@ class Entry:
         return value, (weight if self.reduction == "mean" else 0)
 
     def combine(self, values: Tensor, weights: Tensor) -> Tensor:
-        """One value from the ranks' :meth:`parts` (traps T3, T6): sums are divided once, and nothing is truncated."""
+        """One value from the ranks' :meth:`parts`: sums are divided once, and nothing is truncated."""
         if self.reduction == "sum":
             return values.sum()
         if self.reduction != "mean":
@@ -225,7 +225,7 @@ class Entry:
         return self._metric
 
     def compute_together(self, sync: Callable[..., list[Tensor]] | None = None) -> None:
-        """A metric object exchanges its state when it computes: now, on all ranks, and not when somebody looks.
+        """A metric object exchanges its state when it computes: now, on all ranks, and not when a value is read on one.
 
         ``sync`` gathers a tensor of it from the ranks that see different samples; ``None``: all do.
         """

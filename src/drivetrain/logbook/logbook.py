@@ -6,17 +6,17 @@ one device and dtype are stacked and travel in one transfer.
 
 [Note: when a value is copied]
 A tensor that lives on after the step, a buffer, a parameter or a view of one, is copied when it is logged, because
-somebody will write into it. So is every value of a step that will be flushed, which is known before the step runs,
+later code will write into it. So is every value of a step that will be flushed, which is known before the step runs,
 and every value of a mean over the epoch. What is left, the fresh result of an operation (a loss) in a step that is not
-flushed, is borrowed as it is: only ``callback_metrics`` may show it, and only the step that made it could change it.
+flushed, is kept without a copy: only ``callback_metrics`` may show it, and only the step that made it could change it.
 Whether a name stands for such results is judged by its first value in an epoch, because looking costs as much as
 borrowing.
 
 [Note: exact epoch means]
 Values of one weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in 64-bit floats on
 the device that holds them; the weights are summed on the host in Python's own numbers; the division happens once,
-when the mean is asked for. Integers are never truncated (trap T6), and a smaller last batch counts for what it
-holds (trap T9). Folding bounds memory: a long evaluation keeps at most ``_FOLD_AT`` small tensors per name.
+when the mean is asked for. Integers are never truncated, and a smaller last batch counts for what it
+holds. Folding bounds memory: a long evaluation keeps at most ``_FOLD_AT`` small tensors per name.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Logbook:
         self.sync_metric = None if data is world else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
-        """End an epoch of ``group``: its running reductions start anew, ``callback_metrics`` keep what they were."""
+        """End an epoch of ``group``: its running reductions start again, ``callback_metrics`` keep what they were."""
         for scope in self._groups.get(group, {}).values():
             for entry in scope.entries.values():
                 entry.reset()
@@ -200,7 +200,7 @@ class Logbook:
         self.size = 1
 
     def find_batch_size(self) -> int:
-        """The size of the current batch: the first dimension of its first tensor (trap T9)."""
+        """The size of the current batch: the first dimension of its first tensor."""
         batch = self.batch
         if self._compared_sizes:  # once per run is enough: a batch keeps its structure, and walking it is not free
             if type(batch) in (list, tuple) and batch:
@@ -244,7 +244,7 @@ class Logbook:
         ]
 
     def agree_on_steps(self, rows: list[Row]) -> list[Row]:
-        """``rows`` with one value for all ranks where ``sync_dist`` asks for it; every rank must call it (trap T8)."""
+        """``rows`` with one value for all ranks where ``sync_dist`` asks for it; every rank must call it."""
         if self.gather is None:
             return rows
         shared = [row for row in rows if row.parts is not None]
@@ -271,7 +271,7 @@ class Logbook:
             entry.compute_together(self.sync_metric)
 
     def of_rank_zero(self, name: str, value: Any) -> Any:
-        """Rank 0's value of a metric that each rank may have for itself: all decide by the same (trap T5)."""
+        """Rank 0's value of a metric that each rank may have for itself: all decide by the same."""
         if self.gather_world is None:
             return value
         return self.gather_world([name], torch.as_tensor(value, dtype=self.sum_dtype, device=self.device).reshape(1))[

@@ -122,8 +122,8 @@ class Predictions:
     Attributes:
         keeps: whether the caller wants it back.
         outputs: one list per loader, one entry per batch.
-        batch_indices: likewise, the numbers of the samples of each batch; empty lists where nobody asked.
-        records: whether somebody asked for those.
+        batch_indices: likewise, the numbers of the samples of each batch; empty lists unless ``records``.
+        records: whether a callback wants those.
     """
 
     keeps: bool = True

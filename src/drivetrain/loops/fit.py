@@ -73,8 +73,8 @@ def _end_epoch(run: Run) -> None:
     progress, book, schedules = run.progress, run.book, Schedules.of(run)
     if progress.batch_idx == -1:
         raise ConfigurationError(
-            f"The training loader {type(run.loaders.training()).__name__} gave no batch in epoch "
-            f"{progress.current_epoch}. Pass something that can be iterated anew in each epoch, not a generator."
+            f"The training loader {type(run.loaders.training()).__name__} yielded no batch in epoch "
+            f"{progress.current_epoch}. Pass an object that can be iterated again in each epoch, not a generator."
         )
     book.leave_batch()
     run.agree_to_stop()

@@ -81,7 +81,7 @@ def _is_shared(loader: Any) -> bool:
 class EvalLoader:
     """One evaluation loader, how many of its batches a pass takes, and whether it is fetched ahead.
 
-    ``counts`` holds the number of batches of every rank, once the ranks have told each other.
+    ``counts`` holds the number of batches of every rank, once the ranks have exchanged them.
     """
 
     loader: Any
@@ -96,14 +96,14 @@ class Loaders:
     Args:
         module, datamodule: whose hooks make what was not passed; the datamodule's win.
         passed: by stage ("fit", "validate", "test", "predict"), what the caller gave; ``None`` where nothing was.
-        limit: by stage, how many batches to take now; it may change while the run goes on.
+        limit: by stage, how many batches to take now; it may change during the run.
         call: calls a module's hook by name.
         epoch: which epoch it is now.
-        share: makes of a loader the one that gives this process's part of the data: :meth:`Strategy.share`.
+        share: returns the loader of this process's shard of the data: :meth:`Strategy.share`.
         splits: a loader's batch size is that of all processes together.
         data: returns the group of the ranks that see different samples; ``None`` where one is alone.
         process: a strategy's last word on each loader: :meth:`Strategy.process_dataloader`.
-        overfits: training and validation draw in order, so that they see the same batches in every epoch (trap T35).
+        overfits: training and validation draw in order, so that they see the same batches in every epoch.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Loaders:
         """By stage, the epoch in which its loaders were made."""
         return dict(self._made_in)
 
-    def take_up(self, made_in: Mapping[str, int]) -> None:
+    def restore_ages(self, made_in: Mapping[str, int]) -> None:
         """Restore the age of the loaders from a checkpoint: of those that are made already, and of the next ones."""
         self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self._made_in}
         self._made_in.update({stage: made_in[stage] for stage in self._made_in if stage in made_in})
@@ -217,7 +217,7 @@ class Loaders:
         return self._training
 
     def count_training(self) -> float:
-        """How many batches an epoch takes of the training loader; ``inf`` where nobody knows.
+        """How many batches an epoch takes of the training loader; ``inf`` where that is unknown.
 
         With several processes it is the largest count of all ranks. Where their loaders may differ in length, they
         tell each other when the loader is counted first, so all ranks must call it then.
@@ -262,7 +262,7 @@ class Loaders:
         return self._evaluation
 
     def reload(self, stage: str, every: int) -> None:
-        """Forget the loaders of ``stage`` if they are ``every`` epochs old; 0: never (trap T40).
+        """Forget the loaders of ``stage`` if they are ``every`` epochs old; 0: never.
 
         Loaders that were passed are what they are: only a hook can make new ones.
         """
@@ -278,9 +278,9 @@ class Loaders:
 
     def _owner(self, stage: str) -> Any:
         hook = LOADER_HOOKS[stage]
-        for party in (self._datamodule, self._module):
-            if party is not None and overrides(party, hook, DataHooks):
-                return party
+        for owner in (self._datamodule, self._module):
+            if owner is not None and overrides(owner, hook, DataHooks):
+                return owner
         return None
 
     def _prepared(self, stage: str) -> Any:

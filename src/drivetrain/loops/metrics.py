@@ -17,7 +17,7 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 def metrics_in(owner: Any) -> dict[str, nn.Module]:
-    """The torchmetrics objects that can be reached from ``owner``, by their place.
+    """The torchmetrics objects that can be reached from ``owner``, by their path.
 
     They are submodules, attributes, and items of lists, tuples and dictionaries, at any depth. A submodule's place is
     its name, an item's is ``name[index]``.

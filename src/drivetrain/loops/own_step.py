@@ -29,7 +29,7 @@ def own_step(run: Run) -> Step | None:
     """The strategy's own step, if it has one.
 
     Raises:
-        ConfigurationError: it does not call a hook that somebody overrides.
+        ConfigurationError: it does not call a hook that is overridden.
     """
     progress = run.progress
     own = run.engine.strategy.bind_step(_parts(run))
@@ -70,10 +70,10 @@ def _steps_too_early(run: Run) -> str:
 
 
 def _check_honoured(run: Run) -> None:
-    """Whether the strategy calls every hook inside the step that somebody overrides.
+    """Check that the strategy calls every hook inside the step that is overridden.
 
     Raises:
-        ConfigurationError: it does not call one of them, or does not clip, and the Trainer is told to.
+        ConfigurationError: it does not call one of them, or does not clip although gradient_clip_val is set.
     """
     strategy, hooks = run.engine.strategy, run.hooks
     if strategy.honoured_hooks == "all":

@@ -30,7 +30,7 @@ Backward = Callable[..., Any]
 
 
 def bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[Any] | None]:
-    """``training_step`` with the arguments its signature asks for, and the context to run it in (traps T37, T51)."""
+    """``training_step`` with the arguments its signature asks for, and the context to run it in."""
     strategy = run.engine.strategy
     training_step = strategy.bound_step("training_step")
     if overrides(strategy, "post_training_step", Stepping):
@@ -120,7 +120,7 @@ def as_one_of_many(
     """A rank's loss as its part of the mean over the ranks' batches.
 
     Raises:
-        ConfigurationError: there is none, and the other ranks would wait for its gradients (trap T21).
+        ConfigurationError: there is none, and the other ranks would wait for its gradients.
     """
     if loss is None:
         raise ConfigurationError(

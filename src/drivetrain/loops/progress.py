@@ -19,7 +19,7 @@ class TrainerFn(str, Enum):
 
 
 class RunningStage(str, Enum):
-    """What is running at this moment."""
+    """What is running."""
 
     TRAINING = "train"
     SANITY_CHECKING = "sanity_check"

@@ -1,14 +1,14 @@
-"""Where a fit can be left and taken up again, bit-equal to never having stopped.
+"""What a checkpoint keeps of a fit, so that resuming it is bit-equal to never having stopped.
 
-There are these restart points: the end of a batch, wherever it lies in its window; a validation, which is run again
-from its start unless only its last hooks were left; the end of an epoch; the start of an epoch; and after an exception
-the start of the window in which it came. A checkpoint from the middle of a batch goes on at that batch's start, and
-says that it is not exact.
+A fit can be resumed at these points: the end of a batch, anywhere in its window; a validation, which is run again from
+its start unless only its last hooks are left; the end of an epoch; the start of an epoch; and after an exception the
+start of the window in which it was raised. A checkpoint from the middle of a batch resumes at that batch's start, with
+a warning that it is not exact.
 
 [Note: callbacks at a restart point]
-Where a run resumes at an earlier moment than the one at which it was saved (the start of a window, of a validation, of
+Where a run resumes at an earlier point than the one at which it was saved (the start of a window, of a validation, of
 an epoch), the callbacks must have the states that they had then, or they would count batches twice. So a fit with a
-callback that saves on exceptions copies the callbacks' states at these moments. Callbacks that save are left out: they
+callback that saves on exceptions copies the callbacks' states at these points. Callbacks that save are left out: they
 describe files, and files that were written do not go away.
 """
 
@@ -31,21 +31,22 @@ State = dict[str, Any]
 
 
 def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
-    """What a checkpoint must hold of the loop to go on from here.
+    """Return what a checkpoint keeps of the loop to resume it here.
 
     Args:
         run: the fit.
         metrics: its metric objects, as :func:`metrics_in` finds them; ``None``: they are searched for now.
 
     Returns:
-        ``progress``, the counters; ``rng``, the random state; ``data``, this rank's place in the training loader or
+        ``progress``, the counters; ``rng``, the random state; ``data``, this rank's position in the training loader or
         ``None``; ``samples``, how many samples of the epoch all ranks together have done, or ``None``;
         ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
-        ``exact``: whether going on from here is as if nothing had happened; ``cut_off``: not, because the end of a
-        batch is missing whose optimizer has stepped; ``callbacks``, their states where those of
-        now would be wrong; ``ahead``, callbacks whose states are of a later moment; ``settled``, whether also the log's
-        flush, the validation and the schedulers that follow the last batch are done; ``buffers``, like ``callbacks``;
-        ``precision``, a function that returns the precision's state, where that of now would be wrong.
+        ``exact``: whether a run that resumes here does the same as one that was never stopped; ``cut_off``: it does
+        not, because the end of a batch is missing whose optimizer has stepped; ``callbacks``, their states where the
+        present ones would be wrong; ``ahead``, callbacks whose states are of a later point; ``settled``, whether also
+        the log's flush, the validation and the schedulers that follow the last batch are done; ``buffers``, like
+        ``callbacks``;
+        ``precision``, a function that returns the precision's state, where the present one would be wrong.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
@@ -58,7 +59,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
     if run.stepping:
         raise CheckpointError(
             "The run was interrupted while an optimizer was changing the parameters, so they are neither those before "
-            "the step nor those after it. The last checkpoint stands: resume from it."
+            "the step nor those after it. Resume from the last checkpoint."
         )
     in_batch = progress.in_batch
     if (in_batch or progress.status is TrainerStatus.INTERRUPTED) and (start := _window_start(run)) is not None:
@@ -67,7 +68,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
     state = {
         "progress": _saved_progress(run),
         "rng": rng_state(),
-        "data": _place(run),
+        "data": _position(run),
         "logged": _logged(run, metrics),
         "callback_metrics": dict(run.book.refresh()),
         "metrics": {place: state_of(metric) for place, metric in metrics.items()},
@@ -111,7 +112,7 @@ def _window_start(run: Run) -> State | None:
     if start is None or progress.epoch_ending or progress.validation:
         return None
     if _versions(run) != run.window_versions:
-        return None  # somebody has changed a parameter since, which no counter tells
+        return None  # a parameter was changed since, which no counter shows
     then = start["progress"]
     # Windows are counted too: one whose step was skipped, because its gradients overflowed, has changed the scale.
     names = ("current_epoch", "global_step", "stepped_batches")
@@ -149,7 +150,7 @@ def _at_epoch_start(run: Run) -> State:
     return run.at_epoch_start if starts else {}
 
 
-def _place(run: Run) -> State | None:
+def _position(run: Run) -> State | None:
     if run.restart is not None:  # the loader is not there yet
         data: State | None = run.restart.get("data")
         return data
@@ -157,8 +158,8 @@ def _place(run: Run) -> State | None:
     if passes is None:
         return None
     if (run.progress.epoch_ending or run.progress.between_epochs) and not run.progress.epoch_cut:
-        return passes.mark()  # also what was fetched ahead is behind the loader, and the next epoch starts there
-    return passes.flight or passes.mark()
+        return passes.position()  # also what was fetched ahead is behind the loader, and the next epoch starts there
+    return passes.flight or passes.position()
 
 
 def samples_done(run: Run, data: State | None) -> int | None:
@@ -195,7 +196,7 @@ def validation_start(run: Run) -> State:
 
 
 def _logged(run: Run, metrics: Mapping[str, nn.Module]) -> list[State]:
-    """The epoch's running reductions; a metric object by its place in the module."""
+    """The epoch's running reductions; a metric object by its path in the module."""
     places = {id(metric): place for place, metric in metrics.items()}
     places |= {id(child): name for name, child in run.module.named_modules()}
     states = run.book.state_dict("train")

@@ -36,7 +36,7 @@ _COUNTERS = ("current_epoch", "batches_done", "earlier_batches", "global_step", 
 
 
 def check_progress(saved: Any) -> None:
-    """Whether the counters are counters.
+    """Check that the counters are counters.
 
     Raises:
         CheckpointError: one is missing or of another kind.
@@ -70,7 +70,9 @@ def check_progress(saved: Any) -> None:
 
 
 def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> None:
-    """Whether the loop can go on from ``restart``; the place in the training data is looked at when it is known.
+    """Check that the loop can resume at ``restart``.
+
+    The position in the training data is checked later, when the loader is made.
 
     Args:
         restart: the entry of a checkpoint, with the random state.
@@ -187,47 +189,47 @@ def _check_window(restart: State, module: nn.Module) -> None:
             raise WrongForm(f"['gradients'][{name!r}]", "is a complex gradient of a real parameter")
 
 
-def check_position(mark: Any, passes: Passes | CombinedPasses) -> None:
-    """Whether ``mark`` is a place in a pass over these loaders.
+def check_position(position: Any, passes: Passes | CombinedPasses) -> None:
+    """Check that ``position`` is a position in a pass over these loaders.
 
     Raises:
         CheckpointError: it is not.
     """
     with restoring("the position in the training data"):
-        _check_mark(mark, passes.mark(states=False), "")  # a loader may have no state before it is iterated
+        _check_position(position, passes.position(states=False), "")  # a loader may have no state before it is iterated
 
 
-def _check_mark(mark: Any, own: State, place: str) -> None:
-    expect(mark, Mapping, place)
-    if "parts" in own or "parts" in mark:
-        parts = expect(mark.get("parts", []), (list, tuple), f"{place}['parts']")
+def _check_position(position: Any, own: State, place: str) -> None:
+    expect(position, Mapping, place)
+    if "parts" in own or "parts" in position:
+        parts = expect(position.get("parts", []), (list, tuple), f"{place}['parts']")
         for index, (part, its_own) in enumerate(zip(parts, own.get("parts", ()), strict=False)):
-            _check_mark(part, its_own, f"{place}['parts'][{index}]")
+            _check_position(part, its_own, f"{place}['parts'][{index}]")
         return
     for key in ("given", "begun"):
-        count(entry(mark, key, int, place), f"{place}[{key!r}]")
-    entry(mark, "ended", bool, place)
-    check_generators(entry(mark, "generators", (list, tuple), place), f"{place}['generators']")
-    if "rng" in mark:
-        check_rng_state(mark["rng"], f"{place}['rng']")
+        count(entry(position, key, int, place), f"{place}[{key!r}]")
+    entry(position, "ended", bool, place)
+    check_generators(entry(position, "generators", (list, tuple), place), f"{place}['generators']")
+    if "rng" in position:
+        check_rng_state(position["rng"], f"{place}['rng']")
     for key in ("before", "drawing"):  # the random states in which the pass and its draws of samples began
-        if key == "before" or key in mark:  # only some loaders draw samples
-            _check_start(entry(mark, key, Mapping, place), mark, f"{place}[{key!r}]")
+        if key == "before" or key in position:  # only some loaders draw samples
+            _check_start(entry(position, key, Mapping, place), position, f"{place}[{key!r}]")
     for key in ("workers", "workers_after"):
-        for worker, state in expect(mark.get(key, {}), Mapping, f"{place}[{key!r}]").items():
+        for worker, state in expect(position.get(key, {}), Mapping, f"{place}[{key!r}]").items():
             count(worker, f"{place}[{key!r}]")
             if state is not None:
                 check_worker_state(state, f"{place}[{key!r}][{worker}]")
 
 
-def _check_start(state: State, mark: State, place: str) -> None:
+def _check_start(state: State, position: State, place: str) -> None:
     if not state:  # there was none yet
-        if mark["given"]:
-            raise WrongForm(place, f"is empty, although {mark['given']} batches were fetched")
+        if position["given"]:
+            raise WrongForm(place, f"is empty, although {position['given']} batches were fetched")
         return
     check_rng_state(state, place)
-    if len(entry(state, "generators", (list, tuple), place)) != len(mark["generators"]):
+    if len(entry(state, "generators", (list, tuple), place)) != len(position["generators"]):
         raise WrongForm(
             f"{place}['generators']",
-            f"has {len(state['generators'])} items, and {len(mark['generators'])} are expected",
+            f"has {len(state['generators'])} items, and {len(position['generators'])} are expected",
         )

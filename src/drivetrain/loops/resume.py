@@ -13,7 +13,7 @@ from typing import Any
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import naming, restoring
 from drivetrain.base.seed import rng_state, set_rng_state
-from drivetrain.data.feed import Resumed, gives_up, mark_after_end, set_epoch
+from drivetrain.data.feed import Resumed, gives_up, position_after_end, set_epoch
 from drivetrain.data.passes import is_replayed
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.epoch import Batches, Bound, after_batch, batches_and_step
@@ -137,7 +137,7 @@ def _restore_end_of_pass(run: Run, loader: Any, batches: Batches) -> None:
             passes.resume(data)
         restore_random_state(run)
         next(batches, None)  # asks the loader for its end, unless the checkpoint was saved after that
-        state["data"] = mark_after_end(passes, data)  # for what is saved in the validation that follows
+        state["data"] = position_after_end(passes, data)  # for what is saved in the validation that follows
         return
     if progress.is_last_batch:
         _restore_between_passes(run)
@@ -202,7 +202,7 @@ def restore_loaders(run: Run) -> None:
     """Restore how old the loaders are, and the positions of those for validation; before the first is iterated."""
     if run.restart is None:
         return
-    run.loaders.take_up(run.restart.get("loaders", {}))
+    run.loaders.restore_ages(run.restart.get("loaders", {}))
     if (states := run.restart.get("val_loaders")) and run.validates():
         with naming(run.resumed_from):
             run.loaders.restore_evaluation("validate", states)
@@ -269,17 +269,17 @@ def restore_random_state(run: Run) -> None:
 
 
 def warn_if_inexact(run: Run) -> None:
-    """Say so, if going on from the checkpoint is not as if nothing had happened."""
+    """Warn if the resumed run will differ from one that was never stopped."""
     state = run.restart or {}
     if ahead := state.get("ahead"):
         rank_zero_warn(
             "The checkpoint was saved in the middle of a validation, which is run again, and the states of "
-            f"{', '.join(ahead)} are those of the moment of saving. Save in on_validation_end or later to resume "
+            f"{', '.join(ahead)} are those at the time of saving. Save in on_validation_end or later to resume "
             "exactly."
         )
     if state.get("cut_off"):
         rank_zero_warn(
-            "The checkpoint was saved between the optimizer's step and the end of its batch. Training goes on behind "
+            "The checkpoint was saved between the optimizer's step and the end of its batch. Training continues behind "
             "that batch, but its end hooks and learning-rate schedulers may have been left out."
         )
     elif not state.get("exact", True):

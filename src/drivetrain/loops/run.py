@@ -1,4 +1,4 @@
-"""What one run is made of: the parts, handed to the loops together. It holds no Trainer."""
+"""The parts of one run, which the loops get as one object; and the limits of a Trainer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDLESS = float("inf")
 class Limits:
     """The Trainer's arguments about when and how much, with their defaults filled in; ``inf`` means no limit.
 
-    User code may change them through the Trainer while it runs (spec 3.10); a change counts from the next batch on,
+    User code may change them through the Trainer while it runs ; a change counts from the next batch on,
     one of ``*_batches`` from the next pass over the data.
 
     Attributes:
@@ -56,7 +56,7 @@ class Limits:
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """The limits that ``settings`` mean (spec 3.1)."""
+        """The limits that ``settings`` mean."""
         fast = int(settings.fast_dev_run)
         max_epochs = settings.max_epochs
         if max_epochs is None:
@@ -74,7 +74,7 @@ class Limits:
             if fast:
                 return fast
             if overfits and overfit:
-                return overfit  # the same batches everywhere (trap T35)
+                return overfit  # the same batches everywhere
             return 1.0 if given is None else given
 
         return cls(
@@ -111,28 +111,28 @@ class Run:
     """One call of ``fit``, ``validate`` or ``test``.
 
     Attributes:
-        log: gives flushed metrics to the loggers, at a step; ``None`` where there are none.
+        log: passes flushed metrics to the loggers, with a step; ``None`` where there are none.
         unlogged: names of step values that no logger has seen so far.
-        next_optimizers: what somebody has set in their place, from the next batch on.
+        next_optimizers: optimizers that user code has set in place of the present ones, from the next batch on.
         handles: the optimizers as user code sees them.
         has_optimizers: ``configure_optimizers`` has run, so a checkpoint can hold what it returned.
         manual_backward: what the module's method of this name does; set while it optimizes by hand.
         batches: the pass over the training loader, for a step that takes ``dataloader_iter``; ``None`` for all others.
         window: what the current window holds.
-        restart: where the run goes on, if it resumes; the loop takes it up and forgets it.
+        restart: the restart point of the checkpoint, until the loop has resumed there.
         resumed_from: the checkpoint that this was read from, for messages.
         restored: the loop has restored what ``restart`` holds, except for the position in the training data.
-        saves_on_exception: a callback saves then.
-        window_start: where it could go on after an exception: kept only if somebody saves then.
+        saves_on_exception: a callback saves after an exception.
+        window_start: the restart point at the start of the window; kept only if ``saves_on_exception``.
         holds_own: a strategy that owns its step has made gradients, and has not stepped.
         window_versions: the parameters' versions then, which tell whether anything has changed them since.
-        stepping: an optimizer is changing parameters at this moment; watched only if somebody saves after exceptions.
+        stepping: an optimizer is changing parameters now; watched only if ``saves_on_exception``.
         before_validation: what a checkpoint from inside the running validation holds: see
             :func:`drivetrain.loops.restart.validation_start`.
         at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if a callback saves on
             exceptions.
         unbinders: undo what binding the step attached to the optimizers.
-        stale: somebody changed a limit, a callback, a logger or an optimizer: the loop binds anew at the next batch.
+        stale: a limit, a callback, a logger or an optimizer was changed: the loop binds again at the next batch.
         validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
         clock_answer: the batches done, and whether the time for a validation was over then.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
@@ -178,7 +178,7 @@ class Run:
     uneven: Any = None
 
     def mark_stale(self) -> None:
-        """Somebody has changed a part of the run: the loop binds anew at the next batch."""
+        """A part of the run was changed: the loop binds again at the next batch."""
         self.stale = True
 
     def publish(self, rows: list[Row], step: int, read_all: bool = False) -> list[Row]:
@@ -203,7 +203,7 @@ class Run:
         self.handles = [LightningOptimizer(optimizer, self.module) for optimizer in self.engine.strategy.optimizers]
 
     def swap_optimizers(self) -> None:
-        """Go over to the optimizers that somebody has set meanwhile."""
+        """Use the optimizers that user code has set meanwhile."""
         if self.next_optimizers is not None:
             self.engine.bind_optimizers(self.next_optimizers, self.engine.strategy.lr_scheduler_configs)
             self.next_optimizers = None
@@ -249,7 +249,7 @@ class Run:
         return progress.epochs_done < limits.min_epochs or progress.global_step < limits.min_steps
 
     def may_stop(self) -> bool:
-        """Whether a request to stop may be honoured: min_epochs and min_steps are reached (trap T29).
+        """Whether the run may stop on request: min_epochs and min_steps are reached.
 
         With several ranks, not before all of them know of it: one that stops alone leaves the others waiting.
         """
@@ -261,7 +261,7 @@ class Run:
         if not allowed and not self.delay_reported:
             self.delay_reported = True
             rank_zero_info(
-                f"Asked to stop in epoch {progress.current_epoch} at step {progress.global_step}; training goes on "
+                f"Asked to stop in epoch {progress.current_epoch} at step {progress.global_step}; training continues "
                 f"until min_epochs={limits.min_epochs} and min_steps={limits.min_steps} are reached."
             )
         return allowed
@@ -278,7 +278,7 @@ class Run:
 
 
 def val_check_every(limits: Limits, num_batches: float) -> float:
-    """After how many training batches validation is due (trap T17); ``inf``: after the last batch of an epoch.
+    """After how many training batches validation is due; ``inf``: after the last batch of an epoch.
 
     Raises:
         ConfigurationError: the interval never occurs, or needs a length that the loader has not.

@@ -1,7 +1,7 @@
 """One batch: forward, backward and, on the last batch of a window, the optimizer.
 
 A *window* is the batches of one optimizer step (``accumulate_grad_batches``). There are three ways to run one, chosen
-when the run starts:
+when an epoch begins:
 
 flat
     ``training_step``; zero_grad hooks and zero_grad on the window's first batch; backward hooks and backward; on the
@@ -13,7 +13,7 @@ manual
     ``training_step`` alone. It calls ``manual_backward`` and ``step`` of the optimizers, which run their hooks.
 
 What a strategy does differently passes through its verbs (:mod:`drivetrain.strategies.stepping`): those that it
-overrides are bound here in place of what they would do. A strategy may also own the step; it is given the same parts.
+overrides are bound here in place of the plain operations. A strategy may also own the step; it gets the same parts.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def make_step(run: Run) -> BoundStep:
             f"configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
             "Put all parameters into one optimizer, or set self.automatic_optimization = False and step them yourself."
         )
-    window = run.window  # the run's: a window goes on when its step is bound anew in its middle
+    window = run.window  # the run's: it stays when the step is bound again in the middle of a window
     optimizer = optimizers[0] if optimizers else None
     forward_backward = _make_forward_backward(run, optimizer, window)
     before_step = bind_before_step(run, optimizer, window)
@@ -245,7 +245,7 @@ def _manual(run: Run) -> Step:
 def _attach(
     run: Run, handle: LightningOptimizer, before_step: Callable[[Optimizer], None], graded: Callable[[], bool]
 ) -> None:
-    """Make ``handle.step`` go through the run, until the run is bound anew or ends.
+    """Make ``handle.step`` go through the run, until the run is bound again or ends.
 
     What counts as a step is what was done through it: an override of ``optimizer_step`` may skip some. A hook on the
     optimizer would count one twice whose class calls ``super().step()``.

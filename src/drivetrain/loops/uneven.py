@@ -64,7 +64,7 @@ class UnevenInputs:
         self._kept.batch = batch
 
     def begin(self, number: int) -> None:
-        """Batch ``number`` of the pass is worked on; if it is repeated, nothing that it gives is kept."""
+        """Batch ``number`` of the pass begins; if it is repeated, its gradients, logs and predictions are discarded."""
         self.end()
         if self._shares is not None:
             self.factor = self._shares.factor_of(number)

@@ -1,4 +1,4 @@
-"""States of models whose parameters are DTensors: refused where unsupported, made whole for a file, sharded again.
+"""States of models whose parameters are DTensors: refused where unsupported, gathered for a file, sharded again.
 
 A strategy for sharded models overrides four methods of :class:`Strategy` with the functions here, so that its files are
 those of a strategy that shards nothing, and each can resume the other's::
@@ -173,7 +173,7 @@ def _gathered(leaf: Any) -> Any:
     """Return a DTensor as the whole tensor on every rank, and anything else as it is; every rank takes part."""
     if not is_dtensor(leaf):
         return leaf
-    device = leaf.device_mesh.device_type  # its shard may lie on the host, which the mesh cannot exchange
+    device = leaf.device_mesh.device_type  # its shard may be in host memory, which the mesh cannot exchange
     return leaf.detach().to(device).full_tensor()
 
 
@@ -197,7 +197,7 @@ def _state_like(parameter: Tensor, key: Any, value: Any) -> Any:
 
 
 def _like(value: Any, own: Any) -> Any:
-    """``value`` as shards that lie like those of ``own``, if that is a DTensor."""
+    """``value`` as shards with the placements of ``own``, if that is a DTensor."""
     if not isinstance(value, Tensor) or not isinstance(own, Tensor) or is_dtensor(value):
         return value
     if own.is_meta and value.is_floating_point():

@@ -1,4 +1,4 @@
-"""What a checkpoint holds (trap T24), and how a run takes it back."""
+"""What a checkpoint contains, and how a run restores it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         trainer: whose callbacks know "best" and "last".
         ckpt_path: a path; "best"; "last": of all files that the callbacks offer for resuming, the one that was
             written last; "hpc": the highest ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a
-            fit in a job that was put back into the queue, "hpc" if there is one (trap T33).
+            fit in a job that was put back into the queue, "hpc" if there is one.
         fitting: a fit begins from the start where "last" names none; anything else cannot do without.
 
     Raises:
@@ -155,7 +155,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     }
     if not weights_only:
         own = _loop_state(trainer, checkpoint)
-        kept = own.pop("callbacks", {})  # states of the moment at which the run will go on
+        kept = own.pop("callbacks", {})  # their states at the point where the run will resume
         precision = own.pop("precision", strategy.precision_plugin.state_dict)
         checkpoint.update(own)
         if state := strategy.rank_state():
@@ -232,7 +232,7 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
         weights_only: as for the checkpoints to come: the callbacks are not in them.
 
     Raises:
-        CheckpointError: a state cannot be stored; the message names its place.
+        CheckpointError: a state cannot be stored; the message names its path.
     """
     from drivetrain.checkpoints.plain import encode
 
@@ -262,10 +262,10 @@ def check_at_start(trainer: Trainer) -> None:
         rank_zero_warn(f"No callback saves in this fit, but trainer.save_checkpoint would fail: {error}")
 
 
-def _state_now(party: Any) -> Any:
+def _state_now(owner: Any) -> Any:
     """Its state; ``None`` where it has none before training, which may be a fault and may be not."""
     try:
-        return party.state_dict()
+        return owner.state_dict()
     except Exception:
         return None
 
@@ -287,7 +287,7 @@ def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, An
     """``checkpoint`` as data that loads without running code; hyperparameters that are none become descriptions.
 
     Raises:
-        CheckpointError: something else in it cannot be stored; the message names its place.
+        CheckpointError: something else in it cannot be stored; the message names its path.
     """
     from drivetrain.checkpoints.plain import encode  # here, so that importing the Trainer stays quick
 
@@ -360,7 +360,7 @@ def restore(trainer: Trainer, path: str | None, weights_only: bool | None) -> di
 
 
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
-    """Give module, datamodule and, to go on training, callbacks their state; the optimizers do not exist yet.
+    """Restore module, datamodule and, to resume training, callbacks; the optimizers do not exist yet.
 
     Raises:
         CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
@@ -409,7 +409,7 @@ def _restore_callbacks(trainer: Trainer, states: dict[str, Any]) -> None:
     if missing := sorted(map(str, set(states) - known)):
         rank_zero_warn(
             f"The checkpoint holds the state of callbacks that this Trainer does not have: {', '.join(missing)}. "
-            "Add them, or go on without that state."
+            "Add them, or continue without that state."
         )
 
 
@@ -420,7 +420,7 @@ def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Give optimizers, schedulers, precision and progress their state; the loop takes up the rest when it begins.
+    """Restore optimizers, schedulers, precision and progress; the loop restores the rest when it begins.
 
     Raises:
         CheckpointError: it was saved with ``weights_only``, for another number of optimizers, or after more epochs.
@@ -447,7 +447,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     saved = checkpoint["loops"].get("drivetrain")
     if saved is None:
         raise CheckpointError(
-            f"The checkpoint's loops are those of {', '.join(map(repr, checkpoint['loops'])) or 'nobody'}, and do not "
+            f"The checkpoint's loops are those of {', '.join(map(repr, checkpoint['loops'])) or 'none'}, and do not "
             "say where training was. Resume from one that a Trainer wrote, or load only its weights."
         )
     check_progress(saved)
@@ -474,7 +474,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done: int) -> Mapping[str, Any]:
-    """Where this rank was: its random state, its place in the data, its gradients.
+    """Where this rank was: its random state, its position in the data, its gradients.
 
     Raises:
         CheckpointError: an epoch was under way, on another number of processes.

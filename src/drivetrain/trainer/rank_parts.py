@@ -146,10 +146,10 @@ def _replaced(main: State) -> State:
     return {"rng": rng_state(), "restart": restart}
 
 
-def _has_loader_state(mark: Any) -> bool:
-    if not isinstance(mark, Mapping):
+def _has_loader_state(position: Any) -> bool:
+    if not isinstance(position, Mapping):
         return False
-    return "loader" in mark or any(map(_has_loader_state, mark.get("parts", ())))
+    return "loader" in position or any(map(_has_loader_state, position.get("parts", ())))
 
 
 def _is_inside(checkpoint: Mapping[str, Any]) -> bool:
