@@ -194,38 +194,55 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # `make test`: a thread per worker, als
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
-# Files that start ranks or programs: one worker runs them, so that no two jobs compete for the cores.
-STARTING = (
-    "test_examples.py", "distributed", "test_docs_code.py", "trainer/test_rank_parts.py", "launchers", "conformance",
-    "cli/test_lightning_cli.py", "strategies/test_batchnorm.py", "strategies/test_collectives.py",
-    "strategies/test_collectives_differ.py", "strategies/test_group.py", "strategies/test_peers.py",
-    "strategies/test_sharded_state.py", "callbacks/test_requeue.py", "compat/test_fabric_strategies.py",
-    "accelerators/test_accelerator.py", "testing/test_fake.py", "cli", "faults",
-)  # fmt: skip
-# The longest of the others, which begin at the same time as those.
-LONG = ("vendor_device", "trainer/test_resume.py", "test_wheel.py", "loops/test_restart_points.py", "budget",
-        "data/test_passes.py", "test_sweep.py")  # fmt: skip
+# `--dist loadgroup`: what starts processes is in two groups, each of which one worker runs, one test after the other;
+# so programs never compete with each other for the cores, nor do jobs of the pool. Both groups begin at once, their
+# longest files first, then the files that stand alone, and then all others, each a group of its own.
+GROUPS = {
+    "programs": (
+        "test_examples.py", "distributed/test_started_here.py", "launchers", "conformance", "vendor_device", "cli",
+        "test_docs_code.py", "accelerators/test_accelerator.py", "faults", "compat/test_children.py",
+        "compat/test_command.py", "compat/test_pickles.py", "clusters/test_torchelastic.py",
+    ),
+    "ranks": (
+        "distributed", "trainer/test_rank_parts.py", "strategies", "callbacks/test_requeue.py", "testing/test_fake.py",
+        "compat/test_fabric_strategies.py", "clusters/test_environment.py",
+    ),
+    "alone": ("trainer/test_resume.py", "test_wheel.py", "budget", "loops/test_restart_points.py", "test_sweep.py"),
+}  # fmt: skip
 
 
-def _place(item: pytest.Item, places: tuple[str, ...]) -> int | None:
-    """The number of the first of ``places`` in which the test is."""
-    path = item.path.relative_to(Path(__file__).parent)
-    found = (number for number, place in enumerate(places) if Path(place) in (path, *path.parents))
-    return next(found, None)
+def _group(path: str) -> tuple[int, int, str]:
+    """Where a file, by its path below the tests, is in the order of groups, and in its group; the group's name."""
+    above = [path, *map(str, Path(path).parents)]
+    for number, (name, places) in enumerate(GROUPS.items()):
+        for place, each in enumerate(places):
+            if each in above:
+                return number, place, path if name == "alone" else name
+    return len(GROUPS), 0, path
+
+
+def _below_tests(nodeid: str) -> str:
+    return nodeid.partition("::")[0].rpartition("tests/")[2]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out tests by the groups above, instead of by marks."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(_below_tests(nodeid))[2]
+
+    return ByGroup(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under ``--dist loadgroup``: one group of all files that start processes, then a group for each other file."""
-    if not getattr(config.option, "loadgroup", False):  # set in the workers only
-        return
-    order: list[tuple[int, int]] = []
-    for item in items:
-        starting, long = _place(item, STARTING), _place(item, LONG)
-        group = str(item.path) if starting is None else "processes"
-        item.add_marker(pytest.mark.xdist_group(group))
-        order.append((0, starting) if starting is not None else (1, len(LONG) if long is None else long))
-    numbers = sorted(range(len(items)), key=order.__getitem__)  # stable: the tests of a file stay in their order
-    items[:] = [items[number] for number in numbers]
+    """Let parallel workers take the groups in their order; the tests of a file stay in theirs."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _group(_below_tests(item.nodeid))[:2])
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -19,8 +19,6 @@ import torch
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 
-KILLS = 50
-
 # Imports torch once; each line of its input is a run in a process of its own: a folder and a number of steps.
 PROGRAM = """
 import json, os, sys
@@ -110,10 +108,13 @@ def runs() -> Iterator[Runs]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL, which are POSIX")
-def test_killed_at_fifty_random_moments_it_always_finds_a_whole_checkpoint(runs: Runs, tmp_path: Path) -> None:
+def test_killed_at_random_moments_it_always_finds_a_whole_checkpoint(
+    runs: Runs, tmp_path: Path, long_form: bool
+) -> None:
+    kills = 100 if long_form else 20
     folder, moments = tmp_path / "killed", random.Random(0)
     durable = 0
-    for _ in range(KILLS):
+    for _ in range(kills):
         pid = runs.start(folder, 10**6)
         wanted, reached = moments.randint(1, 4), 0
         for said in runs.said():
@@ -132,7 +133,7 @@ def test_killed_at_fifty_random_moments_it_always_finds_a_whole_checkpoint(runs:
         durable = last
 
     found = runs.finish(folder, durable + 3)
-    assert found["steps"] == durable + 3 > KILLS
+    assert found["steps"] == durable + 3 > kills
     assert found == runs.finish(tmp_path / "whole", durable + 3)
 
 
