@@ -27,7 +27,7 @@ LONG_TESTS := tests/faults tests/conformance tests/test_examples.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-interop test-compat test-clusters check bench clean
+.PHONY: help demo test test-faults test-interop test-compat test-clusters check dist bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -58,6 +58,10 @@ check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the 
 	@$(VENV)/bin/lint-imports
 	@$(VENV)/bin/python -m pytest --quiet tests/test_architecture.py
 
+# DIST_PYTHONS="3.11 3.13" takes these interpreters; DIST_TORCH says where pip finds torch: see tools/dist.py.
+dist: $(STAMP) ## build wheel and sdist, and run README's example from each on every Python found
+	@$(VENV)/bin/python tools/dist.py
+
 bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other libraries (about half an hour)
 	@mkdir -p $(BENCH_RESULTS)
 	@$(BENCH_VENV)/bin/python benchmarks/step_overhead.py --json $(BENCH_RESULTS)/step_overhead.json
@@ -72,7 +76,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 clean: ## remove the environments and everything that the targets wrote
 	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) build dist demo_output
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) ..."
