@@ -411,7 +411,7 @@ UPFRONT = [
     case("nothing to predict with", lambda b: b.trainer().predict(b.net(), LOADER), "so it cannot predict",
          "Own has neither predict_step nor forward", "Define one."),
     case("a hook that is gone", lambda b: b.fit(validation_epoch_end=lambda self, outputs: None),
-         "this hook is gone", "Own.validation_epoch_end is never called",
+         "this hook no longer exists", "Own.validation_epoch_end is never called",
          "Do its work in on_validation_epoch_end, and keep the steps' outputs on self if you need them."),
     case("a number as step", lambda b: b.fit(training_step=3), "Own.training_step is no method", "an int: 3",
          "Write def training_step(self, batch, batch_idx)."),
@@ -766,8 +766,8 @@ def test_a_method_of_the_datamodule_that_is_nearly_a_hook(method: str, hook: str
     [
         ("on_train_bach_end", r"Did you mean on_train_batch_end\?"),
         ("on_exeption", r"Did you mean on_exception\?"),
-        ("on_epoch_end", "this hook is gone. Do its work in on_train_epoch_end."),
-        ("on_keyboard_interrupt", "this hook is gone. Do its work in on_exception."),
+        ("on_epoch_end", "this hook no longer exists. Do its work in on_train_epoch_end."),
+        ("on_keyboard_interrupt", "this hook no longer exists. Do its work in on_exception."),
     ],
 )
 def test_a_method_of_a_callback_that_is_nearly_or_no_longer_a_hook(method: str, told: str, bench: Bench) -> None:
@@ -779,7 +779,7 @@ def test_a_method_of_a_callback_that_is_nearly_or_no_longer_a_hook(method: str, 
 def test_a_method_that_cannot_be_called_as_a_hook_that_is_gone_is_ones_own(bench: Bench) -> None:
     """As pytorch-forecasting has one, which it calls itself."""
     bench.fit(on_epoch_end=lambda self, outputs: None)
-    with pytest.raises(ConfigurationError, match="Own.on_epoch_end is never called: this hook is gone"):
+    with pytest.raises(ConfigurationError, match="Own.on_epoch_end is never called: this hook no longer exists"):
         bench.fit(on_epoch_end=lambda self: None)
 
 

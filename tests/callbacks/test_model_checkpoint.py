@@ -617,7 +617,7 @@ def test_in_another_folder_only_the_best_path_is_taken_over(tmp_path: Path) -> N
     first = ModelCheckpoint(tmp_path / "a", monitor="score")
     fit(tmp_path, first, [0.5])
     second = ModelCheckpoint(tmp_path / "b", monitor="score")
-    with pytest.warns(UserWarning, match="ranking starts anew, and only best_model_path is taken over"):
+    with pytest.warns(UserWarning, match="restores only best_model_path, and ranks only its own files"):
         second.load_state_dict(first.state_dict())
     assert second.best_model_path == first.best_model_path
     assert second.best_k_models == {}

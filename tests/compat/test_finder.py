@@ -76,7 +76,7 @@ def test_a_name_that_is_not_served_fails_alone() -> None:
     with pytest.raises(ImportError) as refused:
         from lightning.pytorch.callbacks import StochasticWeightAveragingg  # noqa: F401
     assert str(refused.value).startswith(
-        "drivetrain.compat does not serve lightning.pytorch.callbacks.StochasticWeightAveragingg (yet)."
+        "drivetrain.compat has no lightning.pytorch.callbacks.StochasticWeightAveragingg (yet)."
     )
     assert isinstance(refused.value, ModuleNotFoundError)  # so that those who look for an optional part see none
     assert "without drivetrain.compat" in str(refused.value)
@@ -88,14 +88,14 @@ def test_a_name_that_is_not_served_fails_alone() -> None:
 
 @pytest.mark.parametrize("name", ["lightning.nothing", "pytorch_lightning.nothing.below", "lightning_fabric.nothing"])
 def test_a_module_that_is_not_served_cannot_be_imported(name: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match="does not serve .*nothing"):
+    with pytest.raises(ModuleNotFoundError, match="has no .*nothing"):
         importlib.import_module(name)
 
 
 def test_from_a_package_import_a_module_that_is_not_served() -> None:
-    with pytest.raises(ImportError, match=r"does not serve lightning\.pytorch\.nothing"):
+    with pytest.raises(ImportError, match=r"has no lightning\.pytorch\.nothing"):
         from lightning.pytorch import nothing
-    with pytest.raises(ImportError, match=r"does not serve lightning\.pytorch\.core\.module\.nothing"):
+    with pytest.raises(ImportError, match=r"has no lightning\.pytorch\.core\.module\.nothing"):
         from lightning.pytorch.core.module import nothing  # noqa: F401
 
 

@@ -56,7 +56,7 @@ def test_t3_t6_t12_t14_the_switches_of_numbers(numbers: str | tuple[str, ...], o
 
 
 def test_an_unknown_number_is_answered_and_nothing_is_installed() -> None:
-    with pytest.raises(ConfigurationError, match=r"called 'undersized'.*Did you mean 'undersized_windows'\?"):
+    with pytest.raises(ConfigurationError, match=r"no switch 'undersized'.*Did you mean 'undersized_windows'\?"):
         compat.install("undersized")
     assert not any(isinstance(found, CompatFinder) for found in sys.meta_path)
     assert "DRIVETRAIN_COMPAT" not in os.environ
@@ -91,7 +91,7 @@ def test_an_original_that_is_installed_but_not_imported_loses(
     assert done.stderr == ""
     first, second = done.stdout.splitlines()
     assert first == "2.6.6 2.6.6"
-    assert second.startswith("drivetrain.compat does not serve lightning.extra (yet).")
+    assert second.startswith("drivetrain.compat has no lightning.extra (yet).")
 
 
 def test_a_misconfiguration_of_the_original_catches_all_that_is_diagnosed_here() -> None:

@@ -156,7 +156,7 @@ class Twice(DataLoader[Any]):
 
 def test_a_subclass_that_gives_more_than_was_drawn_is_refused() -> None:
     recorded = RecordedIndices(Twice(Tens(4), batch_size=4))
-    with pytest.raises(ConfigurationError, match="The loader Twice gave more batches than its sampler drew"):
+    with pytest.raises(ConfigurationError, match="The loader Twice yielded more batches than its sampler drew"):
         list(recorded)
 
 

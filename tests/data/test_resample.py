@@ -242,7 +242,7 @@ class Wild:
 def test_t35_what_is_drawn_at_random_is_drawn_in_order_and_said_once(arguments: dict[str, Any], name: str) -> None:
     loader = DataLoader(data(), **{"batch_size": 4, **arguments})
     before = dict(vars(loader))
-    with pytest.warns(UserWarning, match=f"The loader DataLoader drew its samples by {name}") as caught:
+    with pytest.warns(UserWarning, match=f"The loader DataLoader draws its samples with a {name}") as caught:
         ordered = without_shuffle(loader)
     assert len(caught) == 1
     assert torch.tensor(drawn(ordered)).flatten().tolist() == list(range(8))
@@ -253,14 +253,14 @@ def test_t35_what_is_drawn_at_random_is_drawn_in_order_and_said_once(arguments: 
 def test_t35_a_distributed_sampler_keeps_its_shard() -> None:
     sampler = DistributedSampler(data(), num_replicas=2, rank=1, shuffle=True)
     loader = DataLoader(data(), batch_size=2, sampler=sampler)
-    with pytest.warns(UserWarning, match="by DistributedSampler"):
+    with pytest.warns(UserWarning, match="with a DistributedSampler"):
         ordered = without_shuffle(loader)
     assert drawn(ordered) == [[1, 3], [5, 7]]
     assert (sampler.shuffle, loader.sampler) == (True, sampler)
 
 
 def test_t35_a_subclass_stays_one() -> None:
-    with pytest.warns(UserWarning, match="The loader Own drew"):
+    with pytest.warns(UserWarning, match="The loader Own draws"):
         ordered = without_shuffle(Own("here", scale=2))
     assert drawn(ordered) == [[0, 2, 4], [6, 8, 10], [12, 14]]
 

@@ -161,8 +161,8 @@ class _Accelerators(Registry[Accelerator]):
     def check_name(self, name: str) -> None:
         if name in ("auto", "gpu"):
             raise ConfigurationError(
-                f"The accelerator name {name!r} means a choice among all. Register under another name, and set "
-                "auto_priority to take part in it."
+                f"{name!r} cannot be the name of an accelerator: it lets the Trainer choose one. Register another "
+                "name, and set auto_priority so that the accelerator can be chosen."
             )
 
     def fallback(self, name: str) -> Entry[Accelerator] | None:

@@ -42,7 +42,7 @@ class XLAAccelerator(Accelerator):
         if is_single and devices[0] in range(count):
             return list(devices)
         raise ConfigurationError(
-            f"devices={given!r}: of this machine's {count} XLA devices a job takes 1, all of them or a certain one. "
+            f"devices={given!r}: a job uses one XLA device, the first or another, or all {count} of this machine. "
             f"Write devices=1, devices={count} or devices=[0]."
         )
 

@@ -290,7 +290,7 @@ def load_states(
     if len(parts) != len(states):
         raise CheckpointError(
             f"The checkpoint holds {len(states)} {kind} states, and configure_optimizers made {len(parts)}. "
-            "Make as many as when it was saved."
+            "Return as many as when it was saved."
         )
     for index, (part, state) in enumerate(zip(parts, states, strict=True)):
         with restoring(f"{kind} {index} ({type(part).__name__})"):

@@ -69,7 +69,9 @@ def check_choices(mode: Any, monitor: str | None, save_top_k: int, save_last: An
     if mode not in ("min", "max"):
         raise ConfigurationError(f'ModelCheckpoint(mode={mode!r}): mode is "min" or "max". Write one of the two.')
     if save_top_k < -1:
-        raise ConfigurationError(f"ModelCheckpoint(save_top_k={save_top_k}): at least -1, which keeps all. Write -1.")
+        raise ConfigurationError(
+            f"ModelCheckpoint(save_top_k={save_top_k}): save_top_k is at least -1, which keeps all. Write -1."
+        )
     if monitor is None and save_top_k not in (-1, 0, 1):
         raise ConfigurationError(
             f"ModelCheckpoint(save_top_k={save_top_k}) cannot rank checkpoints without monitor. "

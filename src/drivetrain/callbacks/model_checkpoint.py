@@ -173,8 +173,8 @@ class ModelCheckpoint(StoredCheckpoint):
             self._last_at_batch = state_dict.get("last_at_batch", -1)
         else:
             rank_zero_warn(
-                f"The checkpoint ranked files in {state_dict['dirpath']}, and now {self.dirpath} is written to: "
-                "ranking starts anew, and only best_model_path is taken over."
+                f"The checkpoint's ModelCheckpoint wrote to {state_dict['dirpath']}, and this one writes to "
+                f"{self.dirpath}. It restores only best_model_path, and ranks only its own files."
             )
         self.best_model_path = state_dict["best_model_path"]
 

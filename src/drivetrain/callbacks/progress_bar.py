@@ -180,7 +180,7 @@ class ProgressBar(Callback):
             self.disable()
             error = self._thread.error
             rank_zero_warn(
-                f"{type(self).__name__} could not draw and is switched off; the run goes on. It failed with "
+                f"{type(self).__name__} could not draw and is switched off; the run continues. It failed with "
                 f"{type(error).__name__}: {error}. Pass enable_progress_bar=False, or another bar in callbacks."
             )
 

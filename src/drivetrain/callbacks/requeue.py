@@ -86,9 +86,9 @@ class Requeue(Callback):
         why_not = self.environment.requeue() if trainer.is_global_zero else None
         why_not = trainer.strategy.broadcast(why_not)
         if why_not is None:
-            rank_zero_info(f"Saved {path}. The job is back in the queue, and goes on from there.")
+            rank_zero_info(f"Saved {path}. The job is back in the queue and will resume from this file.")
             raise SystemExit(128 + int(self.environment.requeue_signal or 0))
-        rank_zero_warn(f"Saved {path}, but the job could not be put back into the queue: {why_not} Training goes on.")
+        rank_zero_warn(f"Saved {path}, but the job could not be put back into the queue: {why_not} Training continues.")
 
     def _next_path(self, trainer: Trainer) -> str:
         number = 1 + max(numbered(trainer.default_root_dir, trainer.strategy.checkpoint_io), default=0)

@@ -99,7 +99,7 @@ def warn_of_descriptions(noted: Iterable[str]) -> None:
     if places := ", ".join(noted):
         rank_zero_warn(
             f"Of some values in the checkpoint only a description comes back: {places}. Import the modules that define "
-            "the classes and functions before you load it; what was stored as a description, set yourself."
+            "the classes and functions before you load it; set values that were stored as descriptions yourself."
         )
 
 
@@ -149,7 +149,7 @@ class _Walk:
             return value
         _, result = self._seen.get(id(value), (None, None))
         if result is _IN_PROGRESS:
-            raise CheckpointError(f"{self.place()} contains itself. Store a value without such a circle.")
+            raise CheckpointError(f"{self.place()} contains itself. Store a value without circular references.")
         if result is None:
             self._seen[id(value)] = value, _IN_PROGRESS
             result = self.visit(value)

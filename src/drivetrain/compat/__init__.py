@@ -75,7 +75,7 @@ def _switches(numbers: str | Iterable[str]) -> list[str]:
     for name in names:
         if name not in parity.NUMBERS:
             raise ConfigurationError(
-                f"drivetrain.compat: there is no number called {shown(name)} that could be as in the original. "
+                f"drivetrain.compat: there is no switch {shown(name)} for numbers as in Lightning. "
                 f"{did_you_mean(name, [*parity.NUMBERS, 'original'])}"
             )
     return names

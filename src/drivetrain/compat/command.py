@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain exec") 
     )
     parser.add_argument(
         "--numbers", default="", metavar="NAMES",
-        help=f"compute as the original where drivetrain differs: original, or some of {', '.join(parity.NUMBERS)}, "
+        help=f"compute as Lightning does where drivetrain differs: original, or some of {', '.join(parity.NUMBERS)}, "
         "with commas between them",
     )  # fmt: skip
     add_program_arguments(parser)

@@ -125,4 +125,4 @@ def _below(path: str, name: str) -> str:
 
 def _refusal(module: str, path: str, name: str) -> str:
     known = {offered for offered, _, _ in offers(path)} | set(submodules(path)) if path in table.SERVED else set()
-    return f"drivetrain.compat does not serve {module}.{name} (yet). {did_you_mean(name, known)} {_CURE}"
+    return f"drivetrain.compat has no {module}.{name} (yet). {did_you_mean(name, known)} {_CURE}"

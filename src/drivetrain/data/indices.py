@@ -53,8 +53,8 @@ class RecordedIndices:
                 self._given.append(self._recorder.drawn.popleft())
             else:
                 raise ConfigurationError(
-                    f"The loader {type(self.loader).__name__} gave more batches than its sampler drew, so nobody knows "
-                    "which samples they hold. Let its __iter__ give each batch once."
+                    f"The loader {type(self.loader).__name__} yielded more batches than its sampler drew, so it is "
+                    "unknown which samples they contain. Let its __iter__ yield each batch once."
                 )
             yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
 

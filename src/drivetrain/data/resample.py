@@ -52,8 +52,8 @@ def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
         )
     if isinstance(loader.dataset, IterableDataset):
         raise ConfigurationError(
-            f"The dataset {type(loader.dataset).__name__} is iterable-style: it decides itself which samples come, "
-            "and no sampler can. Give a map-style dataset, with __getitem__ and __len__."
+            f"The dataset {type(loader.dataset).__name__} is iterable-style: it chooses its samples itself, and no "
+            "sampler can. Use a map-style dataset, with __getitem__ and __len__."
         )
     if loader.batch_sampler is not None:
         return replaced(loader, sampler=sampler, batch_sampler=_drawing_from(loader.batch_sampler, sampler))
@@ -87,8 +87,8 @@ def without_shuffle(loader: Any) -> Any:
         ordered = SequentialSampler(loader.dataset)  # type: ignore[arg-type]
     in_order = with_sampler(loader, ordered)
     rank_zero_warn(
-        f"The loader {type(loader).__name__} drew its samples by {type(drawn_from).__name__}, and the same batches are "
-        f"wanted in every epoch: it draws them in order now. Write shuffle=False to say so yourself."
+        f"The loader {type(loader).__name__} draws its samples with a {type(drawn_from).__name__}, but every epoch "
+        "must see the same batches. They are drawn in order instead. Write shuffle=False to avoid this warning."
     )
     return in_order
 
@@ -109,8 +109,8 @@ def _drawing_from(batch_sampler: Any, sampler: Any) -> Any:
         copied.sampler = sampler
     except AttributeError as error:
         raise ConfigurationError(
-            f"The batch sampler {type(batch_sampler).__name__} has no attribute 'sampler' that can be set, so nobody "
-            "can tell it to draw from another one. Let it draw its indices from self.sampler, or give the DataLoader "
+            f"The batch sampler {type(batch_sampler).__name__} has no attribute 'sampler' that can be set, so it "
+            "cannot draw from another sampler. Let it draw its indices from self.sampler, or give the DataLoader "
             "a batch_size instead."
         ) from error
     return copied

@@ -73,10 +73,11 @@ def migrate(checkpoint: State, resuming: bool = False) -> State:
 
 def _warn_of_the_unknown(checkpoint: State, knows_place: bool) -> None:
     version = checkpoint.get("pytorch-lightning_version", "1.x")
-    place = "" if knows_place else " It does not say where in an epoch it was saved either: it is taken for the end."
+    place = "" if knows_place else " It does not say where in an epoch it was saved either; the end is assumed."
     rank_zero_warn(
         f"The checkpoint was written by Lightning {version} and holds no random state, so shuffling, dropout and other "
-        f"draws go on otherwise than they would have.{place} Call seed_everything before, to draw alike each time.",
+        f"random numbers will differ from the original run's.{place} To get the same ones each time you resume, call "
+        "seed_everything before.",
         stacklevel=5,
     )
 

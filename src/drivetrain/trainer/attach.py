@@ -255,8 +255,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings) -> 
     for removed, (instead, arguments) in _RENAMED.items():
         if _takes(getattr(module, removed, None), arguments):  # else it is the user's own, by the same name
             raise ConfigurationError(
-                f"{name}.{removed} is never called: this hook is gone. Do its work in {instead}, and keep the steps' "
-                "outputs on self if you need them."
+                f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
+                "steps' outputs on self if you need them."
             )
     needed = {
         TrainerFn.FITTING: ("training_step", "configure_optimizers"),
@@ -354,7 +354,8 @@ def check_hooks(parties: Iterable[Any]) -> None:
         for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
             if callable(getattr(party, gone, None)):
                 rank_zero_warn(
-                    f"{name}.{gone} is never called by the Trainer: this hook is gone. Do its work in {instead}."
+                    f"{name}.{gone} is never called by the Trainer: this hook no longer exists. Do its work in "
+                    f"{instead}."
                 )
 
 
