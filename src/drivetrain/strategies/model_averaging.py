@@ -54,7 +54,7 @@ class ModelAveraging:
                 )
             optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # its warm-up may be over
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
-            self._hooks.append(optimizer.register_load_state_dict_post_hook(self._take_up))
+            self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
 
     def detach(self) -> None:
         """Average no more."""
@@ -88,7 +88,7 @@ class ModelAveraging:
             place.copy_(parameter.data)
             parameter.data = place  # its own memory, in its own format, and not a piece of what has travelled
 
-    def _take_up(self, optimizer: Optimizer) -> None:
+    def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]
         group.setdefault(_STEPS, 0)  # the checkpoint is of another strategy: the warm-up begins
         self.state.iter = group.get(_ITERATIONS, 0)

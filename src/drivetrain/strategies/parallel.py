@@ -92,7 +92,7 @@ class ParallelStrategy(Strategy):
             self._know_ranks()
         else:
             node_rank, on_each = environment.node_rank(), self.num_processes
-            self._learn(world_size=num_nodes * on_each, node_rank=node_rank, global_rank=node_rank * on_each)
+            self._store_ranks(world_size=num_nodes * on_each, node_rank=node_rank, global_rank=node_rank * on_each)
 
     def _know_ranks(self) -> None:
         """Once this process exists: who it is."""
@@ -101,12 +101,12 @@ class ParallelStrategy(Strategy):
         if not environment.creates_processes_externally:  # we do, so one that the user wrote must be told
             environment.set_world_size(self.num_nodes * self.num_processes)
             environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
-        self._learn(
+        self._store_ranks(
             local_rank=environment.local_rank(), node_rank=environment.node_rank(),
             global_rank=environment.global_rank(), world_size=environment.world_size(),
         )  # fmt: skip
 
-    def _learn(self, **ranks: int) -> None:
+    def _store_ranks(self, **ranks: int) -> None:
         """Store what the environment says, except for what a subclass computes itself."""
         for name, value in ranks.items():
             if not isinstance(getattr(type(self), name), property):

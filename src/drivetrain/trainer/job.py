@@ -107,8 +107,8 @@ class Outcome:
             rng={name: state for name, state in rng_state().items() if name != "device"},  # which is not used here
         )
 
-    def take_home(self, trainer: Trainer) -> None:
-        """Give ``trainer``, and the user's objects that it holds, what the run has left."""
+    def restore_into(self, trainer: Trainer) -> None:
+        """Restore the run's results into ``trainer`` and the user's objects that it holds."""
         module, strategy, book = trainer.lightning_module, trainer.strategy, trainer.logbook
         with _one_thread():
             strategy.precision_plugin.convert_module(module)
@@ -180,7 +180,7 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
     for logger in trainer.loggers:
         _ = logger.version  # chosen before the processes start, so that all of them write to the same run
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
-    outcome.take_home(trainer)
+    outcome.restore_into(trainer)
     return outcome.results
 
 
