@@ -24,16 +24,16 @@ OwnStep = Callable[[Any, int, int, bool, int], "tuple[Any, int]"]
 """``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that owns its step.
 
 ``index_in_window`` counts the window's batches from 0, ``last`` says that the window ends with this one, and ``size``
-is how many batches the window is expected to hold. Returns what ``training_step`` returned, for the hooks of the
-batch's end, and how many optimizer steps were made.
+is the number of batches that the window is expected to hold. Returns what ``training_step`` returned, for the hooks at
+the batch's end, and how many optimizer steps were made.
 """
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step is made of, for a strategy that puts it together itself.
+    """The operations of a training step, for a strategy that composes the step itself.
 
-    A window in pieces, which is what a Trainer does with one batch per window::
+    With one batch per window, the Trainer does this::
 
         parts.begin(size=1)
         output = parts.training_step(batch, batch_idx)
@@ -43,24 +43,24 @@ class StepParts:
             parts.before_step()
             steps = int(parts.optimizer_step())
 
-    The pieces call the hooks in :attr:`HOOKS`, where the field expects them.
+    These operations call the hooks in :attr:`HOOKS`, in the usual places.
 
     Attributes:
-        training_step: ``(batch, batch_idx)``: the module's, in the context of the precision, through what is wrapped
-            around the module. A part of a batch will do as well.
-        begin: ``(size, optimizer)``: a window begins, of ``size`` backward passes; clears the optimizer's gradients.
-        loss_of: ``(output, index, last)``: the loss in what ``training_step`` returned, as its part of the window's
-            mean; ``None`` where there is none. ``index`` counts the window's passes from 0.
-        backward: ``(loss)``: computes gradients, scaled as the precision wants it.
-        accumulating: a block around ``training_step`` and ``backward`` whose gradients stay on this rank, to be
-            exchanged by the window's last pass: see :meth:`Stepping.accumulating`. Outside, every pass exchanges them.
-        before_step: ``(optimizer)``: finished gradients are unscaled, weighed, shown to the hooks and clipped.
-        optimizer_step: ``(optimizer)``: steps it, by the strategy's own ``optimizer_step`` if it overrides that;
-            whether it really stepped, which a precision may skip.
-        module, model: the user's module, and what the strategy made of it.
-        optimizers: of this run; where a piece takes an optimizer, the first is its default.
-        precision: of this run.
-        data: the ranks that see different samples.
+        training_step: ``(batch, batch_idx)``: calls the module's ``training_step`` in the precision, through the
+            wrapper around the module if there is one. The batch may be a part of one.
+        begin: ``(size, optimizer)``: starts a window of ``size`` backward passes; clears the optimizer's gradients.
+        loss_of: ``(output, index, last)``: returns the loss in the output of ``training_step``, divided or weighted as
+            its share of the window; ``None`` if there is none. ``index`` counts the window's backward passes from 0.
+        backward: ``(loss)``: computes gradients, scaled if the precision scales.
+        accumulating: a context around ``training_step`` and ``backward`` in which gradients stay on this rank; the
+            window's last pass exchanges them. Outside of it every pass does. See :meth:`Stepping.accumulating`.
+        before_step: ``(optimizer)``: unscales and weights the finished gradients, calls the hooks, clips.
+        optimizer_step: ``(optimizer)``: steps it, by the strategy's ``optimizer_step`` if it is overridden; returns
+            whether it really stepped, because a precision may skip a step.
+        module, model: the user's module, and the object that the strategy made of it.
+        optimizers: those of the run; operations that take an optimizer use the first by default.
+        precision: that of the run.
+        data: the group of ranks that see different samples.
     """
 
     HOOKS: ClassVar[frozenset[str]] = frozenset(
@@ -86,7 +86,7 @@ class StepParts:
 
 @dataclass
 class Driver:
-    """What the verbs reach of the program that drives the strategy; an Engine's own loop leaves all of it open.
+    """Functions of the running loop that the verbs call; unset in an Engine's loop.
 
     Attributes:
         differentiate: ``(loss, *args, **kwargs)``: scales it, calls the hooks around backward and the module's own.
@@ -104,7 +104,7 @@ class Driver:
 
 
 class Stepping:
-    """The verbs of a step. What each does here is the whole of it, so that ``super()`` is right in an override."""
+    """The methods of a step ("verbs"). Each is complete: ``super()`` in an override does the usual thing."""
 
     @property
     def also_overrides(self) -> frozenset[str]:
@@ -124,7 +124,7 @@ class Stepping:
         return any(defined_by_user(self.precision_plugin, name) for name in names)
 
     calls_through_forward: bool = False
-    """Whether steps run inside the module's ``__call__``: for what hooks itself into the module in place (FSDP2)."""
+    """Whether steps run inside the module's ``__call__``, for wrappers that work in place, such as FSDP2's."""
 
     allows_inference_mode: bool = True
     """Whether evaluation may run under ``torch.inference_mode``; otherwise it runs under ``torch.no_grad``."""
@@ -133,9 +133,8 @@ class Stepping:
     """Whether its optimizers add up the gradients of a window themselves: they are then stepped after each batch."""
 
     honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
-    """Of a strategy that owns its step: the hooks inside a step that it calls, of those in :data:`HOOKS_IN_A_STEP`.
-    If one that it does not call is overridden, set-up raises an error. ``StepParts.HOOKS`` are those that the parts
-    call; "all" means it."""
+    """For a strategy that owns its step: which hooks of :data:`HOOKS_IN_A_STEP` the step calls. If another one is
+    overridden, set-up raises an error. ``StepParts.HOOKS`` are those that the parts call; "all": every one."""
 
     lightning_module: Any
     model: nn.Module | None
@@ -324,7 +323,7 @@ class Stepping:
     # ---- more than a verb ----------------------------------------------------------------------------------------
 
     def bind_step(self, parts: StepParts) -> OwnStep | None:
-        """The whole step, for a strategy that owns it; ``None``: the loop's. Asked in automatic optimization only.
+        """Return the step, for a strategy that owns it; ``None``: the loop's own. Not called in manual optimization.
 
         Called when the run is set up, at the start of each epoch, and when a part of the run was replaced.
         A strategy that returns one says in ``honoured_hooks`` which hooks inside a step it calls.
@@ -336,7 +335,7 @@ class Stepping:
         return function()
 
     def process_dataloader(self, loader: Any) -> Any:
-        """``loader``, or what is iterated in its place; each loader of a run comes by, its samplers set."""
+        """Return ``loader``, or the object to iterate instead; called for each loader, after its sampler was set."""
         return loader
 
 
@@ -349,4 +348,4 @@ _STEP_CONTEXTS = {
 _VERBS = frozenset(name for name, value in vars(Stepping).items() if callable(value) and not name.startswith("_"))
 
 HOOKS_IN_A_STEP = StepParts.HOOKS | {"optimizer_step"}
-"""The hooks that run inside a step, which a strategy that owns its step calls or not."""
+"""The hooks that run inside a step; a strategy that owns its step decides which of them it calls."""

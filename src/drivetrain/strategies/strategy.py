@@ -47,10 +47,10 @@ class Strategy(Stepping, ABC):
     """Whether several processes train together: declared by the class, so that it holds for third-party classes too."""
 
     start_method: str | None = None
-    """How its processes start where no cluster starts them: "popen", "spawn", "fork", "forkserver", "ray"; or here."""
+    """How processes start if no launcher has: "popen", "spawn", "fork", "forkserver", "ray"; ``None``: none start."""
 
     lightning_restore_optimizer: bool = True
-    """Whether the Trainer gives optimizers the state of a checkpoint; False where :meth:`load_checkpoint` has."""
+    """Whether the Trainer restores optimizers from a checkpoint; False if :meth:`load_checkpoint` does that."""
 
     restore_checkpoint_after_setup: bool = False
     """Whether the Trainer reads a checkpoint and loads the weights after :meth:`setup` instead of before it.
