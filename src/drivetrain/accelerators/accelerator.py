@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from drivetrain.base.registry import Entry, Registry
+from drivetrain.base.registry import Entry, Registry, check_contract_version
 from drivetrain.errors import ConfigurationError
 
 HOST = torch.device("cpu")
@@ -20,7 +20,12 @@ class Accelerator(ABC):
 
     Five members are required; the rest have working defaults, which ask torch about the type of the devices. Instances
     keep no state of a run, so several Trainers may use one instance.
+
+    Subclasses are for experts: this contract may change in a minor version. The changelog says how.
     """
+
+    contract_version: ClassVar[int] = 1
+    """The version of this contract. A subclass that writes its own is refused where that is another one."""
 
     # ---- required ------------------------------------------------------------------------------------------------
 
@@ -71,6 +76,7 @@ class Accelerator(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_contract_version(cls, Accelerator.contract_version, "accelerator")
         if "register_accelerators" in cls.__dict__:
             cls.register_accelerators(AcceleratorRegistry)
 

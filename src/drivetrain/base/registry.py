@@ -267,6 +267,26 @@ def _identity(cls: type[Any]) -> tuple[str, str]:
     return module, cls.__qualname__
 
 
+def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
+    """Check the version of the contract that ``cls`` names in its own body, if it names one.
+
+    Args:
+        cls: a subclass of a contract that has a version.
+        current: the contract's version.
+        kind: what the class is, for the message, such as "strategy".
+
+    Raises:
+        ConfigurationError: the class was written for another version.
+    """
+    written = cls.__dict__.get("contract_version", current)
+    if written != current:
+        raise ConfigurationError(
+            f"{cls.__qualname__} was written for version {written!r} of the {kind} contract, and this drivetrain has "
+            f"version {current}. CHANGELOG.md lists what has changed. Adapt the class and write contract_version = "
+            f"{current}, or install a drivetrain that has version {written!r}."
+        )
+
+
 def load(path: str) -> Any:
     """The object at ``"package.module:name"``, imported when asked for.
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from drivetrain import parity
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.introspect import overrides
-from drivetrain.base.registry import Registry
+from drivetrain.base.registry import Registry, check_contract_version
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
@@ -36,12 +36,16 @@ class Strategy(Stepping, ABC):
     A subclass says where the root device is and, where it differs from one process, how the model is set up and what
     the ranks are. What is left ``None`` in the constructor the plan fills in.
 
+    Subclasses are for experts: this contract may change in a minor version. The changelog says how.
+
     Attributes:
         own_accelerator, own_precision, own_devices: what the constructor was given, which the plan respects.
         parallel_devices: this machine's devices as the plan decided them, in rank order.
     """
 
     members_table: ClassVar[str] = "drivetrain.strategies.members:MEMBERS"
+    contract_version: ClassVar[int] = 1
+    """The version of this contract. A subclass that writes its own is refused where that is another one."""
 
     is_distributed: bool = False
     """Whether several processes train together: declared by the class, so that it holds for third-party classes too."""
@@ -117,6 +121,7 @@ class Strategy(Stepping, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_contract_version(cls, Strategy.contract_version, "strategy")
         if "register_strategies" in cls.__dict__:
             cls.register_strategies(StrategyRegistry)
 
