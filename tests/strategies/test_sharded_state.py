@@ -19,8 +19,8 @@ from drivetrain import Callback, Engine, LightningModule, Trainer
 from drivetrain.base.tree import leaves
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import DDPStrategy
+from drivetrain.strategies.optimizer_states import by_name, by_number, parameter_names
 from drivetrain.strategies.parallel import ParallelStrategy
-from drivetrain.strategies.parameter_names import by_name, by_number, parameter_names
 from drivetrain.strategies.sharded_state import (
     is_dtensor,
     load_whole_model_state,

@@ -28,7 +28,7 @@ from drivetrain.trainer.checkpoint import check_storable, decode_checkpoint, dum
 INFORMATION = {"epoch", "global_step", "pytorch-lightning_version", "drivetrain_version", "torch_version"}
 WEIGHTS_ONLY = INFORMATION | {"state_dict"}
 EVERYTHING = WEIGHTS_ONLY | {
-    "loops", "callbacks", "optimizer_states", "optimizer_parameters", "lr_schedulers", "rng", "restart",
+    "loops", "callbacks", "optimizer_states", "optimizers", "lr_schedulers", "rng", "restart",
 }  # fmt: skip
 
 

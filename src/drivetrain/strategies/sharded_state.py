@@ -22,7 +22,7 @@ those of a strategy that shards nothing, and each can resume the other's::
 ``torch.distributed.checkpoint.state_dict`` has functions for this too, and they cannot be used for exact checkpoints.
 ``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step which never was; it
 drops the state of parameters that are frozen now (pytorch#192202), and it cannot read LBFGS. ``set_model_state_dict``
-accepts a state with missing names even if ``strict``. ``strategies/parameter_names.py`` gives an optimizer's state the
+accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` gives an optimizer's state the
 names that these functions give it.
 """
 

@@ -166,10 +166,9 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
             if (state := kept[callback.state_key] if callback.state_key in kept else callback.state_dict())
         }
         checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
-        from drivetrain.strategies.parameter_names import parameter_names  # here, so that the import stays quick
+        from drivetrain.strategies.optimizer_states import describe  # here, so that the import stays quick
 
-        module = trainer.lightning_module
-        checkpoint["optimizer_parameters"] = [parameter_names(module, each) for each in strategy.optimizers]
+        checkpoint["optimizers"] = [describe(trainer.lightning_module, each) for each in strategy.optimizers]
         checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs]
         if state := precision():
             checkpoint[type(strategy.precision_plugin).__qualname__] = state
@@ -322,7 +321,7 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "state_dict": Mapping, "loops": Mapping, "callbacks": Mapping, "optimizer_states": (list, tuple),
     "lr_schedulers": (list, tuple), "ranks": (list, tuple), "rng": Mapping, "restart": Mapping,
-    "rank_files": (list, tuple), "rank_state": Mapping, "optimizer_parameters": (list, tuple),
+    "rank_files": (list, tuple), "rank_state": Mapping, "optimizers": (list, tuple),
 }  # fmt: skip
 
 
@@ -434,10 +433,10 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     if "lr_schedulers" not in checkpoint:
         raise CheckpointError("The checkpoint has no 'lr_schedulers'. Use another one.")
     if strategy.lightning_restore_optimizer:
-        from drivetrain.strategies.parameter_names import in_current_order  # here, so that the import stays quick
+        from drivetrain.strategies.optimizer_states import fitted  # here, so that the import stays quick
 
-        states, names = checkpoint["optimizer_states"], checkpoint.get("optimizer_parameters", [])
-        states = in_current_order(trainer.lightning_module, strategy.optimizers, states, names)
+        states, saved = checkpoint["optimizer_states"], checkpoint.get("optimizers", ())
+        states = fitted(trainer.lightning_module, strategy.optimizers, states, saved)
         strategy.load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
     schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
     load_states("scheduler", schedulers, checkpoint["lr_schedulers"], check_scheduler_state)

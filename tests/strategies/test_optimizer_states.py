@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule
 from drivetrain.errors import CheckpointError
-from drivetrain.strategies.parameter_names import by_name, by_number, in_current_order, parameter_names
+from drivetrain.strategies.optimizer_states import by_name, by_number, describe, fitted, parameter_names
 
 
 class Ordered(LightningModule):
@@ -72,7 +72,7 @@ def test_without_names_each_state_would_reach_another_parameter(
 ) -> None:
     saved_after_one_epoch(make_trainer, batches, tmp_path / "file.ckpt")
     checkpoint = torch.load(tmp_path / "file.ckpt", weights_only=True)
-    del checkpoint["optimizer_parameters"]  # as in files of earlier versions, which still load
+    del checkpoint["optimizers"]  # as in files of earlier versions, which still load
     torch.save(checkpoint, tmp_path / "old.ckpt")
     whole, other = Ordered(), Ordered("cba")
     make_trainer(max_epochs=3).fit(whole, batches)
@@ -146,16 +146,17 @@ def test_by_name_and_by_number_are_each_others_inverse() -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda names: "abc", r"parameter names of optimizer 0 \(SGD\).*is 'abc', and list is expected"),
-        (lambda names: [["a.weight", 5], *names[1:]], "is 5, and str is expected"),
+        (lambda saved: "abc", r"the description of optimizer 0 \(SGD\).*it is 'abc', and Mapping is expected"),
+        (lambda saved: {**saved, "class": 3}, r"\['class'\] is 3, and str is expected"),
+        (lambda saved: {**saved, "parameters": "abc"}, r"\['parameters'\] is 'abc', and list is expected"),
+        (lambda saved: {**saved, "parameters": [["a.weight", 5]]}, "is 5, and str is expected"),
     ],
 )
-def test_damaged_names_are_named(damage: Any, message: str) -> None:
+def test_a_damaged_description_is_named(damage: Any, message: str) -> None:
     module = Ordered()
     optimizer = two_groups(module)
-    names = parameter_names(module, optimizer)
     with pytest.raises(CheckpointError, match=message):
-        in_current_order(module, [optimizer], [optimizer.state_dict()], [damage(names)])
+        fitted(module, [optimizer], [optimizer.state_dict()], [damage(describe(module, optimizer))])
 
 
 def test_a_damaged_state_is_named() -> None:
@@ -164,6 +165,64 @@ def test_a_damaged_state_is_named() -> None:
     state = copy.deepcopy(optimizer.state_dict())
     del state["state"]
     with pytest.raises(CheckpointError, match=r"optimizer 0 \(SGD\)"):
-        in_current_order(
-            later, [torch.optim.SGD(later.parameters(), lr=0.1)], [state], [parameter_names(module, optimizer)]
+        fitted(later, [torch.optim.SGD(later.parameters(), lr=0.1)], [state], [describe(module, optimizer)])
+
+
+# ---- another optimizer -----------------------------------------------------------------------------------------------
+
+
+def resumed_with(make_trainer: Any, batches: Any, path: Path, optimizer: Any) -> Ordered:
+    """The module of a run that resumes with ``optimizer(module)`` from a file that was saved with Adam."""
+
+    class Other(Ordered):
+        def configure_optimizers(self) -> Any:
+            return optimizer(self)
+
+    saved_after_one_epoch(make_trainer, batches, path)
+    module = Other()
+    make_trainer(max_epochs=2).fit(module, batches, ckpt_path=path)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+            r"saved with Adam as optimizer 0, and configure_optimizers now returns SGD, which cannot continue from "
+            r"that state: \['param_groups'\]\[0\]\['momentum'\] is missing. Return Adam, or load only the weights.",
+        ),
+        (
+            lambda m: torch.optim.Adam([{"params": list(getattr(m, name).parameters())} for name in "abc"]),
+            r"optimizer 0 \(Adam\) had 1 parameter groups, and now it has 3. Return the same groups",
+        ),
+        (
+            lambda m: torch.optim.Adam([*m.a.parameters(), m.b.weight]),
+            r"group 0 of optimizer 0 \(Adam\) had 6 parameters, and now it has 3. "
+            r"Missing now: b.bias, c.bias, c.weight. Return",
+        ),
+    ],
+)
+def test_another_optimizer_is_named_with_both_sides(
+    make_trainer: Any, batches: Any, tmp_path: Path, optimizer: Any, message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        resumed_with(make_trainer, batches, tmp_path / "file.ckpt", optimizer)
+
+
+def test_a_class_that_can_continue_from_the_state_does_so_with_a_warning(
+    make_trainer: Any, batches: Any, tmp_path: Path
+) -> None:
+    with pytest.warns(UserWarning, match=r"saved with Adam as optimizer 0, .* now returns AdamW. It continues from"):
+        module = resumed_with(
+            make_trainer, batches, tmp_path / "file.ckpt", lambda m: torch.optim.AdamW(m.parameters(), lr=0.5)
         )
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] == 0.01
+
+
+def test_without_a_description_the_sizes_are_still_compared() -> None:
+    module = Ordered()
+    optimizer = torch.optim.SGD(module.a.parameters(), lr=0.1)
+    state = torch.optim.SGD(module.parameters(), lr=0.1).state_dict()
+    with pytest.raises(CheckpointError, match=r"group 0 of optimizer 0 \(SGD\) had 6 parameters, and now it has 2."):
+        fitted(module, [optimizer], [state])

@@ -1,0 +1,167 @@
+"""Optimizer states of a checkpoint: by parameter name or by number, and whether they fit the optimizers of a run.
+
+torch numbers an optimizer's parameters in the order in which it got them. If a model's layers come in another order in
+a later version of its code, each state would be loaded into another parameter of the same shape, without an error. A
+checkpoint therefore keeps the names beside the numbers, and an optimizer's state follows its parameter's name. The
+names are those of torch.distributed.checkpoint, the numbers those of torch's own files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.restoring import WrongForm, check_optimizer_state, expect, restoring
+from drivetrain.errors import CheckpointError
+
+State = dict[str, Any]
+Names = list[list[str]]
+
+# What torch.compile and activation checkpointing put into the name of a parameter.
+_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
+
+
+def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
+    """Return the names of an optimizer's parameters, one list for each parameter group.
+
+    They are those that ``torch.distributed.checkpoint`` uses: without what wrappers put in. The list is empty if
+    ``module`` does not have all of the parameters, or has one of them under no name of its own.
+    """
+    known = {id(parameter): _WRAPPERS.sub("", name) for name, parameter in module.named_parameters()}
+    groups = [[known.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
+    return groups if all(map(all, groups)) else []
+
+
+def by_name(state: Mapping[str, Any], names: Names) -> State:
+    """Return an optimizer's state dict with names in place of numbers; ``names`` are those of its parameters."""
+    named = {
+        number: name
+        for group, own in zip(state["param_groups"], names, strict=True)
+        for number, name in zip(group["params"], own, strict=True)
+    }
+    return {
+        "state": {named.get(number, number): each for number, each in state["state"].items()},
+        "param_groups": [
+            {**group, "params": list(own)} for group, own in zip(state["param_groups"], names, strict=True)
+        ],
+    }
+
+
+def by_number(state: Mapping[str, Any], names: Names) -> State:
+    """Return what :func:`by_name` has returned as the state dict of an optimizer whose parameters have ``names``."""
+    numbers = {name: number for number, name in enumerate(name for own in names for name in own)}
+    return {
+        "state": {numbers.get(name, name): each for name, each in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [numbers[name] for name in own]}
+            for group, own in zip(state["param_groups"], names, strict=True)
+        ],
+    }
+
+
+def describe(module: nn.Module, optimizer: Optimizer) -> State:
+    """Return what a checkpoint keeps beside an optimizer's state: its class, and the names of its parameters."""
+    return {"class": type(optimizer).__name__, "parameters": parameter_names(module, optimizer)}
+
+
+def fitted(
+    module: nn.Module, optimizers: Sequence[Optimizer], states: Sequence[Any], saved: Sequence[Any] = ()
+) -> list[Any]:
+    """Return the ``states`` of a checkpoint as the optimizers of this run can load them.
+
+    If the parameters are the same in another order, their states are numbered in today's order. If some have other
+    names, nothing is changed: parameters may have been renamed, and then their order is all there is to go by.
+
+    Args:
+        module: whose parameters the optimizers have.
+        optimizers: what ``configure_optimizers`` returned.
+        states: one entry for each of them, from the checkpoint.
+        saved: what :func:`describe` returned for each of them when it was saved; checkpoints of other libraries and of
+            earlier versions have none.
+
+    Raises:
+        CheckpointError: the parameter groups are others, or the class is, and cannot continue from the state; or
+            ``saved`` is damaged.
+    """
+    if len(states) != len(optimizers):
+        return list(states)  # a strategy's own form; or an error that names both numbers when they are loaded
+    known = saved if len(saved) == len(states) else [{}] * len(states)
+    return [_fitted(module, index, *each) for index, each in enumerate(zip(optimizers, states, known, strict=True))]
+
+
+def _fitted(module: nn.Module, index: int, optimizer: Optimizer, state: Any, saved: Any) -> Any:
+    kind, now = type(optimizer).__name__, parameter_names(module, optimizer)
+    with restoring(f"the description of optimizer {index} ({kind})"):
+        was, then = _checked(saved)
+    if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
+        return state  # a strategy's own form; or damaged, which its check will say
+    sizes = [len(each["params"]) if isinstance(each, Mapping) and "params" in each else -1 for each in groups]
+    named = [len(own) for own in then] == sizes
+    _compare_groups(f"optimizer {index} ({kind})", optimizer, sizes, now, then if named else [])
+    if was and was != kind:
+        _compare_classes(index, optimizer, state, was)
+    if not named or now == then or sorted(chain(*now)) != sorted(chain(*then)):
+        return state
+    with restoring(f"optimizer {index} ({kind})"):
+        state = by_number(by_name(state, then), now)
+    rank_zero_info(
+        f"{kind} has its parameters in another order than when the checkpoint was saved. "
+        "Each parameter's state is restored by its name."
+    )
+    return state
+
+
+def _checked(saved: Any) -> tuple[str, Names]:
+    """The class and the names in what a checkpoint says of an optimizer."""
+    expect(saved, Mapping)
+    names = expect(saved.get("parameters", []), list, "['parameters']")
+    for index, own in enumerate(names):
+        for name in expect(own, list, f"['parameters'][{index}]"):
+            expect(name, str, f"['parameters'][{index}]")
+    return expect(saved.get("class", ""), str, "['class']"), names
+
+
+def _compare_groups(which: str, optimizer: Optimizer, sizes: list[int], now: Names, then: Names) -> None:
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    if -1 in sizes or own == sizes:
+        return
+    if len(own) != len(sizes):
+        raise CheckpointError(
+            f"When the checkpoint was saved, {which} had {len(sizes)} parameter groups, and now it has {len(own)}. "
+            "Return the same groups from configure_optimizers, or load only the weights."
+        )
+    index = next(index for index, (mine, saved) in enumerate(zip(own, sizes, strict=True)) if mine != saved)
+    differ = ""
+    if now and then:
+        gone = sorted(set(then[index]) - set(now[index]))
+        new = sorted(set(now[index]) - set(then[index]))
+        differ = "".join(
+            f" {word}: {', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}."
+            for word, names in (("Missing now", gone), ("New", new))
+            if names
+        )
+    raise CheckpointError(
+        f"When the checkpoint was saved, parameter group {index} of {which} had {sizes[index]} parameters, and now it "
+        f"has {own[index]}.{differ} Return the same groups from configure_optimizers, or load only the weights."
+    )
+
+
+def _compare_classes(index: int, optimizer: Optimizer, state: Mapping[str, Any], was: str) -> None:
+    kind = type(optimizer).__name__
+    try:
+        check_optimizer_state(state, optimizer)
+    except WrongForm as error:
+        raise CheckpointError(
+            f"The checkpoint was saved with {was} as optimizer {index}, and configure_optimizers now returns {kind}, "
+            f"which cannot continue from that state: {error}. Return {was}, or load only the weights."
+        ) from error
+    rank_zero_warn(
+        f"The checkpoint was saved with {was} as optimizer {index}, and configure_optimizers now returns {kind}. It "
+        f"continues from {was}'s state, and takes over the options in it, such as the learning rate."
+    )
