@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from pathlib import Path
 from typing import Any
@@ -474,16 +473,84 @@ def test_ctrl_c_where_a_cut_epoch_ends_is_resumed_in_that_epoch(
     assert (trainer.current_epoch, trainer.progress.total_batches) == (2, 7)
 
 
-@pytest.mark.parametrize(("batch_size", "warns"), [(2, False), (4, True)])
-def test_another_batch_size_inside_an_epoch_is_a_warning(
-    make_trainer: Any, tmp_path: Path, batch_size: int, warns: bool
-) -> None:
-    path, data = tmp_path / "a.ckpt", list(range(12))
+class Samples(Slope):
+    """Writes down the samples of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.samples += batch.tolist()
+        return super().training_step(batch.float(), batch_idx)
+
+
+def saved_after_four_samples(make_trainer: Any, path: Path, shuffle: bool = False, **arguments: Any) -> list[int]:
+    """Save a run after two batches of two; return all samples of its epoch."""
     save = at(
-        "on_train_batch_end", lambda trainer: trainer.save_checkpoint(path), lambda trainer: trainer.global_step == 2
+        "on_train_batch_end",
+        lambda trainer: trainer.save_checkpoint(path),
+        lambda trainer: trainer.progress.batches_done == 2,
     )
-    make_trainer(callbacks=[save]).fit(Slope(), DataLoader(data, batch_size=2))
+    module = Samples()
+    torch.manual_seed(3)
+    make_trainer(callbacks=[save], **arguments).fit(module, DataLoader(list(range(12)), batch_size=2, shuffle=shuffle))
     assert torch.load(path, weights_only=True)["restart"]["samples"] == 4
-    expected = pytest.warns(match=r"saved after 4 samples of an epoch.* the 2 batches that were done are 8 samples")
-    with expected if warns else contextlib.nullcontext():
-        make_trainer().fit(Slope(), DataLoader(data, batch_size=batch_size), ckpt_path=path)
+    return module.samples
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("batch_size", "batches"), [(2, 2), (4, 1), (1, 4)])
+def test_with_another_batch_size_an_epoch_goes_on_at_its_next_sample(
+    make_trainer: Any, tmp_path: Path, caplog: Any, batch_size: int, batches: int, shuffle: bool
+) -> None:
+    path, module = tmp_path / "a.ckpt", Samples()
+    every = saved_after_four_samples(make_trainer, path, shuffle)
+    trainer = make_trainer()
+    with caplog.at_level("INFO"):
+        trainer.fit(module, DataLoader(list(range(12)), batch_size=batch_size, shuffle=shuffle), ckpt_path=path)
+    assert module.samples == every[4:]
+    assert sorted(every) == list(range(12))
+    assert trainer.progress.total_batches == 12 // batch_size
+    line = f"saved after 4 samples of an epoch, in 2 batches. Those are {batches} batches of this DataLoader"
+    assert (line in caplog.text) == (batch_size != 2)
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (
+            {"batch_size": 3},
+            r"after 4 samples .* in 2 batches .* DataLoader end after 3 or 6 samples. Resume with",
+        ),
+        (
+            {"shuffle": True},
+            "a SequentialSampler had ordered, and this DataLoader has a RandomSampler: samples",
+        ),
+        ({"dataset": list(range(10))}, "in the middle of an epoch over 12 samples, and this DataLoader draws from 10"),
+    ],
+)
+def test_an_order_in_which_samples_would_be_skipped_or_repeated_is_an_error(
+    make_trainer: Any, tmp_path: Path, loader: dict[str, Any], message: str
+) -> None:
+    path, module = tmp_path / "a.ckpt", Samples()
+    saved_after_four_samples(make_trainer, path)
+    with pytest.raises(CheckpointError, match=message):
+        make_trainer().fit(
+            module, DataLoader(**{"dataset": list(range(12)), "batch_size": 2, **loader}), ckpt_path=path
+        )
+    assert module.samples == []
+
+
+def test_a_longer_dataset_that_is_read_in_order_goes_on_exactly(make_trainer: Any, tmp_path: Path) -> None:
+    path, module = tmp_path / "a.ckpt", Samples()
+    saved_after_four_samples(make_trainer, path)
+    make_trainer().fit(module, DataLoader(list(range(14)), batch_size=2), ckpt_path=path)
+    assert module.samples == list(range(4, 14))
+
+
+def test_with_another_batch_size_no_window_may_be_open(make_trainer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    saved_after_four_samples(make_trainer, path, accumulate_grad_batches=3)
+    with pytest.raises(CheckpointError, match="after 4 samples .* and gradients of batches of that size are accumul"):
+        make_trainer(accumulate_grad_batches=3).fit(Samples(), DataLoader(list(range(12)), 4), ckpt_path=path)

@@ -440,7 +440,9 @@ def test_other_loaders_go_on_after_an_epoch_and_are_refused_in_its_middle(resume
     before, now = OTHERS[case]
     arguments = {"train": now(), "saved_with": before(), "module": Either}
     assert resumed("end", lambda checkpoint: None, **arguments).current_epoch == 2
-    with pytest.raises(CheckpointError, match="middle.ckpt: The checkpoint was saved with"):
+    with pytest.raises(
+        CheckpointError, match="middle.ckpt: The checkpoint was saved (with|in the middle of an epoch whose samples)"
+    ):
         resumed("middle", lambda checkpoint: None, **arguments)
 
 

@@ -119,6 +119,22 @@ def samples_in(loader: Any, batches: int) -> int | None:
     return min(there, len(order)) if isinstance(order, Sized) else there
 
 
+def order_of(loader: Any) -> dict[str, Any] | None:
+    """Return what tells whether another loader draws its samples in the same order.
+
+    Returns:
+        ``sampler``, the class's name, and ``samples``, how many samples it draws from, ``None`` if that is unknown.
+        ``None`` for what is no DataLoader over a map-style dataset.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    drawn: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    sampler: Any = getattr(drawn, "sampler", drawn)
+    while isinstance(sampler, SamplerProxy):
+        sampler = sampler._sampler
+    return {"sampler": type(sampler).__name__, "samples": len(sampler) if isinstance(sampler, Sized) else None}
+
+
 class RankBatches(SamplerProxy, ABC):
     """This rank's batches, in place of a batch sampler; see the notes above."""
 

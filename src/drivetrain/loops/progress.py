@@ -274,6 +274,11 @@ class Progress:
         self.slot[0] = phase if self.resume_phase is None else self.resume_phase
         self.resume_phase = None
 
+    def count_batches_as(self, batches: int) -> None:
+        """The samples that were done are ``batches`` batches of this run's loader."""
+        self.batches_done, self.batch_idx = batches, batches - 1
+        self.resumed_batches = self.total_batches
+
     def expect_batches(self, count: float) -> None:
         """The number of training batches of an epoch is known now, or is another one."""
         self.num_training_batches = count

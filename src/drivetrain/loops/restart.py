@@ -40,6 +40,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
     Returns:
         ``progress``, the counters; ``rng``, the random state; ``data``, this rank's position in the training loader or
         ``None``; ``samples``, how many samples of the epoch all ranks together have done, or ``None``;
+        ``order``, as :func:`drivetrain.data.samplers.order_of` returns it;
         ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
         ``exact``: whether a run that resumes here does the same as one that was never stopped; ``cut_off``: it does
         not, because the end of a batch is missing whose optimizer has stepped; ``callbacks``, their states where the
@@ -77,6 +78,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         "exact": not in_batch,
     }
     state["samples"] = samples_done(run, state["data"])
+    state["order"] = _order(run)
     if in_batch and _has_stepped(run):  # run again, this batch would be stepped twice
         done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
@@ -160,6 +162,13 @@ def _position(run: Run) -> State | None:
     if (run.progress.epoch_ending or run.progress.between_epochs) and not run.progress.epoch_cut:
         return passes.position()  # also what was fetched ahead is behind the loader, and the next epoch starts there
     return passes.flight or passes.position()
+
+
+def _order(run: Run) -> State | None:
+    from drivetrain.data.samplers import order_of  # here, so that importing the Trainer stays quick
+
+    passes = run.loaders.made_passes
+    return None if passes is None else order_of(passes.loader)
 
 
 def samples_done(run: Run, data: State | None) -> int | None:

@@ -94,6 +94,10 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
             expect(name, str, f"['ahead'][{index}]")
         if restart.get("samples") is not None:
             count(restart["samples"], "['samples']")
+        if (order := expect(restart.get("order"), (Mapping, type(None)), "['order']")) is not None:
+            entry(order, "sampler", str, "['order']")
+            if entry(order, "samples", (int, type(None)), "['order']") is not None:
+                count(order["samples"], "['order']['samples']")
         for stage, epoch in expect(restart.get("loaders", {}), Mapping, "['loaders']").items():
             expect(stage, str, "['loaders']")
             count(epoch, f"['loaders'][{stage!r}]")

@@ -6,6 +6,7 @@ changed them, and the random state comes last, right before whatever draws the n
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from drivetrain.base.restoring import naming, restoring
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data.feed import Resumed, gives_up, position_after_end, set_epoch
 from drivetrain.data.passes import is_replayed
+from drivetrain.data.samplers import order_of, samples_in
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.epoch import Batches, Bound, after_batch, batches_and_step
 from drivetrain.loops.metrics import metrics_in, set_states
@@ -96,8 +98,10 @@ def _resume_middle(run: Run) -> Epoch:
     progress.expect_batches(loaders.count_training())
     set_epoch(loader, progress.current_epoch)
     _restore_loop(run)
-    data, done = state.get("data"), progress.batches_done
     with naming(run.resumed_from):
+        _check_order(run)
+        _count_in_batches_of_this_loader(run)
+        data, done = state.get("data"), progress.batches_done
         _check_batches_done(run, data)
         if data is not None:
             check_position(data, passes)
@@ -161,6 +165,66 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
         next(iter(passes), None)  # asks the loader for its end, unless the checkpoint was saved after that
 
 
+def _check_order(run: Run) -> None:
+    """Check that the samples come in the order in which the checkpoint's run drew them.
+
+    Raises:
+        CheckpointError: there is another sampler, or one over another number of samples.
+    """
+    loader = run.loaders.training()
+    then, now = (run.restart or {}).get("order"), order_of(loader)
+    if not then or not now:
+        return
+    saved = "The checkpoint was saved in the middle of an epoch"
+    cure = "or resume from a checkpoint that was saved at the end of an epoch."
+    if then["sampler"] != now["sampler"]:
+        raise CheckpointError(
+            f"{saved} whose samples a {then['sampler']} had ordered, and this {type(loader).__name__} has a "
+            f"{now['sampler']}: samples would be skipped or repeated. Pass a loader with the same shuffle and sampler, "
+            f"{cure}"
+        )
+    grows = now["sampler"] == "SequentialSampler" and then["samples"] is not None and now["samples"] is not None
+    if then["samples"] != now["samples"] and not (grows and then["samples"] <= now["samples"]):
+        raise CheckpointError(
+            f"{saved} over {then['samples']} samples, and this {type(loader).__name__} draws from {now['samples']}: "
+            f"samples would be skipped or repeated. Pass a loader over the same data, {cure}"
+        )
+
+
+def _count_in_batches_of_this_loader(run: Run) -> None:
+    """Convert the position into batches of this run's loader, if its batches have another size.
+
+    Raises:
+        CheckpointError: none of them ends after the samples that were done, or a window is not complete.
+    """
+    state, progress = run.restart, run.progress
+    assert state is not None  # the caller has looked
+    saved, data, loader = state.get("samples"), state.get("data"), run.loaders.training()
+    found = samples_done(run, data)
+    if saved is None or found is None or data is None or found == saved:
+        return
+    batches = bisect.bisect_left(range(saved), saved, key=lambda number: samples_in(loader, number) or 0)
+    before, after = samples_in(loader, max(batches - 1, 0)), samples_in(loader, batches)
+    if after != saved or run.window.batches_done:
+        why = (
+            f"the batches of this {type(loader).__name__} end after {before} or {after} samples"
+            if after != saved
+            else "gradients of batches of that size are accumulated"
+        )
+        raise CheckpointError(
+            f"The checkpoint was saved after {saved} samples of an epoch, in {progress.batches_done} batches of "
+            f"another size, and {why}. Resume with the batch_size it was saved with, or from a checkpoint that was saved at "
+            "the end of an epoch."
+        )
+    rank_zero_info(
+        f"The checkpoint was saved after {saved} samples of an epoch, in {progress.batches_done} batches. Those are "
+        f"{batches} batches of this {type(loader).__name__}: training continues with the next sample."
+        + (" Random numbers that its workers draw are others." if data.get("workers") else "")
+    )
+    state["data"] = {**{key: value for key, value in data.items() if key != "workers"}, "given": batches}
+    progress.count_batches_as(batches)
+
+
 def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
     """Check that the rest of the epoch can be known.
 
@@ -215,7 +279,6 @@ def _restore_loop(run: Run) -> None:
     assert state is not None  # the caller has looked
     run.restored = True
     warn_if_inexact(run)
-    _warn_of_other_batches(run)
     metrics = metrics_in(run.module)
     children: dict[str | None, Any] = dict(run.module.named_modules())
     children.update(metrics)
@@ -294,19 +357,4 @@ def warn_if_inexact(run: Run) -> None:
             "The checkpoint was saved in the middle of a batch, which "
             + ("is run again with other random numbers" if again else "this kind of loader cannot give again")
             + ". Save in on_train_batch_end or later to resume exactly."
-        )
-
-
-def _warn_of_other_batches(run: Run) -> None:
-    """Warn if the batches that are done hold other samples with the loader of this run."""
-    state, progress = run.restart or {}, run.progress
-    saved, data = state.get("samples"), state.get("data")
-    if saved is None or not progress.batches_done or progress.epoch_ending:
-        return
-    found = samples_done(run, data)
-    if found is not None and found != saved:
-        rank_zero_warn(
-            f"The checkpoint was saved after {saved} samples of an epoch, in batches of another size: the "
-            f"{progress.batches_done} batches that were done are {found} samples of this loader. Training continues "
-            "after those. Resume with the batch_size it was saved with to continue exactly."
         )

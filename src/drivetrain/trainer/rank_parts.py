@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 
 _OWN = ("rng", "restart", "rank_state")
-_SHARED = ("samples", "exact", "settled", "cut_off", "ahead", "loaders")  # of ``restart``: the same on every rank
+_SHARED = (
+    "samples",
+    "order",
+    "exact",
+    "settled",
+    "cut_off",
+    "ahead",
+    "loaders",
+)  # of ``restart``: the same on every rank
 
 
 def save(
