@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
-from drivetrain.callbacks import Callback, EarlyStopping
+from drivetrain.base.restoring import WrongForm
+from drivetrain.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from drivetrain.callbacks.early_stopping import EarlyStoppingReason as Reason
 from drivetrain.errors import ConfigurationError
 
@@ -48,14 +49,14 @@ class Scripted(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(tmp_path: Path, callback: Any, module: LightningModule, **arguments: Any) -> Trainer:
+def fit(tmp_path: Path, callback: Any, module: LightningModule, ckpt_path: Any = None, **arguments: Any) -> Trainer:
     loader = DataLoader(TensorDataset(torch.ones(STEPS * 2, 1)), batch_size=2)
     given: dict[str, Any] = {
         "max_epochs": 10, "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
         "enable_checkpointing": False, "default_root_dir": tmp_path, "accelerator": "cpu", "callbacks": callback,
     }  # fmt: skip
     trainer = Trainer(**{**given, **arguments})
-    trainer.fit(module, loader, loader)
+    trainer.fit(module, loader, loader, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -122,8 +123,84 @@ def test_what_it_remembers(tmp_path: Path) -> None:
     assert callback.wait_count == 2
     other = EarlyStopping("score", patience=7)
     other.load_state_dict(callback.state_dict())
-    assert other.state_dict() == callback.state_dict()
-    assert (other.best_score, other.wait_count, other.stopped_epoch, other.patience) == (0.5, 2, 3, 2)
+    assert (other.best_score, other.wait_count, other.stopped_epoch, other.patience) == (0.5, 2, 3, 7)
+
+
+def restarted(tmp_path: Path, *, callback: EarlyStopping | None = None, **arguments: Any) -> tuple[int, EarlyStopping]:
+    """Resume from the last checkpoint of a run whose score never improves; the epochs that are done after it."""
+    callback = EarlyStopping("score", patience=2) if callback is None else callback
+    saver = ModelCheckpoint(tmp_path / "saved", save_last=True, every_n_epochs=1)
+    trainer = fit(
+        tmp_path, [callback, saver], Scripted([1.0] * 40), enable_checkpointing=True, ckpt_path="last",
+        **{"max_epochs": 20, **arguments},
+    )  # fmt: skip
+    return trainer.current_epoch, callback
+
+
+def test_a_run_that_was_stopped_is_not_trained_further_when_it_is_resumed(tmp_path: Path, caplog: Any) -> None:
+    assert restarted(tmp_path)[0] == 3
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            epochs, callback = restarted(tmp_path)
+        assert epochs == 3
+        assert callback.stopping_reason is Reason.PATIENCE_EXHAUSTED
+        assert "EarlyStopping had stopped this run in epoch 2: score has not improved on 1 for 2 checks" in caplog.text
+        assert "It is not trained further. To continue, change patience" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("callback", "arguments", "epochs", "change"),
+    [
+        ({"patience": 4}, {}, 5, "patience is 4 instead of 2"),
+        ({"patience": 2, "stopping_threshold": 0.5}, {}, 4, "stopping_threshold is 0.5 instead of None"),
+        ({"patience": 2}, {"max_epochs": 30}, 4, "max_epochs is 30 instead of 20"),
+        ({"patience": 2}, {"max_epochs": -1}, 4, "max_epochs is -1 instead of 20"),
+    ],
+)
+def test_what_stopped_it_was_changed_so_it_continues(
+    tmp_path: Path, caplog: Any, callback: dict[str, Any], arguments: dict[str, Any], epochs: int, change: str
+) -> None:
+    assert restarted(tmp_path)[0] == 3
+    with caplog.at_level(logging.INFO):
+        found, _ = restarted(tmp_path, callback=EarlyStopping("score", **callback), **arguments)
+    assert found == epochs
+    assert "EarlyStopping had stopped this run: score has not improved on 1 for 2 checks" in caplog.text
+    assert f"Now {change}: training continues." in caplog.text
+
+
+def test_fewer_epochs_are_no_reason_to_continue(tmp_path: Path) -> None:
+    assert restarted(tmp_path)[0] == 3
+    assert restarted(tmp_path, max_epochs=10)[0] == 3
+
+
+def test_a_request_of_the_user_is_not_saved(tmp_path: Path) -> None:
+    class Asking(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.should_stop = trainer.current_epoch == 1
+
+    saver = ModelCheckpoint(tmp_path / "saved", save_last=True)
+    first = fit(tmp_path, [Asking(), saver], Scripted([1.0] * 9), enable_checkpointing=True)
+    assert first.current_epoch == 2
+    saver = ModelCheckpoint(tmp_path / "saved", save_last=True)
+    second = fit(tmp_path, [saver], Scripted([1.0] * 9), enable_checkpointing=True, ckpt_path="last", max_epochs=5)
+    assert second.current_epoch == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stopping_reason": 3}, r"\['stopping_reason'\] is 3, and str is expected"),
+        ({"stopping_reason": "tired"}, "is 'tired', which is no EarlyStoppingReason"),
+        ({"stopping_reason_message": 3}, r"\['stopping_reason_message'\] is 3"),
+        ({"stopped_with": None}, r"\['stopped_with'\] is None"),
+    ],
+)
+def test_a_damaged_reason_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    callback = EarlyStopping("score", patience=1)
+    fit(tmp_path, callback, Scripted([1.0] * 5))
+    with pytest.raises(WrongForm, match=message):
+        EarlyStopping("score").load_state_dict({**callback.state_dict(), **changes})
 
 
 def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:

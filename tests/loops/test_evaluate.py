@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback
 from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.loggers.dummy import DummyLogger
 
 
 def test_results_hold_one_dictionary_per_loader_with_exact_means(validated: Any, data: Any, make_trainer: Any) -> None:
@@ -206,3 +208,49 @@ def test_results_are_printed_unless_told_otherwise(validated: Any, loader: Any, 
     assert "val_loss" in capsys.readouterr().out
     make_trainer().validate(validated(), loader, verbose=False)
     assert capsys.readouterr().out == ""
+
+
+# ---- a step that takes several batches, and the x axis of several fits -----------------------------------------------
+
+
+@pytest.mark.parametrize(("takes", "validated_after"), [(1, [3, 6, 9]), (2, [4, 6, 10]), (4, [4, 8, 10])])
+def test_a_step_that_takes_several_batches_does_not_step_over_a_validation(
+    make_trainer: Any, regression: Any, ready: Any, loader: Any, takes: int, validated_after: list[int]
+) -> None:
+    found: list[int] = []
+
+    class Fetching(regression):  # type: ignore[misc]
+        def training_step(self, dataloader_iter: Any) -> Any:
+            losses = [self.loss(batch) for batch, _, _ in itertools.islice(dataloader_iter, takes)]
+            return torch.stack(losses).mean()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+        def on_validation_start(self) -> None:
+            found.append(self.trainer.progress.batches_done)
+
+    batches = list(loader) * 3
+    make_trainer(max_epochs=1, val_check_interval=3, num_sanity_val_steps=0).fit(
+        Fetching(), ready(batches[:10]), loader
+    )
+    assert found == validated_after
+
+
+def test_the_x_axis_of_a_second_fit_continues(make_trainer: Any, regression: Any, loader: Any) -> None:
+    class Logging(regression):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("step_value", float(batch_idx), on_step=True, on_epoch=False)
+
+    steps: list[int] = []
+
+    class Noting(DummyLogger):
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            if "step_value" in metrics:
+                assert step is not None
+                steps.append(step)
+
+    trainer = make_trainer(max_epochs=1, logger=Noting(), num_sanity_val_steps=0)
+    trainer.fit(Logging(), loader, loader)
+    trainer.max_epochs = 2
+    trainer.fit(Logging(), loader, loader)
+    assert steps == list(range(2 * len(loader)))

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.restoring import count, entry, number
+from drivetrain.base.restoring import WrongForm, count, entry, expect, number
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, arguments_checked, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, arguments_checked, is_count, is_number, shown, wrong_value
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
     from drivetrain.trainer.trainer import Trainer
 
 _COUNTS = ("wait_count", "stopped_epoch", "patience")
+_CRITERIA = ("patience", "min_delta", "stopping_threshold", "divergence_threshold", "check_finite")
 
 
 class EarlyStoppingReason(str, Enum):
@@ -51,6 +52,10 @@ class EarlyStopping(Callback):
     Attributes:
         best_score: the best value so far. wait_count: checks since it improved. stopped_epoch: when it stopped; 0 if
         it did not. stopping_reason, stopping_reason_message: why the last fit was stopped.
+
+    A run that it has stopped is not trained further when it is resumed: the callback asks to stop again, and says why.
+    If ``patience``, ``min_delta`` or a threshold is another one, or ``max_epochs`` was raised, training continues; then
+    it says that.
 
     A request to stop that comes before ``min_epochs`` or ``min_steps`` is remembered, and honoured when they are
     reached; in the sanity check and in ``fast_dev_run`` there is none.
@@ -104,28 +109,80 @@ class EarlyStopping(Callback):
         self.stopped_epoch = 0
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
+        self._max_epochs: int | None = None  # the Trainer's, when it asked to stop
+        self._resumed: dict[str, Any] = {}  # the state of a checkpoint whose run it had stopped
 
     @property
     def state_key(self) -> str:
         return self._generate_state_key(monitor=self.monitor, mode=self.mode)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        state = {
             "wait_count": self.wait_count,
             "stopped_epoch": self.stopped_epoch,
             "best_score": self.best_score,
             "patience": self.patience,
         }
+        if self.stopping_reason is EarlyStoppingReason.NOT_STOPPED:
+            return state
+        return {
+            **state,
+            "stopping_reason": self.stopping_reason.value,
+            "stopping_reason_message": self.stopping_reason_message,
+            "stopped_with": {**self._criteria(), "max_epochs": self._max_epochs},
+        }
+
+    def _criteria(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _CRITERIA}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         counts = {name: count(entry(state_dict, name, int), f"[{name!r}]") for name in _COUNTS}
         self.best_score = torch.as_tensor(number(entry(state_dict, "best_score", (Tensor, int, float))))
-        self.wait_count, self.stopped_epoch, self.patience = (counts[name] for name in _COUNTS)
+        self.wait_count, self.stopped_epoch = counts["wait_count"], counts["stopped_epoch"]
+        if "stopping_reason" in state_dict:
+            reason = expect(state_dict["stopping_reason"], str, "['stopping_reason']")
+            if reason not in [each.value for each in EarlyStoppingReason]:
+                raise WrongForm("['stopping_reason']", f"is {shown(reason)}, which is no EarlyStoppingReason")
+            expect(state_dict.get("stopping_reason_message", ""), str, "['stopping_reason_message']")
+            entry(state_dict, "stopped_with", dict)
+            self._resumed = dict(state_dict)
+        elif counts["patience"] != self.patience:
+            rank_zero_info(
+                f"EarlyStopping: the checkpoint was saved with patience={counts['patience']}. This run uses "
+                f"patience={self.patience}."
+            )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # the reason is this fit's; what was counted goes on
             self.stopping_reason, self.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
+            self.stopped_epoch, self._resumed = 0, {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ask again to stop a run that was stopped before it was saved, unless the user wants it to continue."""
+        state, self._resumed = self._resumed, {}
+        if not state:
+            return
+        why, saved = state.get("stopping_reason_message") or state["stopping_reason"], state["stopped_with"]
+        changed = [
+            f"{name} is {value} instead of {saved[name]}"
+            for name, value in self._criteria().items()
+            if name in saved and saved[name] != value
+        ]
+        if _more_epochs(trainer.max_epochs, saved.get("max_epochs")):
+            changed.append(f"max_epochs is {trainer.max_epochs} instead of {saved['max_epochs']}")
+        if changed:
             self.stopped_epoch = 0
+            rank_zero_info(
+                f"EarlyStopping had stopped this run: {why} Now {', and '.join(changed)}: training continues."
+            )
+            return
+        self.stopping_reason, self.stopping_reason_message = EarlyStoppingReason(state["stopping_reason"]), why
+        self._max_epochs = saved.get("max_epochs")
+        trainer.should_stop = True
+        rank_zero_info(
+            f"EarlyStopping had stopped this run in epoch {self.stopped_epoch}: {why} It is not trained further. To "
+            "continue, change patience or a threshold, or raise max_epochs."
+        )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._checks_at_epoch_end(trainer):
@@ -156,7 +213,7 @@ class EarlyStopping(Callback):
         reason, message = self._judge(float(metrics[self.monitor]))
         if reason is not EarlyStoppingReason.NOT_STOPPED:
             self.stopping_reason, self.stopping_reason_message = reason, message
-            self.stopped_epoch = trainer.current_epoch
+            self.stopped_epoch, self._max_epochs = trainer.current_epoch, trainer.max_epochs
             trainer.should_stop = True
         if message and (self.verbose or reason is not EarlyStoppingReason.NOT_STOPPED):
             rank_zero_info(message)
@@ -191,3 +248,9 @@ class EarlyStopping(Callback):
                 f"{name} has not improved on {best:.6g} for {self.wait_count} checks: stopping.",
             )
         return EarlyStoppingReason.NOT_STOPPED, ""
+
+
+def _more_epochs(now: int | None, then: Any) -> bool:
+    """Whether ``max_epochs`` was raised; ``None`` and -1 mean no limit."""
+    limited_then = isinstance(then, int) and then >= 0
+    return limited_then and (now is None or now < 0 or now > then)

@@ -255,10 +255,12 @@ class BatchIterator:
         self._transfer = transfer
         self._dataloader_idx = dataloader_idx
         self._held: tuple[Any, int, int] | None = None
+        self.taken = 0
+        """How many batches the running, or the last, step has taken."""
 
     def hold(self, batch: Any, batch_idx: int) -> BatchIterator:
         """Take the batch that the loop has fetched; return the iterator, which gives it first."""
-        self._held = (batch, batch_idx, self._dataloader_idx)
+        self._held, self.taken = (batch, batch_idx, self._dataloader_idx), 1
         return self
 
     def bound(self, step: Callable[..., Any]) -> Callable[[Any, int], Any]:
@@ -282,6 +284,7 @@ class BatchIterator:
         batch, is_last = next(self._source)
         if self._transfer is not None:
             batch = self._transfer(batch, self._dataloader_idx)
+        self.taken += 1
         return batch, self._advance(is_last), self._dataloader_idx
 
 

@@ -379,7 +379,7 @@ def sanity_check(run: Run) -> None:
     if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):
         return
     over = progress.epochs_done >= limits.max_epochs or progress.global_step >= limits.max_steps
-    if over or limits.train_batches == 0:
+    if over or limits.train_batches == 0 or (progress.should_stop and run.may_stop()):
         return  # nothing to train
     if run.restart is not None and progress.batches_done > 0 and not progress.epoch_ending:
         return  # resumed inside an epoch or inside a validation
@@ -427,7 +427,9 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
     if every == float("inf"):
         return is_last
     across_epochs = run.limits.check_val_every_n_epoch is None
-    return (progress.total_batches if across_epochs else progress.batch_idx + 1) % every == 0
+    done = progress.total_batches if across_epochs else progress.batch_idx + 1
+    taken = 1 if run.batches is None else run.batches.taken  # a step may have gone past the batch
+    return done // every > (done - taken) // every
 
 
 def validation_follows(run: Run) -> bool:

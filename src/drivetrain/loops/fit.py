@@ -55,6 +55,8 @@ def _prepare(run: Run) -> None:
     progress, limits = run.progress, run.limits
     if run.saves_on_exception:
         run.hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
+    if run.restart is not None:
+        run.agree_to_stop()  # a callback may ask again for what it had asked before the checkpoint
     restore_loaders(run)
     sanity_check(run)
     restore_results(run)
@@ -127,6 +129,7 @@ def _say_why_nothing_is_trained(run: Run) -> None:
     message = (
         f"Nothing to train: {progress.current_epoch} of {limits.max_epochs} epochs and {progress.global_step} of "
         f"{limits.max_steps} steps are done, and an epoch has {progress.num_training_batches} batches."
+        + (" A request to stop is in force." if progress.should_stop else "")
     )
     asked_for = 0 in (limits.max_epochs, limits.max_steps, limits.train_batches)
     (rank_zero_warn if progress.num_training_batches == 0 and not asked_for else rank_zero_info)(message)

@@ -251,7 +251,6 @@ class Progress:
         else:
             self.cut_batches = -1  # the position in the training data is not kept beyond its fit
         self.resumed_batches = -1
-        self.eval_steps = {}
 
     def end_run(self, interrupted: bool = False) -> None:
         """The entry point returns, or raises: then the phase stays what it was."""

@@ -213,8 +213,8 @@ def _count_in_batches_of_this_loader(run: Run) -> None:
         )
         raise CheckpointError(
             f"The checkpoint was saved after {saved} samples of an epoch, in {progress.batches_done} batches of "
-            f"another size, and {why}. Resume with the batch_size it was saved with, or from a checkpoint that was saved at "
-            "the end of an epoch."
+            f"another size, and {why}. Resume with the batch_size it was saved with, or from a checkpoint that was "
+            "saved at the end of an epoch."
         )
     rank_zero_info(
         f"The checkpoint was saved after {saved} samples of an epoch, in {progress.batches_done} batches. Those are "
