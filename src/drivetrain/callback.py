@@ -101,7 +101,7 @@ class Callback:
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A training batch is done. ``outputs`` holds the unscaled "loss" and what else the step returned, detached;
+        """A training batch is done. ``outputs`` has the unscaled "loss" and what else the step returned, detached;
         ``None`` if the step returned ``None``.
         """
 
@@ -196,8 +196,8 @@ class Callback:
 class Checkpoint(Callback):
     """Base class of callbacks that write checkpoints.
 
-    It stands last, and where a batch, a validation or an epoch ends its hook comes after the module's, so that what it
-    saves is complete.
+    It runs last, and at the end of a batch, a validation or an epoch its hook runs after the module's, so that it saves
+    the effect of all other hooks.
     """
 
     position = "last"

@@ -6,12 +6,12 @@
     ├── ConfigurationError (also a ValueError)   a wrong argument, or arguments that contradict each other
     │   ├── UnknownArgumentError (a TypeError)   an argument that does not exist
     │   ├── UnknownNameError (a KeyError)         nothing is registered under this name
-    │   └── NotSupportedError                    a legal argument that this version cannot honour yet
+    │   └── NotSupportedError                    a valid argument that this version does not support yet
     ├── LaunchError (launchers.launcher)         a process of the job failed
     ├── LoggingError                             self.log called wrongly
     └── CheckpointError                          a checkpoint that cannot be written, read or applied
 
-A message says the cause, the value and the cure, in this order, and its last sentence is what to write instead.
+A message gives the cause, the value and the cure, in this order; its last sentence says what to write instead.
 """
 
 from __future__ import annotations

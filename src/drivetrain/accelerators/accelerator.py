@@ -16,9 +16,9 @@ HOST = torch.device("cpu")
 
 
 class Accelerator(ABC):
-    """Connects a program to one kind of hardware.
+    """Base class: connects a program to one kind of hardware.
 
-    Five members are required; the rest have working defaults, which ask torch about the type of the devices. Instances
+    Five members are required; the others have defaults, which ask torch about the devices' type. Instances
     keep no state of a run, so several Trainers may use one instance.
 
     Subclasses are for experts: this contract may change in a minor version. The changelog says how.

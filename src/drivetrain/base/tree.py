@@ -54,10 +54,10 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """``batch`` with every leaf on ``device``.
+    """Return ``batch`` with every leaf on ``device``.
 
     Tensors travel without blocking the host: on a device with streams the copy is ordered before whatever the step
-    queues next. What already lies there is returned as it is. One flat list or tuple of tensors, the usual batch,
+    queues next. A leaf that is there already is returned as it is. One flat list or tuple of tensors, the usual batch,
     is handled without recursion.
     """
     kind = type(batch)

@@ -38,7 +38,7 @@ class EarlyStopping(Callback):
     Args:
         monitor: the logged name to watch.
         min_delta: by how much a value must beat the best one to count as an improvement, in the metric's unit.
-        patience: checks without improvement that are endured. A check is one validation, or one training epoch.
+        patience: number of checks without improvement after which it stops. A check is one validation or one epoch.
         verbose: log each improvement.
         mode: "min" or "max": which direction is better.
         strict: whether a missing ``monitor`` is an error; otherwise a warning.
@@ -46,7 +46,7 @@ class EarlyStopping(Callback):
         stopping_threshold: stop at once when the value is better than this.
         divergence_threshold: stop at once when the value is worse than this.
         check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: when the
-            epoch ends, unless validation runs at other moments than there.
+            epoch ends, unless validation runs at other times.
         log_rank_zero_only: log on global rank 0 only.
 
     Attributes:

@@ -118,8 +118,8 @@ class ModelSummary(Callback):
     """Prints the model's children, parameter counts and modes when ``fit`` starts.
 
     If the module has an ``example_input_array``, one forward pass of it adds the shapes of what went in and out of each
-    child, and an estimate of the operations. The run does not notice that pass; if it fails, there is a warning, and
-    the table comes without.
+    child, and an estimate of the operations. That pass has no effect on the run. If it fails, a warning says why, and
+    the table has no shapes.
 
     Args:
         max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.

@@ -24,8 +24,8 @@ BEFORE_THE_FIRST_STEP = (
 class OnExceptionCheckpoint(Checkpoint):
     """Writes one checkpoint if a fit ends by an exception, Ctrl-C included, after its first optimizer step.
 
-    It replaces the one of an earlier run, and only when it is complete. ``ckpt_path="last"`` finds it in the next run.
-    Before that step it saves nothing, and logs a line.
+    It replaces the checkpoint of an earlier run only when it is complete. In the next run, ``ckpt_path="last"`` finds
+    it. Before the first optimizer step it saves nothing and logs a line.
 
     Args:
         dirpath: the folder.

@@ -79,7 +79,7 @@ class BasePredictionWriter(Callback):
         Args:
             trainer, pl_module: who predicts.
             prediction: as it was returned, on its own device.
-            batch_indices: the numbers of the batch's samples in the dataset; empty for an iterable-style one.
+            batch_indices: the indices of the batch's samples in the dataset; empty for an iterable-style one.
             batch, batch_idx, dataloader_idx: which batch it was.
         """
 
@@ -90,12 +90,12 @@ class BasePredictionWriter(Callback):
         predictions: list[Any],
         batch_indices: list[Any],
     ) -> None:
-        """Write everything.
+        """Write the predictions of all batches.
 
         Args:
             trainer, pl_module: who predicts.
             predictions: as ``trainer.predict`` returns them, in the host's memory.
-            batch_indices: for each loader, for each batch, the numbers of its samples.
+            batch_indices: for each loader, for each batch, the indices of its samples.
         """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -26,9 +26,9 @@ class ProgressBar(Callback):
     """Base of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
 
     It has no hook inside an epoch. A thread wakes every ``tick_s`` seconds and reads counters and the floats of the
-    last flush, never a tensor; so what is shown may lag a moment behind. The end of each epoch and of each evaluation
+    last flush, never a tensor; so the display may be slightly late. The end of each epoch and of each evaluation
     is drawn by the main thread, however short it was. If drawing fails, the bar is switched off with a warning and
-    the run goes on.
+    the run continues.
 
     Args:
         refresh_rate: how many batches must have passed for the thread to draw again; 0 switches the bar off.

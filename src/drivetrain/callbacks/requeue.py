@@ -27,9 +27,9 @@ class Requeue(Callback):
     """On the cluster's signal in a fit: save a checkpoint, put the job back into the queue, end the run.
 
     The Trainer adds it if the cluster environment requeues: ``SLURMEnvironment(auto_requeue=True)``. The signal's
-    handler only takes a note. After the batch that all ranks have agreed on, ``hpc_ckpt_<n>.ckpt`` is written to
-    ``default_root_dir``, and rank 0 puts the job back; the restarted job goes on from the highest such file, if that is
-    its own, in the fit that wrote it. During a validation the signal waits for the batch that follows.
+    handler only sets a flag. After the batch that all ranks have agreed on, ``hpc_ckpt_<n>.ckpt`` is written to
+    ``default_root_dir``, and rank 0 puts the job back; the restarted job resumes from the highest such file of its
+    own, in the fit that wrote it. During a validation the signal waits for the batch that follows.
 
     Args:
         environment: who this process is in the job, and how the job is put back.

@@ -24,18 +24,18 @@ _STAGES = ("train", "validate", "test", "predict")
 
 
 class Timer(Callback):
-    """Counts the time of training, validation, testing and prediction, each from its start to its end.
+    """Measures the time of training, validation, testing and prediction, and limits that of training.
 
     Args:
         duration: how long training may take, validation inside of it included: "DD:HH:MM:SS", a timedelta or a
             dictionary of its arguments; ``None`` only measures.
         interval: when to look: after each "step" (batch) or at the end of each "epoch".
-        verbose: say so when the time is over.
+        verbose: log a line when the time is over.
 
     The time of earlier runs is kept in checkpoints, so a resumed run has what is left.
 
     Raises:
-        ConfigurationError: no duration, or no interval.
+        ConfigurationError: ``duration`` or ``interval`` is invalid.
     """
 
     def __init__(

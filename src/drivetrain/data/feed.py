@@ -100,8 +100,8 @@ def feed(
     Args:
         batches: a loader, or the passes over one; its iterator is made here, once.
         num_batches: where to stop, ``inf`` for its end.
-        move: brings a batch to the device as soon as it is fetched; ``None`` where an overridden transfer hook will
-            do it at its documented place. If the first batch lies on the device already, the loader's other batches do
+        move: moves a batch to the device as soon as it is fetched; ``None`` if an overridden transfer hook does it
+            later. If the first batch is on the device already, the loader's other batches do
             too, and it is not called again in this pass.
         ahead: see :func:`fetches_ahead`.
         resumed: the pass resumes in its middle; its iterator is already there.
@@ -233,8 +233,8 @@ def _ahead(
 class BatchIterator:
     """What a step gets that takes ``dataloader_iter`` instead of a batch.
 
-    ``next`` gives ``(batch, batch_idx, dataloader_idx)``: first the batch that the loop holds, then further ones of the
-    same pass, for a step that works on several. The loop goes on behind the last one that was taken.
+    ``next`` returns ``(batch, batch_idx, dataloader_idx)``: first the batch that the loop has fetched, then further
+    ones of the same pass, for a step that uses several. The loop continues after the last one that was taken.
 
     Args:
         source: the rest of the pass, as :func:`feed` yields it.
@@ -292,7 +292,7 @@ def seed_workers(loader: Any, rank: int | None = None) -> None:
     """After ``seed_everything(workers=True)``: seed python and numpy in each worker, unless the user does it.
 
     Args:
-        loader: whose workers; what is no DataLoader is left alone.
+        loader: a loader that is no DataLoader is left unchanged.
         rank: this process's place in the data, where it is not its rank: the ranks of one model must augment the same
             samples alike.
     """

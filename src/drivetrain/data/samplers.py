@@ -6,7 +6,7 @@ sampler. A *global batch* is what all ranks do together; each rank takes its sli
 batches depends on their size alone, and not on how many ranks share them. A user's ``shuffle=False`` stays.
 
 [Note: uneven ends]
-All ranks give the same number of batches. Where the last global batch does not divide, slices differ by one sample at
+All ranks yield the same number of batches. Where the last global batch does not divide, slices differ by one sample at
 most; a rank that gets nothing of it repeats its last batch, with weight 0.
 """
 
@@ -53,21 +53,21 @@ def share(
 ) -> DataLoader[Any] | None:
     """Return a copy of ``loader`` that yields this rank's part of each global batch; ``None`` if it is not split.
 
-    That is: what is no DataLoader, an iterable-style data set, which decides itself, and a loader whose sampler is a
-    DistributedSampler already, or which this function has returned.
+    Not split are: a loader that is no DataLoader, an iterable-style data set, and a loader whose sampler is a
+    DistributedSampler, or which this function has returned.
 
     Args:
         loader: the user's, which stays as it is.
         rank: which part this process gets, of ``world_size``: its place in the strategy's data group.
         world_size: how many parts there are.
-        agree: gives all processes what rank 0 of the job has.
+        agree: broadcasts rank 0's value to all processes.
         splits: the loader's batch size is that of the global batch; else of each rank's part.
         pads: every rank gets as many samples, the first ones of the order twice (``drivetrain.parity``).
         draws: whether this process is rank 0 of the job, whose random state draws the order; ``None``: if ``rank`` is
             0. Where one model takes several processes, several get part 0.
 
     Raises:
-        ConfigurationError: the order has no length, so nobody knows where it ends.
+        ConfigurationError: the order has no length, so its end is unknown.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
@@ -102,7 +102,7 @@ def samples_in(loader: Any, batches: int) -> int | None:
     """Return how many samples all ranks together have in the first ``batches`` batches of ``loader``.
 
     Args:
-        loader: of one rank. If it is not shared out by :func:`share`, only this rank's samples are counted.
+        loader: of one rank. If it was not returned by :func:`share`, only this rank's samples are counted.
         batches: of this rank.
 
     Returns:

@@ -65,9 +65,9 @@ class Ranks(RankFacts):
     """The part of an Engine that deals with processes. With one process, nothing is exchanged.
 
     Attributes:
-        plan: who has started what.
-        strategy: which knows the others.
-        launcher: starts them, or finds itself started.
+        plan: says how processes are started.
+        strategy: has the ranks and the collectives.
+        launcher: starts the processes, if no other launcher has.
     """
 
     plan: Plan
@@ -87,11 +87,11 @@ class Ranks(RankFacts):
         """Start the processes that this engine needs, and make the device current in each.
 
         Args:
-            function: what to run in each of them, called with this engine and ``args``; ``None``: the program goes on,
-                which is possible only with one process, or if a launcher has started all of them.
+            function: what to run in each of them, called with this engine and ``args``; ``None``: the program
+                continues, which is possible only with one process, or if a launcher has started all of them.
 
         Returns:
-            What ``function`` returned; of several processes started here, what it returned on rank 0, as a copy.
+            The result of ``function``; if processes were started here, a copy of rank 0's result.
 
         Raises:
             ConfigurationError: ``function`` cannot take the engine, or is missing.

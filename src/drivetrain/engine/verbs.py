@@ -1,7 +1,7 @@
 """How an Engine calls its strategy's methods, for modules and optimizers of a user's loop.
 
-A verb that nobody overrides is not called; what it would do is done in its place. An override counts on the class and
-on the instance, also one that is set after the set-up.
+A method ("verb") that is not overridden is not called; the Engine does what it would do. An override counts on the
+class and on the instance, also one that is set after the set-up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Verbs:
     Attributes:
         backward: the strategy's, called with a loss and ``None``; itself ``None`` where ``loss.backward()`` is enough.
         batch_to_device: the strategy's; ``None`` where it is not overridden.
-        modules: each module that was set up, with what the strategy made of it while somebody uses that.
+        modules: each module that was set up, with the object that the strategy made of it, as long as that is
+            referenced.
     """
 
     takes_prepared = False

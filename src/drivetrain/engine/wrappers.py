@@ -1,7 +1,7 @@
 """The wrappers that :meth:`drivetrain.Engine.setup` returns: of a module, an optimizer and a loader.
 
-Each stands in for what it wraps: attributes, methods and ``isinstance`` of the optimizer reach the original, state
-dicts have the original's names. None of them adds work where the strategy and the precision have nothing to do.
+Each behaves like the object that it wraps: attributes and methods reach the original, so does ``isinstance`` for the
+optimizer, and state dicts have the original's names. They add no work if strategy and precision have nothing to do.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Mover(Protocol):
 
 
 class OptimizerHandle:
-    """An optimizer whose ``step`` and ``zero_grad`` may be taken over; everything else is the optimizer's own.
+    """An optimizer whose ``step`` and ``zero_grad`` may be replaced; everything else is the optimizer's own.
 
     ``isinstance`` sees the wrapped optimizer's class, and schedulers may be built on either of the two.
 
@@ -119,8 +119,8 @@ class EngineModule(nn.Module):
     """A module whose ``forward`` runs in the engine's precision and through what the strategy wrapped around it.
 
     It shares its parameters, buffers and children with the original, under the original's names. Any attribute that is
-    set or read is the original's. Where the precision has a say, floating-point results come back in torch's default
-    type, so that a loss that is computed outside is not computed in 16 bits.
+    set or read is the original's. If the precision is not the default, floating-point results are returned in torch's
+    default dtype, so that a loss computed from them is not computed in 16 bits.
 
     Args:
         forward_module: what the strategy made of the module, or the module itself.
@@ -186,13 +186,13 @@ class EngineModule(nn.Module):
     def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
         """Run a method of the module as ``forward`` runs: in the precision, and through the strategy's wrapper.
 
-        The steps of a LightningModule are marked from the start.
+        The steps of a LightningModule are marked already.
 
         Args:
             method: its name, or the method itself.
 
         Raises:
-            ConfigurationError: the module has no such method, or it is ``forward``, which needs no mark.
+            ConfigurationError: the module has no such method, or it is ``forward``, which is always marked.
         """
         name = method if isinstance(method, str) else getattr(method, "__name__", None)
         found = None if name is None else getattr(self._original, name, None)
@@ -305,9 +305,9 @@ class EngineLoader:
     """A loader whose batches arrive on the device, and whose samplers get the epoch at the start of each pass.
 
     Args:
-        loader: a DataLoader, or anything that can be iterated again and again.
+        loader: a DataLoader, or any re-iterable object.
         device: where batches go; ``None`` leaves them where they are.
-        mover: asked at the start of each pass for another way to move them.
+        mover: may provide, at the start of each pass, another function that moves batches.
     """
 
     def __init__(self, loader: Iterable[Any], device: torch.device | None, mover: Mover | None = None) -> None:

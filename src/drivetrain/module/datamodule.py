@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
-    """Downloads, splits and loads data; one object that any module can be trained on.
+    """The data of a run, apart from the model: download, split, loaders.
 
     Override what you need: ``prepare_data`` (one process), ``setup`` (every process), the loaders, the transfer
     hooks, ``teardown``. A loader or transfer hook defined here wins over the module's.
@@ -50,7 +50,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
         num_workers: int = 0,
         **datamodule_kwargs: Any,
     ) -> LightningDataModule:
-        """A data module around datasets that exist.
+        """Return a data module with loaders for existing datasets.
 
         Args:
             train_dataset: its loader shuffles, unless it is an iterable-style dataset.

@@ -23,7 +23,7 @@ _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
 class AttributeDict(dict[str, Any]):
     """A dictionary whose keys are attributes too: ``d.lr`` is ``d["lr"]``.
 
-    A key that is called like a method of ``dict``, such as "items", is reached in brackets only. A copy by
+    A key with the name of a method of ``dict``, such as "items", is available in brackets only. A copy by
     ``copy.deepcopy`` shares the values that cannot be copied.
 
     Raises:
@@ -84,7 +84,7 @@ class HyperparametersMixin:
         """Keep the arguments of ``__init__``, for checkpoints, for loggers and in :attr:`hparams`.
 
         Call it in ``__init__``, before or after ``super().__init__()``, or in the ``__post_init__`` of a dataclass.
-        The values are those that the arguments have at that moment. Called in the ``__init__`` of a base class it
+        The values are those that the arguments have when it is called. Called in the ``__init__`` of a base class it
         sees the arguments of the derived classes too, and theirs win. Further calls add to what is kept.
 
         Args:
@@ -92,8 +92,8 @@ class HyperparametersMixin:
                 mapping, namespace or dataclass: its items, as the hyperparameters.
             ignore: names to leave out.
             frame: where to look for ``__init__``, outwards; ``None``: from the caller on.
-            logger: whether the Trainer hands them to the loggers.
-            given_hparams: the arguments, where somebody knows them already; no frame is looked at.
+            logger: whether the Trainer passes them to the loggers.
+            given_hparams: the arguments, if they are known already; then no frame is inspected.
 
         Raises:
             ConfigurationError: an unknown name, an object of another type, more than one object, or a call outside of

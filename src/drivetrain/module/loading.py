@@ -78,7 +78,7 @@ class LoadableMixin:
         """Construct an object from the hyperparameters in the checkpoint, and load its state.
 
         A module's ``configure_model`` and ``on_load_checkpoint`` are called before its weights are loaded. A file
-        without hyperparameters will do, and for a module so will a bare state dict.
+        without hyperparameters is accepted, and for a module also a bare state dict.
 
         Args:
             checkpoint_path: a file that the Trainer wrote, or such a file opened for reading bytes. Both are read with
@@ -88,8 +88,8 @@ class LoadableMixin:
             hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
                 with a key and a value in each row.
             strict: whether the weights must be exactly those of the module; ``None``: as its ``strict_loading`` says.
-            weights_only: ``None`` or True: only plain data is read. False: everything, which runs what code
-                the file brings along; for your own files only.
+            weights_only: ``None`` or True: only plain data is read. False: everything is
+                unpickled, which can run code; use it only for files that you trust.
             **kwargs: arguments of ``__init__``, which replace all others. Where the hyperparameters were saved as one
                 object, those that ``__init__`` does not know replace items of that object.
 

@@ -23,7 +23,7 @@ class WeightedLoss(NamedTuple):
         weight: how many those are: a number, or a tensor with one element where the device has counted them (it is
             never read back, but each further batch of a window then costs a pass over the gradients).
 
-    A batch whose weight is the number 0 counts for nothing and is not differentiated.
+    A batch whose weight is the number 0 has no effect and no backward pass.
     """
 
     loss: Tensor

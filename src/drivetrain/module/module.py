@@ -39,8 +39,8 @@ class _Toggle(NamedTuple):
 class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, ExportMixin, nn.Module):
     """An ``nn.Module`` with its steps, its optimizers and its hooks.
 
-    Define ``training_step`` and ``configure_optimizers``; everything else is optional. The module holds no state of
-    a run besides a reference to the Trainer, which neither copies nor pickles with it.
+    Define ``training_step`` and ``configure_optimizers``; everything else is optional. Of a run, the module holds
+    only a reference to the Trainer, which is not copied or pickled with it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -83,21 +83,21 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             value: a number, a tensor with one element, a metric object, or a flat dictionary of those, which are
                 logged as ``name/key``.
             prog_bar: also show it in the progress bar.
-            logger: also give it to the loggers; ``None``: yes.
-            on_step: keep each step's value; ``None``: in training steps and batch hooks.
-            on_epoch: reduce over the epoch; ``None``: everywhere else.
+            logger: also pass it to the loggers; ``None``: True.
+            on_step: log each step's value; ``None``: True in training steps and training batch hooks.
+            on_epoch: log the reduction over the epoch; ``None``: True everywhere else.
             reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
             enable_graph: keep the value's graph, so that it can be differentiated later; it costs memory.
-            sync_dist: with several processes, one value for all of them: their means are weighted by batch size, the
-                other reductions are what they say. Every process must log it then. Otherwise each has its own.
+            sync_dist: with several processes, reduce the values of all of them to one; means are weighted by batch
+                size. Every process must log it then. Otherwise each process keeps its own value.
             sync_dist_group: accepted for compatibility; all processes take part.
             rank_zero_only: log on global rank 0 only.
             add_dataloader_idx: with several evaluation loaders, append ``/dataloader_idx_<i>``.
             batch_size: the weight in an epoch mean; ``None``: the first dimension of the batch's first tensor.
-            metric_attribute: accepted for compatibility; a metric object is kept itself and needs no name.
+            metric_attribute: accepted for compatibility; metric objects are recognised without it.
 
         Raises:
-            LoggingError: the hook may not log, the value is no single number, or the same name was logged in this
+            LoggingError: the hook may not log, the value is not a single number, or the same name was logged in this
                 hook with other options.
         """
         book = self._book
@@ -176,7 +176,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """The Trainer that runs this module.
 
         Raises:
-            RuntimeError: no Trainer has taken it yet.
+            RuntimeError: the module is not attached to a Trainer.
         """
         trainer = self.__dict__.get("_trainer")
         if trainer is None:
@@ -219,7 +219,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """Connect logging, backward and optimizers of this module to an Engine; the Engine calls it.
 
         Args:
-            engine: what has set this module up.
+            engine: the Engine that has set up this module.
             optimizers: those that were set up with it.
         """
         for module in self.modules():
@@ -259,11 +259,11 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return found
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """The optimizer, or the list of them if there are several.
+        """Return the optimizer, or the list of them if there are several.
 
         Args:
-            use_pl_optimizer: as :class:`~drivetrain.module.optimizers.LightningOptimizer`, whose ``step`` goes through
-                the run; False gives them as ``configure_optimizers`` returned them.
+            use_pl_optimizer: return each as a :class:`~drivetrain.module.optimizers.LightningOptimizer`, whose
+                ``step`` applies the precision and counts; False: as ``configure_optimizers`` returned them.
         """
         if self._trainer is None and self.fabric is not None:
             own = self.__dict__["_engine_optimizers"]
@@ -275,8 +275,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer`.
 
-        Parameters that it shares with another optimizer keep requiring them. Calls may be nested: the innermost one
-        counts, and a parameter that required no gradients before the first of them requires none in any.
+        Parameters that it shares with another optimizer keep requiring gradients. Calls may be nested; the innermost
+        one counts. A parameter that was frozen before the first call stays frozen in all of them.
         """
         chosen = set(parameters_of(optimizer))
         everybody = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)} | chosen
@@ -292,7 +292,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     def untoggle_optimizer(self, optimizer: Any) -> None:
         """Undo the last :meth:`toggle_optimizer` of this optimizer, and those that came after it.
 
-        Every parameter requires gradients as it did when that call came. For an optimizer that was not toggled, and
+        Every parameter requires gradients as it did before that call. For an optimizer that was not toggled, and
         for ``None``, all calls are undone.
         """
         toggles, plain = self._toggles, unwrapped(optimizer)

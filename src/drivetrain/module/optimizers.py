@@ -22,10 +22,10 @@ _FORMS = (
 
 
 class LightningOptimizer(OptimizerHandle):
-    """An optimizer as the module sees it: its ``step`` goes through the run, everything else is the optimizer's own.
+    """Wrapper of an optimizer that ``self.optimizers()`` returns; all but ``step`` is the optimizer's own.
 
-    Stepping it unscales and scales as the precision wants, calls ``on_before_optimizer_step``, clips where the loop
-    does that, and counts in ``global_step``. The loop takes its ``step`` over for as long as it trains.
+    Its ``step`` unscales gradients if the precision scales them, calls ``on_before_optimizer_step``, clips where the
+    loop does that, and counts in ``global_step``. The loop takes its ``step`` over for as long as it trains.
     """
 
     _OWN = OptimizerHandle._OWN | {"_module"}
@@ -38,7 +38,7 @@ class LightningOptimizer(OptimizerHandle):
         """A context in which only this optimizer's parameters require gradients.
 
         Args:
-            sync_grad: whether gradients made inside are averaged over the processes; of one process, no difference.
+            sync_grad: whether gradients computed inside are averaged over the processes; no effect with one process.
         """
         toggled: AbstractContextManager[None] = self._module.toggled_optimizer(self)
         return toggled

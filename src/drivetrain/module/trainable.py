@@ -40,8 +40,8 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
 
         Returns:
             The loss, a tensor with one element and a graph; or a :class:`~drivetrain.WeightedLoss`; or a mapping with
-            one of them under "loss"; or ``None`` to skip backward for this batch. Under manual optimization, anything
-            of these, for ``on_train_batch_end`` only.
+            one of them under "loss"; or ``None`` to skip backward for this batch. With manual optimization the
+            return value is only passed to ``on_train_batch_end``.
         """
         raise NotImplementedError
 
@@ -50,15 +50,15 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         raise NotImplementedError
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The same for testing."""
+        """Evaluate one batch of the test loaders, as :meth:`validation_step`."""
         raise NotImplementedError
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs for one batch; by default those of ``forward``."""
+        """Return the outputs for one batch; by default those of ``forward``."""
         return self(args[0])
 
     def configure_optimizers(self) -> Any:
-        """The optimizers and schedulers, made from parameters that are on the device already.
+        """Return the optimizers and schedulers. The parameters are on the device already.
 
         Returns:
             An optimizer; ``[optimizer]``; ``([optimizer], [schedulers])``; a dictionary with "optimizer" and
@@ -81,10 +81,10 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Under manual optimization: compute the gradients of ``loss`` as the precision and the strategy want it.
+        """With manual optimization: compute the gradients of ``loss``, instead of ``loss.backward()``.
 
         Raises:
-            ConfigurationError: the loop optimizes automatically.
+            ConfigurationError: ``automatic_optimization`` is True.
         """
         run = None if self._trainer is None else self._trainer.current_run
         if run is not None and self.automatic_optimization:

@@ -1,15 +1,15 @@
 """Collectives over torch.distributed: gather, broadcast, reduce, barrier, decisions.
 
 Each function first lets the ranks show each other, in one small message of fixed size, what they are about to do. Where
-they differ, in the operation, a shape or a name, every rank raises the same error, and none waits for ever.
+they differ, in the operation, a shape or a name, every rank raises the same error, and none waits forever.
 This message travels in the host's memory where the group has a backend for that ("cpu:gloo,cuda:nccl"); in a group
 that only knows devices it costs a wait for the device. Only a rank that never comes is found by the group's timeout.
 ``all_gather`` and ``reduce`` take several times as long with this message as without it, so ``checks`` may leave it
-out: then ranks that differ hang or compute nonsense, as with torch's own collectives.
+out: then ranks that differ hang or get wrong values, as with torch's own collectives.
 
-Without a process group, and in a group of one, every function gives back what it got. ``group`` is a process group of
+Without a process group, and in a group of one, every function returns its input. ``group`` is a process group of
 which this process is a member, and ``None`` all processes. A tensor on a device that the group's backends cannot reach
-travels by way of ``device``, or of the host, and the result lies where the input lay. Ranks are always global ranks.
+is sent by way of ``device``, or of the host; the result is on the input's device. Ranks are always global ranks.
 
 Objects travel pickled. What one rank of a job unpickles, another rank of the same job has pickled: whoever can speak
 to the group can run code in it, here as in torch's own object collectives. Nothing from outside the job is unpickled.
@@ -50,7 +50,7 @@ def all_gather(
     device: torch.device | None = None,
     checks: Checks | None = None,
 ) -> Tensor:
-    """Every rank's tensor, stacked in the order of ranks; of one process, the tensor itself.
+    """Return every rank's tensor, stacked in the order of ranks; with one process, the tensor itself.
 
     Args:
         tensor: any shape and type, the same on every rank; without dimensions it gives ``(world_size,)``.
@@ -78,7 +78,7 @@ def all_gather(
 
 
 def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device | None = None) -> Any:
-    """``obj`` of rank ``src``, on every rank.
+    """Return rank ``src``'s ``obj`` on every rank.
 
     Args:
         obj: on rank ``src``, a tensor or anything that can be pickled; elsewhere it does not matter.
@@ -127,7 +127,7 @@ def reduce(
     device: torch.device | None = None,
     checks: Checks | None = None,
 ) -> Any:
-    """One tensor made of every rank's, element by element; what is no tensor passes through unchanged.
+    """Return the element-wise reduction of every rank's tensor; a value that is no tensor is returned unchanged.
 
     Nothing is lost on the way: numbers are added up in a wider type, float32 in 64 bits, 16-bit types in 32, integers
     in int64, and a mean is divided once. The mean of integers or booleans is float64: of 1 and 2 it is 1.5.
@@ -161,7 +161,7 @@ def reduce(
 
 
 def barrier(group: Any = None, name: str | None = None, *, device: torch.device | None = None) -> None:
-    """Wait until every rank of the group has come here.
+    """Wait until every rank of the group has called this.
 
     Args:
         group: the ranks that take part; ``None``: all.
@@ -179,7 +179,7 @@ def barrier(group: Any = None, name: str | None = None, *, device: torch.device 
 def reduce_boolean_decision(
     decision: bool, all: bool = True, group: Any = None, *, device: torch.device | None = None
 ) -> bool:
-    """Whether every rank says yes; with ``all=False``, whether at least one does.
+    """Return whether every rank passes True; with ``all=False``, whether at least one does.
 
     Raises:
         ConfigurationError: on every rank, where ranks ask different questions.
@@ -192,7 +192,7 @@ def reduce_boolean_decision(
 
 
 def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None = None) -> list[Any]:
-    """Every rank's object, in the order of ranks, on every rank; this rank's own is ``obj`` itself.
+    """Return every rank's object in the order of ranks, on every rank; this rank's own is ``obj`` itself.
 
     Args:
         obj: anything that can be pickled.
@@ -209,7 +209,7 @@ def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None =
 def gather_keyed(
     names: Sequence[str], values: Tensor, group: Any = None, *, device: torch.device | None = None
 ) -> Tensor:
-    """Every rank's numbers, of which each rank says what they stand for.
+    """Return every rank's numbers, after a check that their names are the same on all ranks.
 
     One message of fixed size shows that the names are the same on all ranks, a second one carries all the numbers. How
     they are reduced is the caller's: sums and counts may need an exact one.

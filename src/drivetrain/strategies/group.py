@@ -20,11 +20,11 @@ R = TypeVar("R")
 
 
 class Group(ABC):
-    """Some ranks of a job, as one of them sees them.
+    """A group of ranks of a job, as seen by one of them.
 
-    A subclass has the two attributes and writes :meth:`gather_objects` and :meth:`new`. Everything else follows from
-    :meth:`gather_objects`; a subclass whose library has faster ways overrides what it can. All members must call the
-    same methods in the same order. A rank is always a global rank of the job.
+    A subclass sets the two attributes and defines :meth:`gather_objects` and :meth:`new`. All other methods are built
+    on :meth:`gather_objects`; override those that the communication library does faster. All members must call the same
+    methods in the same order. A rank is always a global rank of the job.
 
     Attributes:
         rank: this process.
@@ -113,7 +113,7 @@ class Group(ABC):
 
 
 class LoneGroup(Group):
-    """One process alone: everything is returned as it came in, without a process group."""
+    """A group of one process, without a process group: every method returns its input."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -225,7 +225,7 @@ class TorchGroup(Group):
 
 
 class WaitingGroup(Group):
-    """Ranks whose processes have not met: they are known, and can exchange nothing.
+    """A group whose process group does not exist yet: ranks are known, collectives raise an error.
 
     Args:
         rank, ranks: as of every group.

@@ -33,8 +33,8 @@ from drivetrain.strategies.stepping import Driver, Stepping
 class Strategy(Stepping, ABC):
     """Base class. It owns the accelerator, the precision and the checkpoint store; it does not know the Trainer.
 
-    A subclass says where the root device is and, where it differs from one process, how the model is set up and what
-    the ranks are. What is left ``None`` in the constructor the plan fills in.
+    A subclass defines the root device and, if it has several processes, how the model is set up and what the ranks are.
+    The plan fills in the constructor arguments that are ``None``.
 
     Subclasses are for experts: this contract may change in a minor version. The changelog says how.
 
@@ -152,7 +152,7 @@ class Strategy(Stepping, ABC):
         """Return the context of ``configure_model`` that decides where new parameters are created.
 
         Args:
-            empty_init: not used: who enters the block also decides whether parameters are drawn.
+            empty_init: not used; the caller decides whether parameters are initialized.
         """
         return self.root_device
 
@@ -296,7 +296,7 @@ class Strategy(Stepping, ABC):
         return self.world.broadcast(obj, src)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The reduction of ``tensor`` over the ranks of ``group``, or over all; what is no tensor passes through.
+        """Return the reduction of ``tensor`` over the ranks of ``group``, or of all; other values are unchanged.
 
         Raises:
             UnknownNameError: there is no operation ``reduce_op``, also with one process.
@@ -307,7 +307,7 @@ class Strategy(Stepping, ABC):
         return (group if isinstance(group, Group) else self.world).all_reduce(tensor, reduce_op)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """The tensor of every rank of ``group``, or of all, stacked; of one process, the tensor itself."""
+        """Return the tensors of all ranks of ``group``, or of all, stacked; with one process, the tensor itself."""
         ranks = group if isinstance(group, Group) else self.world
         return tensor if ranks.size == 1 else ranks.all_gather(tensor, sync_grads)
 
@@ -333,8 +333,8 @@ class Strategy(Stepping, ABC):
         Cheap with one rank; with several, each call is one request to the job's store.
 
         Args:
-            name: of what is to be done.
-            wanted: from which moment on this rank asks for it, ahead of where any rank can be; ``None``: it does not.
+            name: identifies what is to be done.
+            wanted: the step at which this rank asks for it, later than any rank's current step; ``None``: it does not.
         """
         return wanted
 
@@ -342,11 +342,11 @@ class Strategy(Stepping, ABC):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Into how many parts samples are shared out, and which is this rank's, as a DistributedSampler takes them."""
+        """The arguments ``num_replicas`` and ``rank`` for a DistributedSampler."""
         return {"num_replicas": self.data.size, "rank": self.data.index}
 
     def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
-        """``loader``, or a copy that gives this rank's part: see :func:`drivetrain.data.samplers.share`."""
+        """Return ``loader``, or a copy that yields this rank's part: see :func:`drivetrain.data.samplers.share`."""
         if not self.is_distributed:
             return loader
         from drivetrain.data.samplers import share  # here, because one process does not need it
@@ -411,7 +411,7 @@ class Strategy(Stepping, ABC):
         """Read a checkpoint into host memory.
 
         Args:
-            path: where it lies.
+            path: the checkpoint.
             weights_only: ``None`` or True reads plain data only. False unpickles everything, which can run code.
             into: modules, optimizers and tensors by name, for a strategy that reads straight into them. This one
                 ignores it: it returns all that the file holds, and the caller loads that.

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """One call of an entry point of the Trainer.
+    """One call of ``fit``, ``validate``, ``test`` or ``predict``.
 
     Attributes:
         fn: which.
-        model: of the user.
+        model: the user's module.
         passed: loaders by stage, as they were passed.
-        datamodule: where the others come from.
+        datamodule: the user's datamodule.
         ckpt_path: the file to begin from.
         weights_only: how it is read.
-        checked: the process that started this one has looked whether all of it goes together.
+        checked: the launching process has checked the combination already.
     """
 
     fn: TrainerFn
@@ -54,7 +54,7 @@ class Outcome:
     """What returns to the launching process, so that it can continue, save, or fit again as if it had trained.
 
     Weights, optimizers, schedulers, counters, metrics, results, the random state of rank 0, and the states of callbacks
-    and datamodule come back. Other attributes that user code has set on its objects stay where they were set.
+    and datamodule come back. Other attributes that user code sets on its objects stay in the process that set them.
 
     Attributes:
         results: what the entry point returns.
@@ -161,7 +161,7 @@ class Outcome:
 
 
 def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> list[Any]:
-    """Start processes that do ``job``, take over what they leave, and return its results.
+    """Start processes that run ``job``, restore what they return into ``trainer``, and return the results.
 
     Args:
         trainer: of this process.
@@ -189,7 +189,7 @@ def _work(trainer: Trainer, job: Job) -> Outcome:
 
 
 class Remains:
-    """What is left of a learning-rate scheduler that cannot travel: its state, for a checkpoint.
+    """Stands in for a learning-rate scheduler that cannot be pickled: it keeps the state, for a checkpoint.
 
     Args:
         scheduler: which holds what no other process can have.

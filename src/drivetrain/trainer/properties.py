@@ -282,7 +282,7 @@ class TrainerView(LimitsView, RankFacts):
     def num_training_batches(self) -> float:
         """Training batches of an epoch; ``inf`` if unknown, as before a fit is set up.
 
-        While a fit is set up, as in ``configure_optimizers``, it makes the training loader if that is not made yet.
+        During set-up, as in ``configure_optimizers``, reading it creates the training loader if there is none yet.
         With several processes whose loaders may differ in length, read it on all of them then.
         """
         run, progress = self._run_parts, self.progress
@@ -375,7 +375,8 @@ class TrainerView(LimitsView, RankFacts):
     def judges_at_epoch_end(self) -> bool:
         """Whether callbacks that watch metrics look when a training epoch ends, and not after validation.
 
-        So it is if validation runs once per epoch, at its end, or not at all: then all metrics are there.
+        True if validation runs once per epoch, at its end, or not at all: then all metrics are known at the epoch's
+        end.
         """
         interval = self.limits.val_check_interval
         whole_epoch = isinstance(interval, float) and interval == 1.0  # the int 1 means every batch

@@ -67,9 +67,9 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 class Trainer(TrainerView):
     """Trains, validates and tests a LightningModule, and predicts with it.
 
-    Every argument is described in :class:`drivetrain.settings.Settings`; all are keyword-only, and one that is left
-    out may come from the environment (``PL_TRAINER_MAX_EPOCHS=3``). What they mean on this machine is decided here,
-    at once, and can be read: ``print(trainer.plan)``.
+    :class:`drivetrain.settings.Settings` describes every argument. All are keyword-only; one that is left out may come
+    from the environment (``PL_TRAINER_MAX_EPOCHS=3``). The constructor decides what they mean on this machine:
+    ``print(trainer.plan)`` shows the decisions.
 
     Raises:
         ConfigurationError: an argument is wrong or contradicts another; nothing was built.
@@ -166,14 +166,14 @@ class Trainer(TrainerView):
         Args:
             model: what to train.
             train_dataloaders: the training loader; ``None`` asks the datamodule, then the model.
-            val_dataloaders: the validation loader or a list of them; likewise.
+            val_dataloaders: the validation loader or a list of them; ``None`` asks the datamodule, then the model.
             datamodule: where the data comes from, instead of loaders.
             ckpt_path: resume from this checkpoint ("best" and "last" name those of the ModelCheckpoint).
             weights_only: ``None`` or True: a checkpoint is read as plain data, never unpickled as code. False unpickles
-                whatever it holds, which can run any code: only for files of your own.
+                everything in it, which can run any code: use it only for files that you trust.
 
         Raises:
-            ConfigurationError: something is missing or contradicts itself; nothing has run yet.
+            ConfigurationError: something is missing, or arguments contradict each other; nothing has run yet.
             SystemExit: with code 1 after Ctrl-C, when everything is cleaned up.
         """
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
@@ -188,12 +188,12 @@ class Trainer(TrainerView):
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
-        """One pass over the validation loaders, without gradients.
+        """Run one pass over the validation loaders, without gradients.
 
         Args:
-            model: what to judge; ``None``: the one of the last run, with its best checkpoint.
+            model: what to evaluate; ``None``: the model of the last run, with its best checkpoint.
             dataloaders: the loader or a list of them; ``None`` asks the datamodule, then the model.
-            ckpt_path: weights to judge instead of the model's own.
+            ckpt_path: a checkpoint whose weights are evaluated instead of the model's own.
             verbose: print the metrics.
             datamodule: where the data comes from, instead of loaders.
             weights_only: as in :meth:`fit`.
@@ -212,7 +212,7 @@ class Trainer(TrainerView):
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
-        """One pass over the test loaders; otherwise as :meth:`validate`."""
+        """Run one pass over the test loaders, with the arguments of :meth:`validate`."""
         return self._evaluate(TrainerFn.TESTING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def predict(
@@ -224,17 +224,18 @@ class Trainer(TrainerView):
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
     ) -> list[Any]:
-        """What ``predict_step`` returns for every batch, in the host's memory.
+        """Return the output of ``predict_step`` for every batch, in host memory.
 
         Args:
-            model: what predicts; ``None``: the one of the last run, with its best checkpoint.
+            model: what predicts; ``None``: the model of the last run, with its best checkpoint.
             dataloaders: the loader or a list of them; ``None`` asks the datamodule, then the model.
             datamodule: where the data comes from, instead of loaders.
             return_predictions: False keeps nothing, for a callback that writes them; ``None``: True.
             ckpt_path, weights_only: as in :meth:`validate`.
 
         Returns:
-            One output per batch; with several loaders, a list of those for each. Empty if nothing is to be returned.
+            One output per batch; with several loaders, a list of outputs for each. Empty with
+            ``return_predictions=False``.
         """
         fn = TrainerFn.PREDICTING
         model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
@@ -254,15 +255,15 @@ class Trainer(TrainerView):
         a run: ``trainer.strategy.checkpoint_io.wait(filepath)`` waits for it, and so does the end of the run.
 
         Args:
-            filepath: the file; what lay there before stays whole until the new one is complete.
-            weights_only: leave out what only resuming needs.
-            storage_options: for a CheckpointIO that takes some.
+            filepath: the file; an old file of this name stays complete until the new one is.
+            weights_only: leave out everything that only resuming needs.
+            storage_options: passed to the CheckpointIO.
             allow_pickle: store any object by pickling it. Loading the file then needs ``weights_only=False``, which
                 lets it run code.
 
         Raises:
             ConfigurationError: no model has been attached by a run.
-            CheckpointError: it could not be written, or something in it is no plain data.
+            CheckpointError: the file could not be written, or a value cannot be stored as plain data.
         """
         if self.lightning_module is None:
             raise ConfigurationError("There is no model to save yet. Call trainer.fit(model) first.")
@@ -282,7 +283,7 @@ class Trainer(TrainerView):
         """Context in which new layers are made on the device and in the precision of this Trainer.
 
         Args:
-            empty_init: leave parameters as the memory was, because a checkpoint will fill them; ``None``: no.
+            empty_init: leave parameters uninitialized, because a checkpoint will be loaded; ``None``: False.
         """
         return self.engine.init_module(empty_init)
 
@@ -327,7 +328,7 @@ class Trainer(TrainerView):
         ckpt_path: str | Path | None,
         weights_only: bool | None,
     ) -> Job:
-        """What is to be done, once it is seen to make sense; nothing was built so far."""
+        """Check the arguments of an entry point and return the job; nothing is built."""
         first = next(iter(passed))
         if isinstance(passed[first], LightningDataModule):
             passed, datamodule = {**passed, first: None}, passed[first]
@@ -340,7 +341,7 @@ class Trainer(TrainerView):
         return Job(fn, model, passed, datamodule, checkpoint_path, weights_only)
 
     def run_job(self, job: Job) -> list[Any]:
-        """Do it, here or in processes that are started for it; clean up and re-raise on any exception."""
+        """Run ``job``, here or in processes started for it; clean up and re-raise on any exception."""
         results: list[Any] = []
         try:
             if not self.engine.launcher.is_external:
