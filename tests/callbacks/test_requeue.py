@@ -231,6 +231,7 @@ def test_a_job_that_cannot_go_back_goes_on(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match=r"hpc_ckpt_1.ckpt, but .* into the queue: the queue is closed. Training continues"
     ):
+    with pytest.warns(UserWarning, match=r"hpc_ckpt_1.ckpt, but .* into the queue: the queue is closed. Training"):
         weights = fit(tmp_path, model, cluster)
     assert (model.done, cluster.asked) == (24, 1)
     assert torch.equal(weights, fit(tmp_path / "whole", Model(), Cluster()))

@@ -153,7 +153,7 @@ class EarlyStopping(Callback):
             )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # the reason is this fit's; what was counted goes on
+        if stage == "fit":  # the reason belongs to this fit; the counts continue
             self.stopping_reason, self.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
             self.stopped_epoch, self._resumed = 0, {}
 

@@ -84,7 +84,7 @@ class Timer(Callback):
         return None if self.duration_s is None else self.duration_s - self.time_elapsed(stage)
 
     def _begin(self, stage: str) -> None:
-        if stage in self._ends:  # a second pass goes on counting
+        if stage in self._ends:  # a second pass continues to count
             self._earlier_s[stage] = self.time_elapsed(stage)
             del self._ends[stage]
         self._starts[stage] = self._clock()

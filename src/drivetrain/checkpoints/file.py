@@ -33,7 +33,7 @@ class TorchCheckpointIO(CheckpointIO):
 
     Written to a temporary name beside the target, fsynced, renamed over it, and the directory fsynced: a reader sees
     the old file or the new one, never a part. On load the CRC-32 that the zip container keeps for each record is
-    checked, because torch accepts flipped bits in silence.
+    checked, because torch silently accepts flipped bits.
 
     Only plain data is read. What a checkpoint of another trainer holds besides is left out with a warning.
     torch's older format, which has no checksums, is read too. With ``weights_only=False`` anything is: that unpickles

@@ -134,7 +134,7 @@ class _Walk:
         self.noted: list[str] = []
         self._where = where
         self._steps: list[str] = []
-        self._seen: dict[int, tuple[Any, Any]] = {}  # by identity; it holds the objects, so that none is used anew
+        self._seen: dict[int, tuple[Any, Any]] = {}  # by identity; it keeps the objects alive, so that no id is reused
 
     def run(self, value: Any) -> Any:
         try:
@@ -209,7 +209,7 @@ def _plain_key(key: Any) -> bool:
 def _text_of(value: Any) -> str:
     try:
         text = " ".join(repr(value).split())
-    except Exception as error:  # whatever somebody's __repr__ raises
+    except Exception as error:  # whatever a user's __repr__ raises
         return f"(its repr raised {type(error).__name__})"
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
 
@@ -227,7 +227,7 @@ def _loads_again(value: Any) -> bool:
         torch.save(value, buffer)
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
-    except Exception:  # whatever pickling somebody's object raises
+    except Exception:  # whatever pickling a user's object raises
         return False
     return True
 

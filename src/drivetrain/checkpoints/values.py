@@ -78,7 +78,7 @@ def _fraction(text: str) -> Fraction:
     return Fraction(numerator, denominator)
 
 
-# ---- numpy: only where somebody has imported it ----------------------------------------------------------------------
+# ---- numpy: only if it is imported already ---------------------------------------------------------------------------
 
 _NUMBERS = "biufc"
 _TEXTS = "SU"

@@ -20,7 +20,7 @@ LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
 
 
 class ReduceLROnPlateau(lr_scheduler.ReduceLROnPlateau):
-    """torch's scheduler of this name, told which logged value it watches.
+    """torch's scheduler of this name, with the name of the logged value it watches.
 
     Args:
         optimizer: whose learning rates it reduces.

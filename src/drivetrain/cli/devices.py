@@ -26,7 +26,7 @@ class Row:
         reason: why not, or the error that it raised; empty where it can.
         devices: how many.
         total_memory: bytes of each; ``None`` where that is not known.
-        auto_priority: where it stands in ``accelerator="auto"``; ``None``: nowhere.
+        auto_priority: its priority in ``accelerator="auto"``; ``None``: not considered.
     """
 
     name: str

@@ -29,7 +29,7 @@ _OPTION = re.compile(r"(?:^Group '([\w.]+)' does not accept option|does not acce
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
-    """``message`` of ``parser``, and what was probably meant, where that can be told from it."""
+    """Return ``message`` of ``parser`` with a suggestion of what was probably meant, if there is one."""
     hints = list(dict.fromkeys(_hints(message, parser)))
     return "\n".join([message, *hints])
 

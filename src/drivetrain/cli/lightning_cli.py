@@ -66,7 +66,7 @@ class LightningCLI:
 
     Args:
         model_class: the model, or a function that returns it; ``None``: any, named by ``--model``.
-        datamodule_class: the data module, likewise; ``None``: any, named by ``--data``, or none.
+        datamodule_class: the data module, as a class or a function; ``None``: any, named by ``--data``, or none.
         save_config_callback: what keeps the configuration; ``None``: nothing does.
         save_config_kwargs: arguments of it, such as ``{"overwrite": True}``.
         trainer_class: the Trainer, a subclass, or a function that returns one.

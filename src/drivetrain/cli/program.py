@@ -18,7 +18,7 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     """Let ``parser`` take a program and its arguments, after its own options."""
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module's name")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or a folder or an archive with a __main__.py")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="handed to the program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
 
 
 def run_program(given: argparse.Namespace, prog: str) -> int:

@@ -4,7 +4,7 @@
 ``lightning``, ``pytorch_lightning`` and ``lightning_fabric`` served from here. Inside a program or a notebook
 :func:`install` does the same, before the first of them is imported. Processes started from there inherit it.
 
-See docs/compat.md for what is served, and :mod:`drivetrain.parity` for the switches.
+See docs/compat.md for the names that are available, and :mod:`drivetrain.parity` for the switches.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RandomIterableDatasetWithLen(RandomIterableDataset):
 
 
 class BoringModel(LightningModule):
-    """One linear layer from 32 numbers to 2, trained by SGD to answer 1; it brings its own loaders."""
+    """One linear layer from 32 numbers to 2, trained by SGD to answer 1; it defines its own loaders."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The import hook: modules of the original, made of names that live here.
+"""The import hook: Lightning's modules, made of drivetrain's names.
 
 A served module is a :class:`ServedModule`, which looks a name up in the table when it is asked for it. Whatever is
 below a served package and not in the table is refused here, so that no installed original is ever mixed in.
@@ -77,7 +77,7 @@ class CompatFinder:
             loader: Any = _TableLoader(inner)
             return ModuleSpec(fullname, loader, origin=table.__file__, is_package=True)
         parent, _, name = fullname.rpartition(".")
-        # The error's ``name`` must not be the full name: importlib would take that for "no such submodule" and go on
+        # The error's ``name`` must not be the full name: importlib would take that for "no such submodule" and continue
         # to a message that does not say who is missing what.
         raise ModuleNotFoundError(_refusal(parent, inner.rpartition(".")[0], name), name=f"{parent}:{name}")
 

@@ -80,7 +80,7 @@ def _called(value: Any) -> Any:
     if callable(value):
         try:
             result = value()
-        except Exception:  # somebody's function, which may need arguments
+        except Exception:  # a user's function, which may need arguments
             return getattr(value, "__name__", None)
         return getattr(value, "__name__", None) if callable(result) else result
     return value

@@ -44,12 +44,12 @@ class ModelSummary:
 
     @property
     def in_sizes(self) -> list[Any]:
-        """The shapes of what goes in; "?" where nobody knows."""
+        """The input shapes; "?" if unknown."""
         return [UNKNOWN if row.in_sizes is None else row.in_sizes for row in self._summary.rows]
 
     @property
     def out_sizes(self) -> list[Any]:
-        """The shapes of what comes out, likewise."""
+        """The output shapes; "?" if unknown."""
         return [UNKNOWN if row.out_sizes is None else row.out_sizes for row in self._summary.rows]
 
     @property

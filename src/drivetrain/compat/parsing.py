@@ -88,7 +88,7 @@ def is_picklable(obj: object) -> bool:
     """Whether ``pickle`` takes it."""
     try:
         pickle.dumps(obj)
-    except Exception:  # whatever somebody's __reduce__ raises
+    except Exception:  # whatever a user's __reduce__ raises
         return False
     return True
 

@@ -1,9 +1,9 @@
-"""Which module of the original is served, and where its names live here: the one table.
+"""The table of Lightning's modules that are available, and of the drivetrain names behind them.
 
 A key is a module's path below ``lightning``. ``pytorch_lightning`` is another spelling of "pytorch" and
 ``lightning_fabric`` of "fabric". A value lists sources. "drivetrain.callbacks" alone offers everything that is in the
 ``__all__`` of that module; with names behind a colon it offers only those, and ``Fabric=Engine`` offers our ``Engine``
-as ``Fabric``. Nothing is imported before somebody asks for a name. A module that is not here, and a name that no
+as ``Fabric``. Nothing is imported before a name is requested. A module that is not here, and a name that no
 source offers, does not exist for the program: see docs/compat.md.
 """
 
@@ -13,7 +13,7 @@ VERSION = "2.6.6"
 """The version of the original whose names these are."""
 
 ROOTS = {"lightning": "", "pytorch_lightning": "pytorch", "lightning_fabric": "fabric"}
-"""Top-level packages that are served, and the path below ``lightning`` for which each of them stands."""
+"""Top-level packages that are replaced, and the path below ``lightning`` for which each of them stands."""
 
 _C = "drivetrain.compat"  # names that exist for such programs only
 _SEED_EVERYTHING = f"{_C}.seed: seed_everything"

@@ -15,7 +15,7 @@ from drivetrain.base.tree import map_leaves
 from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
 
 _INF = float("inf")
-_END = object()  # what next() hands back at a loader's end: None may be a batch
+_END = object()  # what next() returns at a loader's end: None may be a batch
 _LENGTHS: dict[str, Callable[[Iterable[float]], float]] = {
     "min_size": min,
     "max_size_cycle": max,
@@ -52,7 +52,7 @@ class CombinedLoader:
             raise ConfigurationError(f"CombinedLoader has no mode {mode!r}. {did_you_mean(str(mode), _LENGTHS)}")
         self._mode = mode
         self._limits: list[int | float] | None = None
-        self._ended: list[bool] = []  # which loaders had ended once already when the next pass is taken up
+        self._ended: list[bool] = []  # which loaders had ended once already in the pass that is resumed
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
         self._flattened = _checked(_flatten(iterables))
@@ -148,7 +148,7 @@ class CombinedLoader:
 
     def __iter__(self) -> Iterator[tuple[Any, int, int]]:
         batches = self._one_by_one() if self._mode == "sequential" else self._side_by_side()
-        self._passes.add(batches)  # weakly: a pass that nobody holds any more stops its workers, as a DataLoader's does
+        self._passes.add(batches)  # weakly: a pass without references stops its workers, as a DataLoader's
         return batches
 
     def resume_at(self, ended: Sequence[bool]) -> None:

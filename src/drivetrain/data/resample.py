@@ -94,7 +94,7 @@ def without_shuffle(loader: Any) -> Any:
 
 
 def replaced(loader: L, **attributes: Any) -> L:
-    """A copy of ``loader`` with other ``attributes``, also those that a DataLoader lets nobody set, and no workers."""
+    """Return a copy of ``loader`` without workers, with other ``attributes``, also those that a DataLoader protects."""
     copied = copy.copy(loader)
     for name, value in {**attributes, "_iterator": None}.items():
         object.__setattr__(copied, name, value)

@@ -91,7 +91,7 @@ def share(
             f"split_batches splits batches of a known size, and this loader's come from {type(drawn).__name__}. "
             "Give the DataLoader a batch_size, or leave split_batches out."
         )
-    else:  # lists that somebody has put together, or single samples of a loader without batches
+    else:  # lists from a batch sampler of the user, or single samples of a loader without batches
         batches = DealtBatches(drawn, rank, world_size, agree)
     if draws is not None:
         batches.draws = draws

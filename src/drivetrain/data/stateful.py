@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any
 
-_END = object()  # what next() hands back at a loader's end: None may be a batch
+_END = object()  # what next() returns at a loader's end: None may be a batch
 
 
 def is_stateful(loader: Any) -> bool:
@@ -44,7 +44,7 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
     Returns:
         What is left of a pass that a limit or the user cut short, for :func:`leave` when the next one begins.
     """
-    if not begun or hasattr(loader, "__next__"):  # one that is its own iterator goes on where it is
+    if not begun or hasattr(loader, "__next__"):  # one that is its own iterator continues where it is
         loader.load_state_dict(state)
         return None
     rest = rest_of_pass(loader, state, whole)

@@ -326,9 +326,7 @@ class EngineLoader:
             return (own(batch, device) for batch in batches)
         for first in batches:
             moved = move(first, device)
-            if was_there(
-                first, moved
-            ):  # this loader's batches lie where they are wanted: nobody need look at the others
+            if was_there(first, moved):  # this loader's batches are on the device already: the others need no check
                 return itertools.chain((first,), batches)
             return itertools.chain((moved,), (move(batch, device) for batch in batches))
         return batches

@@ -247,7 +247,7 @@ def _writing_alone(folder: str) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            time.sleep(_LOCK_PAUSE_S)  # a stopped process must not stop this one: in the end it goes on without
+            time.sleep(_LOCK_PAUSE_S)  # a stopped process must not stop this one: in the end it continues without
         yield
     finally:
         os.close(handle)

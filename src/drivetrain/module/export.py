@@ -194,7 +194,7 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     with nullcontext() if draws else isolate_rng(), torch.no_grad():
         try:
             for part in parts:
-                part.training = False  # not eval(): what somebody's train() does besides could not be undone
+                part.training = False  # not eval(): other effects of a user's train() could not be undone
             for part, _ in books:
                 part.__dict__["_book"] = _NoBook()
             yield
@@ -217,7 +217,7 @@ def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> 
     Yields:
         A copy of the inputs on the module's device; ``None`` if there are none, and then nothing was done.
     """
-    # Not read yet: the property of somebody's class may draw random numbers.
+    # Not read yet: a property of a user's class may draw random numbers.
     if sample is None and inspect.getattr_static(module, "example_input_array", None) is None:
         yield None
         return

@@ -212,7 +212,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     known = set(memo)
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # whatever copying somebody's object raises
+    except Exception:  # whatever copying a user's object raises
         for key in set(memo) - known:  # halves of copies, which another value might be given
             del memo[key]
         return value

@@ -161,7 +161,7 @@ def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPA
 
     Args:
         checkpoint: as the store returned it.
-        quiet: the parts that nobody will use: of them no warning says that only descriptions came back.
+        quiet: the parts that are not used: no warning says that they contain only descriptions.
 
     Raises:
         CheckpointError: something in it is damaged, or stored by a newer version.

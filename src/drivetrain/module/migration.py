@@ -40,7 +40,7 @@ def migrate(checkpoint: State, resuming: bool = False) -> State:
 
     Args:
         checkpoint: what was read; it is left as it is.
-        resuming: whether training goes on from it: then one warning says what the file does not know.
+        resuming: whether training resumes from it; then one warning names what the file lacks.
 
     Returns:
         A new dictionary, or ``checkpoint`` where there is nothing to do. Its ``loops`` have the entry "drivetrain".
@@ -62,7 +62,7 @@ def migrate(checkpoint: State, resuming: bool = False) -> State:
         # A function among a scheduler's state stays the one that the scheduler was built with.
         migrated["lr_schedulers"] = [_known(state) for state in migrated["lr_schedulers"]]
     fit_loop = loops.get("fit_loop")
-    with contextlib.suppress(KeyError, TypeError):  # of loops that somebody wrote: nobody knows where they were
+    with contextlib.suppress(KeyError, TypeError):  # of loops of a user's own, whose position is unknown
         progress = _progress_of_epochs(migrated) if fit_loop is None else _progress(fit_loop, migrated)
         migrated["loops"] = {**loops, "drivetrain": progress}
     migrated["restart"] = {"callback_metrics": _monitored(migrated.get("callbacks", {}))}
@@ -225,7 +225,7 @@ def _state_key(key: Any) -> str:
     try:
         given = ast.literal_eval(_INTERVAL.sub(_in_seconds, brace + arguments))
     except (ValueError, SyntaxError, TypeError, OverflowError):
-        return str(key)  # somebody's own key
+        return str(key)  # a user's own key
     if not isinstance(given, dict):
         return str(key)
     if "every_n_train_steps" in given:

@@ -279,14 +279,14 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         one counts. A parameter that was frozen before the first call stays frozen in all of them.
         """
         chosen = set(parameters_of(optimizer))
-        everybody = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)} | chosen
+        everyones = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)} | chosen
         toggles = self._toggles
-        found = {parameter: parameter.requires_grad for parameter in everybody}
+        found = {parameter: parameter.requires_grad for parameter in everyones}
         if toggles and toggles[-1].found == found:
             found = toggles[-1].found  # a program that never untoggles adds nothing in each of its steps
         before = {**found, **{p: required for toggle in reversed(toggles) for p, required in toggle.found.items()}}
         toggles.append(_Toggle(unwrapped(optimizer), found))
-        for parameter in everybody:
+        for parameter in everyones:
             parameter.requires_grad = before[parameter] and parameter in chosen
 
     def untoggle_optimizer(self, optimizer: Any) -> None:

@@ -17,7 +17,7 @@ from drivetrain.errors import ConfigurationError, DrivetrainError
 _DIGEST = 16  # bytes
 _HEADER = struct.Struct(f"<q?{_DIGEST}s231s")  # a number, whether the rank has failed, a digest, the text's beginning
 _LONGEST_LIST = 8  # names or ranks in a message
-_CHECKED_FIRST = 100  # tensor collectives of a group in a run, where nobody has said how many
+_CHECKED_FIRST = 100  # tensor collectives of a group in a run, by default
 
 CURES = {
     "all_gather": "Pad the tensors to one shape of one type, or use gather_objects().",

@@ -147,7 +147,7 @@ def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool
     if os.path.basename(name) != name or (suffix := re.search(f"{_SUFFIX}$", name)) is None:
         raise WrongForm("['name']", f"is {name!r}, which names no rank file")
     main = os.path.realpath(os.path.expanduser(path)) if _is_local(path) else str(path)
-    renamed = f"{main}{suffix[0]}"  # where somebody has given all files another name
+    renamed = f"{main}{suffix[0]}"  # if all files were renamed
     file = _beside(main, name) if _is_local(path) and not os.path.exists(renamed) else renamed
     if "crc32" in listed and _is_local(path):
         if not os.path.isfile(file):

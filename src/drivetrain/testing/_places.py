@@ -84,7 +84,7 @@ class Places:
         self.measure(storage)
 
     def measure(self, storage: Any) -> None:
-        """Take the size of ``storage`` anew: an operation may have resized it."""
+        """Measure the size of ``storage`` again: an operation may have resized it."""
         held, size = self._held.get(storage._cdata), storage.nbytes()
         if held is not None and held.bytes != size:
             self._count(held.place, size - held.bytes)

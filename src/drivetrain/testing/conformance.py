@@ -8,9 +8,9 @@ In a test file::
     class TestMine(AcceleratorConformance):
         accelerator = MyAccelerator
 
-Each method is a row. A row whose claim the accelerator does not make is skipped and says so, and so is everything where
-the hardware is not there; a row that waits for a part of drivetrain is an expected failure that names it. ``pytest
--rsx`` prints all of these reasons.
+Each method is a test ("row"). A test is skipped, with a reason, if the accelerator does not claim its feature or if the
+hardware is missing. A test that waits for a part of drivetrain is an expected failure that names it. ``pytest -rsx``
+prints all of these reasons.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class AcceleratorConformance:
         assert event.query()
 
     def test_memory_is_counted(self) -> None:
-        """Bytes rise with a tensor, fall when it is gone, and the peak remembers; or nobody counts (``None``)."""
+        """Bytes rise with a tensor, fall when it is gone, and the peak stays; or memory is not counted (``None``)."""
         accelerator, device = self.accelerator(), self.device
         if accelerator.memory_allocated(device) is None:
             pytest.skip(f"not claimed: {type(accelerator).__name__}.memory_allocated gives None")

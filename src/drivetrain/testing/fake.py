@@ -49,7 +49,7 @@ class FakeAccelerator(Accelerator):
         """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a text of digits is a count.
 
         Raises:
-            ConfigurationError: it means no device, one twice, or one that nobody pretends.
+            ConfigurationError: it means no device, one twice, or one that is not simulated.
         """
         try:
             return parse_indices(devices, _count())

@@ -94,7 +94,7 @@ class Record:
         self._places.peak[index] = self._places.alive[index]
 
     def clear(self) -> None:
-        """Forget the moves, syncs and steps so far: what follows is looked at by itself."""
+        """Forget the moves, syncs and steps so far."""
         self.moves.clear()
         self.syncs.clear()
         self.steps.clear()

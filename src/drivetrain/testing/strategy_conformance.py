@@ -183,7 +183,7 @@ class StrategyConformance:
 
     @on_every_rank
     def test_hooks_inside_a_step_are_called_or_refused(self, folder: Path) -> None:
-        """A hook that the module overrides is called, unless the strategy owns its step and says so in an error."""
+        """A hook that the module overrides is called, or set-up raises an error because the strategy owns its step."""
         for hook in sorted(HOOKS_IN_A_STEP):
             module, refused = hooked(hook), ""
             try:

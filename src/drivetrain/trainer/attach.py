@@ -196,7 +196,7 @@ _GONE_FROM_CALLBACKS = {
     "on_pretrain_routine_end": "on_fit_start",
     "on_keyboard_interrupt": "on_exception",
 }
-"""The same for callbacks; these are warned of, because a callback may serve several libraries."""
+"""The same for callbacks; these are warned of, because a callback may be written for several libraries."""
 
 _STEPS = {
     TrainerFn.FITTING: ("training_step", "validation_step"),

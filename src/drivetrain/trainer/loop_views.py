@@ -41,7 +41,7 @@ class ProgressView(NamedTuple):
 
 
 class DataSourceView:
-    """Where the loaders of a stage come from, as far as third parties ask."""
+    """Where the loaders of a stage come from, as far as third-party callbacks ask."""
 
     def __init__(self, trainer: Trainer, stage: str) -> None:
         self._trainer = trainer
