@@ -73,7 +73,7 @@ class TorchDeviceAccelerator(Accelerator):
         if not cls.type:
             return "this build of torch has no accelerator"
         if _module_of(cls.type) is None:
-            return f"torch has no module torch.{cls.type}: install and import the package that provides it"
+            return f"torch has no module torch.{cls.type}: install and import the package that brings it"
         return f"torch.{cls.type} sees no device"
 
     @property
