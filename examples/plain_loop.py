@@ -1,4 +1,4 @@
-"""A loop of one's own on the Engine: handwritten digits, with accumulation, clipping and exact resume.
+"""A loop of your own on the Engine: handwritten digits, with accumulation, clipping and exact resume.
 
 Every line that differs from a loop in bare torch names `engine`. Stop it with Ctrl-C and start it again with
 `--resume`; try `--precision bf16-mixed`, or `drivetrain run --precision=bf16-mixed examples/plain_loop.py`.

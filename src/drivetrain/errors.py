@@ -91,17 +91,17 @@ def described(value: Any) -> str:
 
 
 def wrong_value(owner: str, name: str, value: Any, expected: str, cure: str) -> ConfigurationError:
-    """An argument of ``owner`` with a value that it does not accept: what it is instead, and what to write."""
+    """Return the error for an argument of ``owner`` with a wrong value: what is accepted, and what to write."""
     return ConfigurationError(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
 
 
 def is_count(value: Any, lowest: int = 0) -> bool:
-    """Whether ``value`` is an int of at least ``lowest``; True is none."""
+    """Return whether ``value`` is an int of at least ``lowest``; True is not one."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is a real number, of Python or numpy, and not NaN; True is none."""
+    """Return whether ``value`` is a real number, of Python or numpy, and not NaN; True is not one."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value
 
 

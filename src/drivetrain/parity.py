@@ -49,7 +49,7 @@ _current = Parity()
 
 
 def current() -> Parity:
-    """The switches as they are now."""
+    """Return the switches as they are now."""
     return _current
 
 

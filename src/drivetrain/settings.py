@@ -182,7 +182,7 @@ _NOT_IN_BAREBONES: dict[str, tuple[Any, ...]] = {
 
 
 def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
-    """A duration in seconds: "DD:HH:MM:SS", a timedelta, or a dictionary of timedelta's arguments.
+    """Return a duration in seconds: "DD:HH:MM:SS", a timedelta, or a dictionary of timedelta's arguments.
 
     Raises:
         ConfigurationError: it is none of those, or not above zero.
@@ -338,7 +338,7 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The arguments that were ``given``, and those that the environment adds.
+    """Return the arguments that were ``given``, and those that the environment adds.
 
     A value is read as a Python literal where it is one, else as text.
 

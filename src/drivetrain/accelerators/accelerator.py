@@ -161,7 +161,7 @@ class Accelerator(ABC):
 
 class _Accelerators(Registry[Accelerator]):
     def available_accelerators(self) -> list[str]:
-        """Every name that is registered; those of torch's other devices work too."""
+        """Return every name that is registered; those of torch's other devices work too."""
         return self.available()
 
     def check_name(self, name: str) -> None:
@@ -183,6 +183,6 @@ AcceleratorRegistry = _Accelerators("drivetrain.accelerators", "accelerator", "a
 
 
 def _is_torchs(device: torch.device) -> bool:
-    """Whether this is a device of ``torch.accelerator``."""
+    """Return whether this is a device of ``torch.accelerator``."""
     current = torch.accelerator.current_accelerator()
     return current is not None and current.type == device.type

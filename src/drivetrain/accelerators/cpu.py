@@ -26,7 +26,7 @@ class CPUAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> int:
-        """A positive int, or its digits as text."""
+        """Parse ``devices``: a positive int, or its digits as text."""
         count = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ConfigurationError(
@@ -58,7 +58,7 @@ class CPUAccelerator(Accelerator):
         }
 
     def total_memory(self, device: torch.device) -> int | None:
-        """The host's memory."""
+        """Return the host's memory."""
         import psutil
 
         return int(psutil.virtual_memory().total)

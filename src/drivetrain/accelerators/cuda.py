@@ -31,7 +31,7 @@ class CUDAAccelerator(TorchDeviceAccelerator):
         return "torch.cuda sees no device: look at the driver and at CUDA_VISIBLE_DEVICES"
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """The caching allocator's counters; with nvidia-ml-py also ``utilization_percent``, ``power_watts`` and
+        """Return the caching allocator's counters; with nvidia-ml-py also ``utilization_percent``, ``power_watts`` and
         ``temperature_celsius``. None of it waits for the device.
         """
         return {**super().get_device_stats(device), **_nvml_stats(device)}

@@ -81,7 +81,7 @@ class TorchDeviceAccelerator(Accelerator):
         return self.device_type()
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """The allocator's counters, as ``memory_stats`` of the backend's module reports them."""
+        """Return the allocator's counters, as ``memory_stats`` of the backend's module reports them."""
         stats = getattr(torch.get_device_module(device), "memory_stats", None)
         if stats is None:
             return {}
@@ -114,7 +114,7 @@ def parse_indices(devices: Any, count: int) -> list[int]:
 
 
 def as_numbers(devices: Any) -> Any:
-    """A text of digits as a count, one with commas as a list of numbers; anything else as it is."""
+    """Return a text of digits as a count, one with commas as a list of numbers; anything else as it is."""
     if not isinstance(devices, str):
         return devices
     parts = [part.strip() for part in devices.split(",") if part.strip()]
@@ -124,7 +124,7 @@ def as_numbers(devices: Any) -> Any:
 
 
 def of_type(name: str) -> type[Accelerator] | None:
-    """The accelerator for torch's device type ``name``; ``None`` where torch has none of that name.
+    """Return the accelerator for torch's device type ``name``; ``None`` where torch has none of that name.
 
     A backend from outside torch has its name once its package is imported; until then it is unknown here.
     """
@@ -137,7 +137,7 @@ def _class_for(name: str) -> type[Accelerator]:
 
 
 def known_types() -> tuple[str, ...]:
-    """Every device type of torch's that may be an accelerator: of those that torch lists in the message about an
+    """Return every device type of torch's that may be an accelerator: of those that torch lists in the message about an
     unknown one, and the name that a backend from outside torch has given itself.
     """
     try:
@@ -150,7 +150,7 @@ def known_types() -> tuple[str, ...]:
 
 
 def _module_of(kind: str) -> Any:
-    """``torch.<kind>`` if it can count devices; ``None`` where torch has no such module."""
+    """Return ``torch.<kind>`` if it can count devices; ``None`` where torch has no such module."""
     try:
         module = torch.get_device_module(kind)
     except RuntimeError:

@@ -247,5 +247,5 @@ def _sync_directory(directory: Path) -> None:
 
 
 def encodable(text: str) -> str:
-    """``text`` with its lone surrogates, which come from names that are no UTF-8, written out as text."""
+    """Return ``text`` with its lone surrogates, which come from names that are no UTF-8, written out as text."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()

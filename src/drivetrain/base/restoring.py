@@ -67,7 +67,7 @@ def naming(path: Any) -> Iterator[None]:
 
 
 def shown_error(error: BaseException) -> str:
-    """The text of ``error``, in one line and cut where it is long."""
+    """Return the text of ``error``, in one line and cut where it is long."""
     text = " ".join(str(error).split()).removesuffix(".")
     return text if len(text) <= 300 else f"{text[:297]}..."
 
@@ -76,7 +76,7 @@ def shown_error(error: BaseException) -> str:
 
 
 def expect(value: Any, kinds: type | tuple[type, ...], place: str = "") -> Any:
-    """``value``, if it is of one of ``kinds``.
+    """Return ``value``, if it is of one of ``kinds``.
 
     Raises:
         WrongForm: it is not.
@@ -88,7 +88,7 @@ def expect(value: Any, kinds: type | tuple[type, ...], place: str = "") -> Any:
 
 
 def entry(mapping: Any, key: str, kinds: type | tuple[type, ...], place: str = "") -> Any:
-    """The entry ``key`` of ``mapping``, of one of ``kinds``.
+    """Return the entry ``key`` of ``mapping``, of one of ``kinds``.
 
     Raises:
         WrongForm: it is missing or of another kind, or ``mapping`` is none.
@@ -100,7 +100,7 @@ def entry(mapping: Any, key: str, kinds: type | tuple[type, ...], place: str = "
 
 
 def count(value: Any, place: str = "") -> int:
-    """``value``, if it is a whole number from 0 on.
+    """Return ``value``, if it is a whole number from 0 on.
 
     Raises:
         WrongForm: it is not.
@@ -111,7 +111,7 @@ def count(value: Any, place: str = "") -> int:
 
 
 def number(value: Any, place: str = "") -> Any:
-    """``value``, if it is a real number or a tensor with one.
+    """Return ``value``, if it is a real number or a tensor with one.
 
     Raises:
         WrongForm: it is not.

@@ -76,7 +76,7 @@ def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of python's, numpy's (if loaded), torch's and the current device's generators, as plain data."""
+    """Return the state of python's, numpy's (if loaded), torch's and the current device's generators, as plain data."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         name, keys, *rest = numpy.random.get_state()

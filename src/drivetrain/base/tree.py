@@ -26,7 +26,7 @@ class Movable(Protocol):
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """``tree`` with ``fn`` applied to every leaf; containers are rebuilt with their own types."""
+    """Return ``tree`` with ``fn`` applied to every leaf; containers are rebuilt with their own types."""
     if isinstance(tree, Tensor):
         return fn(tree)
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "to"):  # a PackedSequence is a tuple that moves itself
@@ -80,7 +80,7 @@ def _move_leaf(leaf: Any, device: torch.device) -> Any:
 
 
 def was_there(batch: Any, moved: Any) -> bool:
-    """Whether ``batch`` was on the device already when :func:`move` returned ``moved`` for it.
+    """Return whether ``batch`` was on the device already when :func:`move` returned ``moved`` for it.
 
     The same object is no proof by itself: one that moves itself in place is the same afterwards.
     """
@@ -89,12 +89,12 @@ def was_there(batch: Any, moved: Any) -> bool:
 
 
 def move_to_host(tree: Any) -> Any:
-    """``tree`` with every tensor in the host's memory, cut from its graph; this waits for the device."""
+    """Return ``tree`` with every tensor in the host's memory, cut from its graph; this waits for the device."""
     return map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def detach(tree: Any) -> Any:
-    """``tree`` with every tensor cut from its graph, so that keeping it keeps no activations alive."""
+    """Return ``tree`` with every tensor cut from its graph, so that keeping it keeps no activations alive."""
     return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
 
 

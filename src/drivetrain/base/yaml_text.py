@@ -29,7 +29,7 @@ def dump(values: Mapping[Any, Any]) -> str:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether :func:`dump` writes ``value`` as what it is, and not as its ``str``."""
+    """Return whether :func:`dump` writes ``value`` as what it is, and not as its ``str``."""
     if isinstance(value, Mapping):
         return all(isinstance(key, _KEYS) and is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -92,7 +92,7 @@ def _sequence(values: Collection[Any], inside: tuple[int, ...]) -> list[str]:
 
 
 def _collection(value: Any, inside: tuple[int, ...]) -> list[str] | None:
-    """The lines of a mapping or a list; ``None`` for anything else."""
+    """Return the lines of a mapping or a list; ``None`` for anything else."""
     if not isinstance(value, (Mapping, list, tuple)):
         return None
     if not value:

@@ -35,7 +35,7 @@ def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
 
 
 def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = os.path.realpath) -> bool:
-    """Whether the file ``path`` lies in ``folder`` or in a folder below, wherever links and ".." lead."""
+    """Return whether the file ``path`` lies in ``folder`` or in a folder below, wherever links and ".." lead."""
     if folder is None:
         return False
     own, its_folder = resolve(folder), resolve(os.path.dirname(path) or ".")
@@ -43,7 +43,7 @@ def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = os.p
 
 
 def newest_complete(store: CheckpointIO, folder: str, extension: str, gone: Iterable[str]) -> str:
-    """The checkpoint in ``folder`` that was written last and is complete, instead of files that are ``gone``.
+    """Return the checkpoint in ``folder`` that was written last and is complete, instead of files that are ``gone``.
 
     Raises:
         CheckpointError: there is none.

@@ -65,7 +65,7 @@ class NamedCheckpoint(Checkpoint):
         filename: str | None,
         taken: Sequence[str] = (),
     ) -> str:
-        """A path that is free, or that of a file which may be replaced."""
+        """Return a path that is free, or that of a file which may be replaced."""
         path, version = self.format_checkpoint_name(metrics, filename), self.STARTING_VERSION
         while self.enable_version_counter and (
             path in taken or (path not in replaceable and self.file_exists(path, trainer))
@@ -75,7 +75,7 @@ class NamedCheckpoint(Checkpoint):
         return path
 
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
-        """Whether there is such a file, or one is being written; all ranks get the answer of global rank 0."""
+        """Return whether there is such a file, or one is being written; all ranks get the answer of global rank 0."""
         store = trainer.strategy.checkpoint_io
         found = store.exists(filepath) or store.link_target(filepath) is not None or not store.is_durable(filepath)
         exists: bool = trainer.strategy.broadcast(found)
@@ -84,7 +84,7 @@ class NamedCheckpoint(Checkpoint):
     def format_checkpoint_name(
         self, metrics: dict[str, Any], filename: str | None = None, ver: int | None = None
     ) -> str:
-        """The path that a checkpoint gets: ``dirpath``, where it is known, the name and the extension.
+        """Return the path that a checkpoint gets: ``dirpath``, where it is known, the name and the extension.
 
         A metric that is not there counts as 0. A ``/`` in a metric's name becomes part of the file name, not a folder,
         when ``auto_insert_metric_name`` writes it.

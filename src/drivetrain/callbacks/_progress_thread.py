@@ -135,7 +135,7 @@ class ProgressThread(threading.Thread):
             self._meters.setdefault(stage, _Meter()).restart(self._counts(stage)[0] if training else 0)
 
     def exit(self) -> Snapshot | None:
-        """The innermost stage is over; its last snapshot, or ``None`` if none was entered."""
+        """End the innermost stage; return its last snapshot, or ``None`` if none was entered."""
         with DRAWING:
             if not self._stages:
                 return None
@@ -182,7 +182,7 @@ class _Meter:
         self._samples.append((time.monotonic(), count))
 
     def measure(self, count: int, final: bool) -> float:
-        """The rate up to now. At the end of a stage in which nothing new was counted: the last one known."""
+        """Return the rate up to now. At the end of a stage in which nothing new was counted: the last one known."""
         if count < self._samples[-1][1]:  # the loop has set its counter back since the stage was entered
             begin_s = self._samples[0][0]
             self._samples.clear()

@@ -42,11 +42,11 @@ class GradientAccumulationScheduler(Callback):
         self._in_charge = False
 
     def going_to_accumulate_grad_batches(self) -> bool:
-        """Whether any epoch accumulates at all."""
+        """Return whether any epoch accumulates at all."""
         return any(batches > 1 for batches in self.scheduling.values())
 
     def get_accumulate_grad_batches(self, epoch: int) -> int:
-        """The number of batches in a window of ``epoch``."""
+        """Return the number of batches in a window of ``epoch``."""
         return self.scheduling[max(start for start in self.scheduling if start <= epoch)]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -179,7 +179,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self.best_model_path = state_dict["best_model_path"]
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """What ``save_last`` wrote, in this run or in an earlier one that used the same folder.
+        """Return what ``save_last`` wrote, in this run or in an earlier one that used the same folder.
 
         Where that is a link to a file which is gone, the newest complete checkpoint of the folder takes its place.
 
@@ -369,7 +369,7 @@ class ModelCheckpoint(StoredCheckpoint):
         return shared
 
     def _score(self, trainer: Trainer, metrics: dict[str, Any]) -> Tensor | None:
-        """The value that ranks this checkpoint; ``None`` if there is none yet.
+        """Return the value that ranks this checkpoint; ``None`` if there is none yet.
 
         Raises:
             ConfigurationError: ``monitor`` was never logged although it had its chance.

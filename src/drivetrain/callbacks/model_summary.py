@@ -53,7 +53,7 @@ class ModuleRow:
     out_sizes: Sizes | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """What the table shows, column by column."""
+        """Return what the table shows, column by column."""
         count = human_count(self.num_parameters) + (" *" if self.is_lazy else "")
         sizes = [str(size).replace("'", "") for size in (self.in_sizes, self.out_sizes) if size is not None]
         return str(self.index), self.name, self.type, count, "train" if self.training else "eval", *sizes
@@ -94,7 +94,7 @@ class Summary:
         return self.trainable + self.frozen
 
     def totals(self) -> list[tuple[str, str]]:
-        """What stands below the table: pairs of value and meaning."""
+        """Return what stands below the table: pairs of value and meaning."""
         lines = [
             (human_count(self.trainable), "Trainable params"),
             (human_count(self.frozen), "Non-trainable params"),
@@ -173,7 +173,7 @@ def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
 
 
 def human_count(number: int) -> str:
-    """``number`` with three or four digits: 999, 1.2 K, 3.4 M, 7.0 B, 1.1 T."""
+    """Return ``number`` with three or four digits: 999, 1.2 K, 3.4 M, 7.0 B, 1.1 T."""
     value = float(number)
     for unit in ("", " K", " M", " B"):
         if round(value, 1) < 1000:

@@ -99,7 +99,7 @@ class Requeue(Callback):
             checkpoint["requeue"] = {"job": self.environment.requeue_id(), "fit": Requeue._fits}
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
-        """What the fit that is about to begin has left when the job went back into the queue."""
+        """Return what the fit that is about to begin has left when the job went back into the queue."""
         if self.environment.restart_count() <= 0:
             return None
         files = numbered(trainer.default_root_dir, trainer.strategy.checkpoint_io)

@@ -55,7 +55,7 @@ class TorchCheckpointIO(CheckpointIO):
             _refused.reset(token)
 
     def was_refused(self, path: str | Path) -> bool:
-        """Whether the block of :meth:`new_files` that runs now has found another process's file at ``path``."""
+        """Return whether the block of :meth:`new_files` that runs now has found another process's file at ``path``."""
         refused = _refused.get()
         return refused is not None and str(path) in refused
 
@@ -98,7 +98,7 @@ class TorchCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path | IO[bytes], map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The checkpoint at ``path``, which may also be an open binary file.
+        """Return the checkpoint at ``path``, which may also be an open binary file.
 
         Raises:
             CheckpointError: there is none, it is damaged, or it holds what may not be read.
@@ -152,14 +152,14 @@ class TorchCheckpointIO(CheckpointIO):
 
 
 def _reason(error: BaseException) -> str:
-    """The one sentence in torch's page of advice that names the object."""
+    """Return the one sentence in torch's page of advice that names the object."""
     lines = [line.strip() for line in str(error).splitlines()] or [""]
     named = next((line for line in lines if line.startswith("WeightsUnpickler error:") or "GLOBAL" in line), lines[0])
     return named.removeprefix("WeightsUnpickler error:").strip().split(". ")[0].removesuffix(".")
 
 
 def _target(path: str | Path) -> Path:
-    """The file that ``path`` names; ``~`` is the home folder.
+    """Return the file that ``path`` names; ``~`` is the home folder.
 
     Raises:
         ConfigurationError: it cannot be the name of a file.
@@ -181,7 +181,7 @@ def _unwritten(target: Path, why: str, cure: str) -> CheckpointError:
 
 
 def name_of(path: str | Path | IO[bytes]) -> str:
-    """What messages call a file: its path, or the path or class of an open one."""
+    """Return what messages call a file: its path, or the path or class of an open one."""
     if isinstance(path, (str, os.PathLike)):
         return os.fspath(path)
     name = getattr(path, "name", None)
@@ -189,7 +189,7 @@ def name_of(path: str | Path | IO[bytes]) -> str:
 
 
 def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
-    """``path`` as torch and zipfile read it: a path, or an open file that begins where the checkpoint begins.
+    """Return ``path`` as torch and zipfile read it: a path, or an open file that begins where the checkpoint begins.
 
     Raises:
         ConfigurationError: it is neither.
@@ -213,7 +213,7 @@ def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
 
 
 def rewound(source: Path | IO[bytes]) -> Path | IO[bytes]:
-    """``source``, to be read from its beginning."""
+    """Return ``source``, to be read from its beginning."""
     if not isinstance(source, Path):
         source.seek(0)
     return source

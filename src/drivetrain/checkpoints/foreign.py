@@ -52,7 +52,7 @@ class Placeholder:
 
 
 def is_legacy(source: Path | IO[bytes]) -> bool:
-    """Whether it is in torch's format from before 1.6, which is no zip file and has no checksums."""
+    """Return whether it is in torch's format from before 1.6, which is no zip file and has no checksums."""
     return _starts_with(source, _LEGACY_START)
 
 
@@ -182,7 +182,7 @@ class _Unpickler:
         self._buildable = [value for value in users.values() if isinstance(value, type)]
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name in the file means; never what lies in the module of that name."""
+        """Return what a name in the file means; never what lies in the module of that name."""
         path = f"{_RENAMED.get(module, module)}.{name}"
         if path not in self.known:
             if path in self._own:
@@ -289,7 +289,7 @@ class _Unpickler:
                 self._stack[-1][key] = value
 
     def _accepts(self, *kinds: type) -> bool:
-        """Whether items can be put into what lies on top of the stack; a placeholder swallows them."""
+        """Return whether items can be put into what lies on top of the stack; a placeholder swallows them."""
         target = self._stack[-1]
         if _placeholder_class(target) is None and type(target) not in kinds:
             raise pickle.UnpicklingError(f"a {type(target).__name__} is no container to put items into")
@@ -387,7 +387,7 @@ _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # Python 2's name
 
 
 def _placeholder_class(value: Any) -> type[Placeholder] | None:
-    """The class of a placeholder, which a file may name or hold an object of; ``None`` for everything else."""
+    """Return the class of a placeholder, which a file may name or hold an object of; ``None`` for everything else."""
     kind = value if isinstance(value, type) else type(value)
     return kind if issubclass(kind, Placeholder) else None
 
@@ -401,7 +401,7 @@ def _is_old_sparse(kind: Any) -> bool:
 
 
 def _stand_ins() -> dict[str, Any]:
-    """What is made instead of the objects of these names."""
+    """Return what is made instead of the objects of these names."""
     return {
         "argparse.Namespace": argparse.Namespace,
         "_codecs.encode": _encode,
@@ -434,7 +434,7 @@ class _NumpyPart(Placeholder):
     """A piece of numpy's that is not complete before it has been given its state."""
 
     def built(self, state: Any) -> Any:
-        """The real thing, or ``self`` where there is none."""
+        """Return the real thing, or ``self`` where there is none."""
         return self
 
 
@@ -474,7 +474,7 @@ class _Scalar(_NumpyPart):
 
 
 def _dtype(code: Any, *_: Any) -> _NumpyPart:
-    """A type of numbers or of texts of a fixed length; of all others only that there was one is kept."""
+    """Return a type of numbers or of texts of a fixed length; of all others only that there was one is kept."""
     if isinstance(code, str) and re.fullmatch(r"[biufc]\d{1,2}|[SU]\d{1,6}", code):
         return _Dtype(code)
     return _Scalar()

@@ -163,14 +163,14 @@ class _Walk:
         return result
 
     def place(self) -> str:
-        """Where it is: ``callbacks['Mine']['history'][3]``."""
+        """Return where it is: ``callbacks['Mine']['history'][3]``."""
         steps = self._steps
         if not self._where and steps:  # a first step "['lr']" reads lr
             return "".join([steps[0].removeprefix("['").removesuffix("']"), *steps[1:]])
         return self._where + "".join(steps) or "The value"
 
     def passes(self, value: Any) -> bool:
-        """Whether ``value`` stays as it is; asked of every leaf, so it is fast."""
+        """Return whether ``value`` stays as it is; asked of every leaf, so it is fast."""
         raise NotImplementedError
 
     def visit(self, value: Any) -> Any:
@@ -221,7 +221,7 @@ def _type_of(value: Any) -> str:
 
 
 def _loads_again(value: Any) -> bool:
-    """Whether ``torch.load(weights_only=True)`` reads it."""
+    """Return whether ``torch.load(weights_only=True)`` reads it."""
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)

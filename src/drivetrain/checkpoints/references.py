@@ -45,7 +45,7 @@ def find(name: str) -> Any:
 
 
 def find_open(name: str) -> Any:
-    """The same, for an object that code may call later: ``None`` also where such modules are closed to files."""
+    """Return the same, for an object that code may call later: ``None`` also where such modules are closed to files."""
     found = find(name)
     return found if found is not None and _is_open(name, found) else None
 

@@ -180,12 +180,12 @@ class LightningArgumentParser(ArgumentParser):
 
 
 def class_of(given: type | Callable[..., Any]) -> type:
-    """``given``, or the class that a function says it returns, made by calling it."""
+    """Return ``given``, or the class that a function says it returns, made by calling it."""
     return given if isinstance(given, type) else class_from_function(given)
 
 
 def listed(value: Any) -> list[Any]:
-    """``value`` as a list: one object, several, or none."""
+    """Return ``value`` as a list: one object, several, or none."""
     if value is None:
         return []
     return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping, Namespace)) else [value]

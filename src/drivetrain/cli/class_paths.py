@@ -34,7 +34,7 @@ class ReduceLROnPlateau(lr_scheduler.ReduceLROnPlateau):
 
 
 def class_at(path: str) -> Any:
-    """The class at ``"package.module.Class"``.
+    """Return the class at ``"package.module.Class"``.
 
     Raises:
         ConfigurationError: there is none.
@@ -49,7 +49,7 @@ def class_at(path: str) -> Any:
 
 
 def instantiate_class(args: Any, init: Mapping[str, Any]) -> Any:
-    """An object of the class that ``init`` describes.
+    """Return an object of the class that ``init`` describes.
 
     Args:
         args: a tuple of positional arguments, or the only one.
@@ -80,13 +80,13 @@ class Recipe:
         self._arguments: dict[str, Any] = value.as_dict()
 
     def make(self, of: Any) -> Any:
-        """The optimizer of the parameters ``of``, or the scheduler of the optimizer ``of``."""
+        """Return the optimizer of the parameters ``of``, or the scheduler of the optimizer ``of``."""
         if isinstance(self._offered, tuple):
             return instantiate_class((of,), self._arguments)
         return self._offered(of, **self._arguments)
 
     def described(self) -> dict[str, Any]:
-        """What :func:`instantiate_class` takes."""
+        """Return what :func:`instantiate_class` takes."""
         if isinstance(self._offered, tuple):
             return self._arguments
         return {

@@ -36,7 +36,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script: find the subcommand and call it.
+    """Console script: find the subcommand and call it.
 
     Args:
         arguments: what follows "drivetrain" on the command line; ``None``: ``sys.argv[1:]``.

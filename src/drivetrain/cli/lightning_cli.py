@@ -150,7 +150,7 @@ class LightningCLI:
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The Trainer's methods that are subcommands, with their arguments that are no options."""
+        """Return the Trainer's methods that are subcommands, with their arguments that are no options."""
         return {
             "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
             "validate": {"model", "dataloaders", "datamodule"},
@@ -175,7 +175,7 @@ class LightningCLI:
         """``self.model``, ``self.datamodule`` and ``self.trainer`` are there; nothing has run."""
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """The Trainer as it is configured, with its callbacks.
+        """Return the Trainer as it is configured, with its callbacks.
 
         Args:
             kwargs: arguments of the Trainer that replace the configured ones.
@@ -201,7 +201,7 @@ class LightningCLI:
 
     @staticmethod
     def configure_optimizers(lightning_module: LightningModule, optimizer: Optimizer, lr_scheduler: Any = None) -> Any:
-        """What the model's ``configure_optimizers`` returns where ``--optimizer`` is given.
+        """Return what the model's ``configure_optimizers`` returns where ``--optimizer`` is given.
 
         Args:
             lightning_module: the model.
@@ -268,7 +268,7 @@ class LightningCLI:
         parser.link_described()
 
     def _objects_by_default(self) -> dict[str, Any]:
-        """Those of ``trainer_defaults`` that no configuration could hold."""
+        """Return those of ``trainer_defaults`` that no configuration could hold."""
         found = {name: value for name, value in self.trainer_defaults.items() if not is_plain(value)}
         if "callbacks" in found:
             found["callbacks"] = [item for item in listed(found["callbacks"]) if not is_plain(item)]
@@ -278,7 +278,7 @@ class LightningCLI:
         return self.parser if self.subcommand is None else self._subparsers[self.subcommand]
 
     def _own(self, config: Namespace) -> Namespace:
-        """The part of ``config`` that belongs to the subcommand."""
+        """Return the part of ``config`` that belongs to the subcommand."""
         own: Namespace = config if self.subcommand is None else config[self.subcommand]
         return own
 

@@ -97,7 +97,7 @@ def _run(start: Callable[[ModuleType], object]) -> None:
 
 
 def _of_program(traceback: TracebackType | None) -> TracebackType | None:
-    """The part of ``traceback`` below this module; nothing where the program could not even be compiled."""
+    """Return the part of ``traceback`` below this module; nothing where the program could not even be compiled."""
     while traceback is not None and not _is_ours(traceback):
         traceback = traceback.tb_next
     while traceback is not None and _is_ours(traceback):

@@ -16,17 +16,17 @@ from drivetrain.errors import ConfigurationError
 
 
 def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:
-    """A tree of tensors, and of whatever else has ``.to``, on ``device``."""
+    """Return a tree of tensors, and of whatever else has ``.to``, on ``device``."""
     return move(batch, torch.device(device))
 
 
 def convert_to_tensors(data: Any, device: torch.device | str | int) -> Any:
-    """A tree with its numbers and arrays as tensors on ``device``; bools and integers become small ones."""
+    """Return a tree with its numbers and arrays as tensors on ``device``; bools and integers become small ones."""
     return move_data_to_device(map_leaves(_as_tensor, data), device)
 
 
 def convert_tensors_to_scalars(data: Any) -> Any:
-    """A tree with its one-element tensors as Python numbers.
+    """Return a tree with its one-element tensors as Python numbers.
 
     Raises:
         ValueError: a tensor has more elements, or none.
@@ -35,7 +35,7 @@ def convert_tensors_to_scalars(data: Any) -> Any:
 
 
 def extract_batch_size(batch: Any) -> int:
-    """The first dimension of the first tensor in a batch; a warning where tensors differ.
+    """Return the first dimension of the first tensor in a batch; a warning where tensors differ.
 
     Raises:
         ConfigurationError: there is no tensor in it.
@@ -52,12 +52,12 @@ def extract_batch_size(batch: Any) -> int:
 
 
 def sized_len(dataloader: object) -> int | None:
-    """``len(dataloader)``; ``None`` where it has none."""
+    """Return ``len(dataloader)``; ``None`` where it has none."""
     return sized_length(dataloader)
 
 
 def has_len(dataloader: object) -> bool:
-    """Whether it has a length; a warning where that is 0."""
+    """Return whether it has a length; a warning where that is 0."""
     length = sized_len(dataloader)
     if length == 0:
         rank_zero_warn(f"{type(dataloader).__name__} has the length 0: it gives no batch.")
@@ -65,7 +65,7 @@ def has_len(dataloader: object) -> bool:
 
 
 def has_iterable_dataset(dataloader: object) -> bool:
-    """Whether it is a loader over an iterable-style dataset."""
+    """Return whether it is a loader over an iterable-style dataset."""
     return isinstance(dataloader, DataLoader) and isinstance(dataloader.dataset, IterableDataset)
 
 

@@ -75,11 +75,11 @@ class BoringModel(LightningModule):
         return result
 
     def loss(self, preds: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The mean squared distance from ``labels``, or from 1."""
+        """Return the mean squared distance from ``labels``, or from 1."""
         return F.mse_loss(preds, torch.ones_like(preds) if labels is None else labels)
 
     def step(self, batch: Any) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         return self.loss(self(batch))
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -32,7 +32,7 @@ def forget() -> None:
 
 
 def inherited() -> list[str]:
-    """The switches that :data:`VARIABLE` holds."""
+    """Return the switches that :data:`VARIABLE` holds."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name and name != "none"]
 
 

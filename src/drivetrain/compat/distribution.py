@@ -20,7 +20,7 @@ class ServedDistribution(Distribution):
         self._name = name
 
     def read_text(self, filename: str) -> str | None:
-        """The text of a file of its metadata; ``None`` for those that it has not."""
+        """Return the text of a file of its metadata; ``None`` for those that it has not."""
         if filename == "METADATA":
             return (
                 f"Metadata-Version: 2.1\nName: {self._name}\nVersion: {table.VERSION}\n"
@@ -29,7 +29,7 @@ class ServedDistribution(Distribution):
         return f"{self._name.replace('-', '_')}\n" if filename == "top_level.txt" else None
 
     def locate_file(self, path: str | os.PathLike[str]) -> Path:
-        """Where a file of it would be."""
+        """Return where a file of it would be."""
         return Path(__file__).parent / path
 
 

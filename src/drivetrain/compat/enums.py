@@ -13,7 +13,7 @@ class LightningEnum(str, Enum):
 
     @classmethod
     def from_str(cls: type[E], value: str, source: str = "key") -> E:
-        """The member whose name is ``value``, or whose value is (``source="value"``), or either (``"any"``).
+        """Return the member whose name is ``value``, or whose value is (``source="value"``), or either (``"any"``).
 
         Raises:
             ValueError: there is none.
@@ -24,7 +24,7 @@ class LightningEnum(str, Enum):
 
     @classmethod
     def try_from_str(cls: type[E], value: str, source: str = "key") -> E | None:
-        """The same; ``None`` if there is none."""
+        """Return the same; ``None`` if there is none."""
         for member in cls:
             candidates = {"key": [member.name], "value": [member.value]}.get(source, [member.name, member.value])
             if value.lower() in map(str.lower, candidates):
@@ -46,12 +46,12 @@ class GradClipAlgorithmType(LightningEnum):
 
     @staticmethod
     def supported_type(val: str) -> bool:
-        """Whether there is such a way."""
+        """Return whether there is such an algorithm."""
         return val in GradClipAlgorithmType.supported_types()
 
     @staticmethod
     def supported_types() -> list[str]:
-        """All of them."""
+        """Return all of them."""
         return [member.value for member in GradClipAlgorithmType]
 
 

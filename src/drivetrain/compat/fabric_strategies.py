@@ -489,7 +489,7 @@ def _prepared(module: nn.Module | None) -> nn.Module | None:
 
 
 def _bare(value: Any) -> Any:
-    """A module as the strategy prepared it and an optimizer as it is, where ``value`` is one that was set up."""
+    """Return a module as the strategy prepared it and an optimizer as it is, where ``value`` is one that was set up."""
     if isinstance(value, EngineModule):
         return value._forward_module
     return unwrapped(value) if issubclass(type(value), OptimizerHandle) else value

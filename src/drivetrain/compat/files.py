@@ -18,7 +18,7 @@ from drivetrain.errors import ConfigurationError
 
 
 def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
-    """The fsspec file system that ``path`` lies on; ``kwargs`` are its options."""
+    """Return the fsspec file system that ``path`` lies on; ``kwargs`` are its options."""
     import fsspec  # type: ignore[import-untyped]  # a dependency of torch
 
     filesystem, _ = fsspec.core.url_to_fs(str(path), **kwargs)
@@ -26,7 +26,7 @@ def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
 
 
 def _load(path_or_url: IO[bytes] | str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
-    """``torch.load`` from a file, an open file, or any address that fsspec knows.
+    """Call ``torch.load`` on a path, an open file, or any address that fsspec knows.
 
     Args:
         path_or_url: where it is.

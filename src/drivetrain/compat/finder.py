@@ -64,7 +64,7 @@ class CompatFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a served module; ``None`` for what is no part of the original.
+        """Return the spec of a served module; ``None`` for what is no part of the original.
 
         Raises:
             ModuleNotFoundError: it belongs to the original and is not served.
@@ -115,7 +115,7 @@ def find(path: str, name: str) -> tuple[str, str] | None:
 
 
 def submodules(path: str) -> list[str]:
-    """The served modules directly below a served one."""
+    """Return the served modules directly below a served one."""
     return [key.rpartition(".")[2] for key in table.SERVED if key and key.rpartition(".")[0] == path]
 
 

@@ -93,5 +93,5 @@ def _sanitize_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_prefix(metrics: Mapping[str, Any], prefix: str, separator: str) -> Mapping[str, Any]:
-    """``prefix`` before every key, where there is one."""
+    """Return ``prefix`` before every key, where there is one."""
     return {f"{prefix}{separator}{key}": value for key, value in metrics.items()} if prefix else metrics

@@ -15,22 +15,22 @@ _OF_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: 
 
 
 def is_oom_error(exception: BaseException) -> bool:
-    """Whether a step failed for lack of memory, so that a smaller batch may succeed."""
+    """Return whether a step failed for lack of memory, so that a smaller batch may succeed."""
     return is_cuda_out_of_memory(exception) or is_cudnn_snafu(exception) or is_out_of_cpu_memory(exception)
 
 
 def is_cuda_out_of_memory(exception: BaseException) -> bool:
-    """Whether it was the device's memory, of whatever kind the device is."""
+    """Return whether it was the device's memory, of whatever kind the device is."""
     return isinstance(exception, torch.OutOfMemoryError) or _says(exception, _OF_DEVICE)
 
 
 def is_cudnn_snafu(exception: BaseException) -> bool:
-    """Whether it is what cuDNN says when it cannot get a workspace."""
+    """Return whether it is what cuDNN says when it cannot get a workspace."""
     return _says(exception, _OF_CUDNN)
 
 
 def is_out_of_cpu_memory(exception: BaseException) -> bool:
-    """Whether it was the host's memory."""
+    """Return whether it was the host's memory."""
     return _says(exception, _OF_HOST)
 
 
@@ -42,7 +42,7 @@ def garbage_collection_cuda() -> None:
 
 
 def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
-    """A tree of tensors, cut from their graphs; ``to_cpu``: and in the host's memory."""
+    """Return a tree of tensors, cut from their graphs; ``to_cpu``: and in the host's memory."""
     return move_to_host(in_dict) if to_cpu else detach(in_dict)
 
 

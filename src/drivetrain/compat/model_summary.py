@@ -94,12 +94,12 @@ class ModelSummary:
 
 
 def summarize(lightning_module: nn.Module, max_depth: int = 1) -> ModelSummary:
-    """The same as a function."""
+    """Summarize a module: :class:`ModelSummary` as a function."""
     return ModelSummary(lightning_module, max_depth)
 
 
 def get_human_readable_count(number: int) -> str:
-    """``number`` with its unit: 999, 1.2 K, 3.4 M."""
+    """Return ``number`` with its unit: 999, 1.2 K, 3.4 M."""
     return human_count(number)
 
 
@@ -109,7 +109,7 @@ def get_formatted_model_size(total_model_size: float) -> str:
 
 
 def parse_batch_shape(batch: Any) -> str | list[Any]:
-    """The shape of a tensor, those of a list's items; "?" for anything else."""
+    """Return the shape of a tensor, those of a list's items; "?" for anything else."""
     if isinstance(batch, Tensor):
         return list(batch.shape)
     return [parse_batch_shape(item) for item in batch] if isinstance(batch, (list, tuple)) else UNKNOWN

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: str = "/") -> dict[str, Tensor]:
-    """The norm of each parameter's gradient, and of all of them together, ready for ``self.log_dict``.
+    """Return the norm of each parameter's gradient, and of all of them together, ready for ``self.log_dict``.
 
     Args:
         module: its parameters without a gradient are left out.
@@ -32,7 +32,7 @@ def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: 
 
 
 def find_shared_parameters(module: nn.Module) -> list[list[str]]:
-    """The names under which each parameter is found that has more than one."""
+    """Return the names under which each parameter is found that has more than one."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

@@ -20,7 +20,7 @@ _CONTRACTS = (LightningModule, LightningDataModule, Callback)
 
 
 def is_overridden(method_name: str, instance: object | None = None, parent: type | None = None) -> bool:
-    """Whether ``instance`` has a method of its own in place of the contract's.
+    """Return whether ``instance`` has a method of its own in place of the contract's.
 
     Args:
         method_name: a name that the contract has; with any other name the answer is no.
@@ -41,7 +41,7 @@ def is_overridden(method_name: str, instance: object | None = None, parent: type
 def is_param_in_hook_signature(
     hook_fx: Callable[..., Any], param: str, explicit: bool = False, min_args: int | None = None
 ) -> bool:
-    """Whether ``hook_fx`` takes ``param``.
+    """Return whether ``hook_fx`` takes ``param``.
 
     Args:
         hook_fx: a method, bound or not: its first parameter is the instance and does not count.
@@ -85,7 +85,7 @@ def save_hyperparameters(
 
 
 def is_picklable(obj: object) -> bool:
-    """Whether ``pickle`` takes it."""
+    """Return whether ``pickle`` takes it."""
     try:
         pickle.dumps(obj)
     except Exception:  # whatever a user's __reduce__ raises
@@ -104,12 +104,12 @@ def clean_namespace(hparams: MutableMapping[str, Any]) -> None:
 
 
 def lightning_hasattr(model: Any, attribute: str) -> bool:
-    """Whether the module, its ``hparams`` or its data module's has ``attribute``."""
+    """Return whether the module, its ``hparams`` or its data module's has ``attribute``."""
     return any(True for _ in _holders(model, attribute))
 
 
 def lightning_getattr(model: Any, attribute: str) -> Any:
-    """``attribute`` of the last of these three that has it.
+    """Return ``attribute`` of the last of these three that has it.
 
     Raises:
         AttributeError: none has it.

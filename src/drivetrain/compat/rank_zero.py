@@ -49,7 +49,7 @@ rank_zero_only = _RankZeroOnly()
 
 
 def _get_rank() -> int | None:
-    """The global rank that a launcher exported; ``None`` where none did."""
+    """Return the global rank that a launcher exported; ``None`` where none did."""
     return rank_from_environ() if any(os.environ.get(name, "").isdigit() for name in RANK_VARIABLES) else None
 
 
@@ -71,7 +71,7 @@ def rank_zero_deprecation(message: str, stacklevel: int = 5, **_: Any) -> None:
 
 
 def rank_prefixed_message(message: str, rank: int | None) -> str:
-    """``message`` with its rank in front, where there is one."""
+    """Return ``message`` with its rank in front, where there is one."""
     return message if rank is None else f"[rank: {rank}] {message}"
 
 

@@ -100,7 +100,7 @@ class Optimizable(Steppable, Protocol):
     state: Any
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take it back."""
@@ -111,7 +111,7 @@ class CollectibleGroup(Protocol):
     """Anything that has a size and a rank, as a process group has."""
 
     def size(self) -> int:
-        """How many processes."""
+        """Return how many processes."""
 
     def rank(self) -> int:
-        """Which of them this is."""
+        """Return which of them this is."""

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 
 def _version(distribution: str) -> tuple[int, ...]:
-    """The installed version's leading numbers; empty where it is not installed."""
+    """Return the installed version's leading numbers; empty where it is not installed."""
     try:
         text = metadata.version(distribution)
     except metadata.PackageNotFoundError:

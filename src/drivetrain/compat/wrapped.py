@@ -6,5 +6,5 @@ from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHand
 
 
 def is_wrapped(obj: object) -> bool:
-    """Whether ``obj`` is a module, an optimizer or a loader as the set-up methods return it."""
+    """Return whether ``obj`` is a module, an optimizer or a loader as the set-up methods return it."""
     return issubclass(type(obj), (EngineModule, OptimizerHandle, EngineLoader))

@@ -168,7 +168,7 @@ class CombinedLoader:
                 loader._iterator = None  # set only with persistent workers, which stop when it is dropped
 
     def state_dict(self) -> list[Any]:
-        """The state of each loader that has a ``state_dict``, in order, ``None`` for the others.
+        """Return the state of each loader that has a ``state_dict``, in order, ``None`` for the others.
 
         It holds where each loader is, not how often "max_size_cycle" has started it.
         """
@@ -285,7 +285,7 @@ def _flatten(tree: Any) -> list[Any]:
 
 
 def _fill(tree: Any, values: Iterable[Any]) -> Any:
-    """``tree`` with ``values`` in place of its leaves, in order."""
+    """Return ``tree`` with ``values`` in place of its leaves, in order."""
     source = iter(values)
     return map_leaves(lambda _: next(source), tree)
 

@@ -23,7 +23,7 @@ from drivetrain.errors import ConfigurationError
 
 
 def sized_length(loader: Any) -> int | None:
-    """``len(loader)``, or ``None`` where it has no length."""
+    """Return ``len(loader)``, or ``None`` where it has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -67,13 +67,13 @@ def count_of(length: int | None, limit: int | float, argument: str, name: str) -
 
 
 def _at_least_one_of(length: int) -> float:
-    """The fraction 1 / length, to four digits, rounded up: rounded down it would leave nothing again."""
+    """Return the fraction 1 / length, to four digits, rounded up: rounded down it would leave nothing again."""
     scale = 10 ** (3 + len(str(length)))
     return float(ceil(scale / length) / scale)
 
 
 def fetches_ahead(loader: Any) -> bool:
-    """Whether the next batch is fetched before the current one is worked on.
+    """Return whether the next batch is fetched before the current one is worked on.
 
     Only with workers, or where nothing else tells which batch is the last. With ``num_workers=0`` and a known length
     never: it would shift the draws from the global random generators against those of a plain loop.
@@ -133,7 +133,7 @@ def feed(
 
 
 def _behind(batches: Any) -> Any:
-    """The user's loader that ``batches`` iterates."""
+    """Return the user's loader that ``batches`` iterates."""
     return batches.loader if isinstance(batches, (Passes, CombinedPasses, RecordedIndices)) else batches
 
 
@@ -264,7 +264,7 @@ class BatchIterator:
         return self
 
     def bound(self, step: Callable[..., Any]) -> Callable[[Any, int], Any]:
-        """``step`` as the loop calls it. One that asks for more batches than there are is left out."""
+        """Return ``step`` as the loop calls it. One that asks for more batches than there are is left out."""
 
         def call(batch: Any, batch_idx: int) -> Any:
             try:

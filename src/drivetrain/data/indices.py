@@ -59,7 +59,7 @@ class RecordedIndices:
             yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
 
     def pop(self) -> list[Any]:
-        """The indices of the oldest batch that was given and not asked for yet: call it once per batch.
+        """Return the indices of the oldest batch that was given and not asked for yet: call it once per batch.
 
         With ``batch_size=None`` a sample is a batch, and the list holds its index.
 

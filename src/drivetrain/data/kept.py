@@ -90,12 +90,12 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
 
 
 def parts_of(loader: Any) -> list[Any]:
-    """The loaders in a combined one; of any other itself."""
+    """Return the loaders in a combined one; of any other itself."""
     return loader.flattened if isinstance(loader, CombinedLoader) else [loader]
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The generators of the user's own that a pass draws from."""
+    """Return the generators of the user's own that a pass draws from."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found: list[torch.Generator] = []

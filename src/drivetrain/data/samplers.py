@@ -150,11 +150,11 @@ class RankBatches(SamplerProxy, ABC):
 
     @abstractmethod
     def uneven_from(self) -> float:
-        """The first global batch that ranks may have unequal parts of; ``inf`` if none is."""
+        """Return the first global batch that ranks may have unequal parts of; ``inf`` if none is."""
 
     @abstractmethod
     def factor_of(self, number: int) -> float:
-        """The factor of global batch ``number``, counted from 0: see :class:`Share`."""
+        """Return the factor of global batch ``number``, counted from 0: see :class:`Share`."""
 
     def __iter__(self) -> Iterator[list[Any]]:
         return (share.indices for share in self.shares())
@@ -193,7 +193,7 @@ def _set(state: tuple[dict[str, Any], list[Any]], generators: list[Any]) -> None
 
 
 def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether the host's generators would draw the same."""
+    """Return whether the host's generators would draw the same."""
     same = torch.equal(state["torch"], other["torch"])
     return same and all(state.get(name) == other.get(name) for name in ("python", "numpy"))
 
@@ -254,7 +254,7 @@ class SlicedBatches(RankBatches):
         return whole if rest else float("inf")
 
     def samples_in(self, batches: int) -> int:
-        """How many samples the first ``batches`` global batches have together."""
+        """Return how many samples the first ``batches`` global batches have together."""
         return min(batches * self._size, self._total())
 
     def factor_of(self, number: int) -> float:
@@ -292,7 +292,7 @@ class DealtBatches(RankBatches):
 
 
 def slice_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Where the part of ``rank`` begins and ends when ``count`` things are shared as evenly as can be."""
+    """Return where the part of ``rank`` begins and ends when ``count`` things are shared as evenly as can be."""
     each, more = divmod(count, world_size)
     begin = rank * each + min(rank, more)
     return begin, begin + each + (rank < more)

@@ -11,7 +11,7 @@ _END = object()  # what next() returns at a loader's end: None may be a batch
 
 
 def is_stateful(loader: Any) -> bool:
-    """Whether ``loader`` can save where it is, and take that back."""
+    """Return whether ``loader`` can save where it is, and take that back."""
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 

@@ -149,7 +149,7 @@ class Ranks(RankFacts):
         self.strategy.barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """``obj`` of rank ``src``, on every rank."""
+        """Return rank ``src``'s ``obj`` on every rank."""
         return self.strategy.broadcast(obj, src)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
@@ -217,7 +217,7 @@ def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any
 
 
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-    """What a started process does with an engine that has travelled."""
+    """Run ``function`` in a started process, with the engine that was sent there."""
     engine.launcher = ExternalLauncher()  # it has been started
     engine.strategy.know_job(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
@@ -231,7 +231,7 @@ def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwa
 
 
 def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` of a subclass, started by :meth:`Ranks.launch` unless this is within it."""
+    """Return ``run`` of a subclass, started by :meth:`Ranks.launch` unless this is within it."""
 
     @functools.wraps(run)
     def launched(self: Ranks, *args: Any, **kwargs: Any) -> Any:

@@ -57,7 +57,7 @@ class Verbs:
         return self  # the copy of a loader moves batches as the loader does
 
     def overridden(self, *names: str) -> bool:
-        """Whether the strategy overrides any of these verbs."""
+        """Return whether the strategy overrides any of these verbs."""
         return any(overrides(self.strategy, name, Strategy) for name in names)
 
     def bind(self) -> None:

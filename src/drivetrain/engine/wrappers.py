@@ -104,13 +104,13 @@ class OptimizerHandle:
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
-    """The optimizer itself, whether or not it comes wrapped."""
+    """Return the optimizer itself, whether or not it comes wrapped."""
     plain: Optimizer = optimizer.optimizer if issubclass(type(optimizer), OptimizerHandle) else optimizer
     return plain
 
 
 def requires_closure(optimizer: Optimizer) -> bool:
-    """Whether ``step`` cannot be called without a closure (LBFGS)."""
+    """Return whether ``step`` cannot be called without a closure (LBFGS)."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
@@ -332,7 +332,7 @@ class EngineLoader:
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """How often it was begun, which samplers are told, and where a loader is that knows it."""
+        """Return how often it was begun, which samplers are told, and where a loader is that knows it."""
         own = getattr(self._loader, "state_dict", None)
         return {"passes": self._passes, "loader": own() if callable(own) else None}
 

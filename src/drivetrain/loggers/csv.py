@@ -148,7 +148,7 @@ class CSVLogger(FolderLogger):
             self._found = self._last_row()
 
     def _last_row(self) -> Row:
-        """The numbers in the last row of the table; empty if there is none, or if it holds anything else."""
+        """Return the numbers in the last row of the table; empty if there is none, or if it holds anything else."""
         if not self._offset:
             return {}
         with open(self.metrics_file_path, "rb") as file:
@@ -198,7 +198,7 @@ class CSVLogger(FolderLogger):
         self._row_in_file = {}
 
     def _widened(self) -> bytes:
-        """The part of the file before `_offset`, under the new header."""
+        """Return the part of the file before `_offset`, under the new header."""
         lines: list[list[Any]] = []
         if self._offset:
             with open(self.metrics_file_path, "rb") as file:
@@ -254,7 +254,7 @@ def _writing_alone(folder: str) -> Iterator[None]:
 
 
 def _identity(path: str) -> tuple[int, ...] | None:
-    """What changes when a file is written by another process; ``None`` where there is no file."""
+    """Return what changes when a file is written by another process; ``None`` where there is no file."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -263,7 +263,7 @@ def _identity(path: str) -> tuple[int, ...] | None:
 
 
 def _row(columns: list[str], line: bytes) -> Row:
-    """The numbers in a line of the table; empty if it holds anything else."""
+    """Return the numbers in a line of the table; empty if it holds anything else."""
     try:
         texts = next(csv.reader([line.decode()]), [])
         row: Row = {
@@ -283,5 +283,5 @@ def _encode(lines: Iterable[Iterable[Any]]) -> bytes:
 
 
 def _plain(value: Any) -> int | float:
-    """Numbers as Python writes them; a user may pass a tensor or a numpy scalar."""
+    """Return numbers as Python writes them; a user may pass a tensor or a numpy scalar."""
     return value if type(value) is int else float(value)

@@ -39,7 +39,7 @@ class ExportMixin:
     """Inputs for ``forward`` that show its shapes: one argument, a tuple of them, or a mapping of those with names."""
 
     def to_onnx(self, file_path: str | Path | None = None, input_sample: Any = None, **kwargs: Any) -> Any:
-        """The model as ONNX.
+        """Return the model as ONNX.
 
         Args:
             file_path: where to write it; large weights may go into a file beside it.
@@ -64,7 +64,7 @@ class ExportMixin:
         example_inputs: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """The model as TorchScript, which torch itself advises against by a DeprecationWarning.
+        """Return the model as TorchScript, which torch itself advises against by a DeprecationWarning.
 
         Args:
             file_path: where to write it.
@@ -100,7 +100,7 @@ class ExportMixin:
         retrace: bool = False,
         **compile_kwargs: Any,
     ) -> Any:
-        """The model compiled by TensorRT; the module must lie on a device that TensorRT knows.
+        """Return the model compiled by TensorRT; the module must lie on a device that TensorRT knows.
 
         Args:
             file_path: where to write it.
@@ -130,7 +130,7 @@ class ExportMixin:
 
 
 def _inputs(module: Any, sample: Any, method: str, argument: str) -> Arguments:
-    """``sample`` or the module's own, on its device."""
+    """Return ``sample`` or the module's own, on its device."""
     sample = module.example_input_array if sample is None else sample
     if sample is None:
         raise ConfigurationError(
@@ -257,7 +257,7 @@ def _exportable(module: Any) -> Iterator[nn.Module]:
 
 
 def detached(module: nn.Module) -> nn.Module:
-    """``module`` with the same parameters and no run; it is not changed."""
+    """Return ``module`` with the same parameters and no run; it is not changed."""
     return _detached(module, {})
 
 
@@ -270,7 +270,7 @@ class _Unregistered:
 
 @functools.cache
 def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
-    """A subclass of ``cls`` that TorchScript can inspect, and the names that this package gives its instances.
+    """Return a subclass of ``cls`` that TorchScript can inspect, and the names that this package gives its instances.
 
     TorchScript reads every attribute, so ``trainer`` must not raise; and it compiles every property that it is not
     told to leave alone.

@@ -61,11 +61,11 @@ class DataHooks:
         """``stage`` has ended without an exception."""
 
     def train_dataloader(self) -> Any:
-        """The training loader."""
+        """Return the training loader."""
         raise NotImplementedError
 
     def val_dataloader(self) -> Any:
-        """The validation loader, or a list of them."""
+        """Return the validation loader, or a list of them."""
         raise NotImplementedError
 
     def test_dataloader(self) -> Any:
@@ -73,7 +73,7 @@ class DataHooks:
         raise NotImplementedError
 
     def predict_dataloader(self) -> Any:
-        """The prediction loader, or a list of them."""
+        """Return the prediction loader, or a list of them."""
         raise NotImplementedError
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -250,11 +250,11 @@ class HookTable:
         self.completes: frozenset[str] = frozenset()
 
     def scope(self, hook: str, dataloader_idx: int | None = None) -> Scope:
-        """The logging scope of ``hook``."""
+        """Return the logging scope of ``hook``."""
         return self._book.scope_for(_group(hook), hook, LOG_RULES.get(hook), dataloader_idx)
 
     def stateful_callbacks(self) -> list[HookParty]:
-        """The callbacks that have a state, without those that save: their states describe files."""
+        """Return the callbacks that have a state, without those that save: their states describe files."""
         return [
             callback
             for callback in self.callbacks
@@ -270,19 +270,19 @@ class HookTable:
         return (self._scoped(hook, calls, dataloader_idx),) if calls else ()
 
     def bind_callbacks(self, hook: str) -> tuple[Call, ...]:
-        """The callbacks' part of ``hook`` alone."""
+        """Return the callbacks' part of ``hook`` alone."""
         before, after = self._callback_calls(hook)
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 
     def bind_method(self, name: str) -> Call | None:
-        """The module's own ``name`` if it is overridden; it logs as that hook."""
+        """Return the module's own ``name`` if it is overridden; it logs as that hook."""
         if not overrides(self._module, name, self._module_base):
             return None
         method: Call = getattr(self._module, name)
         return self._book.within(self.scope(name), method)
 
     def bind_batch_start(self) -> Call | None:
-        """The module's ``on_train_batch_start`` and after it, unless that skips the rest, the strategy's."""
+        """Return the module's ``on_train_batch_start`` and after it, unless that skips the rest, the strategy's."""
         own, others = self.bind_method("on_train_batch_start"), self._strategy_calls("on_train_batch_start")
         if not others:
             return own

@@ -166,7 +166,7 @@ def _init_frames(obj: Any, frame: types.FrameType | None) -> Iterator[tuple[type
 
 
 def _chosen(cls: str, arguments: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments called ``names``, or all."""
+    """Return the arguments called ``names``, or all."""
     if arguments is None:
         raise ConfigurationError(
             f"{cls} called save_hyperparameters({', '.join(map(repr, names))}) outside of __init__, where there are no "
@@ -181,7 +181,7 @@ def _chosen(cls: str, arguments: dict[str, Any] | None, names: tuple[str, ...]) 
 
 
 def _items(*args: Any) -> dict[str, Any]:
-    """The items of the one object in ``args``."""
+    """Return the items of the one object in ``args``."""
     obj = args[0]
     if len(args) == 1:
         if isinstance(obj, Mapping):
@@ -200,7 +200,7 @@ def _items(*args: Any) -> dict[str, Any]:
 
 
 def _snapshot(values: Mapping[str, Any]) -> AttributeDict:
-    """A deep copy, except for modules: a second set of weights would be a high price for a record."""
+    """Return a deep copy, except for modules: a second set of weights would be a high price for a record."""
     memo: dict[int, Any] = {}
     return AttributeDict(
         {key: value if isinstance(value, nn.Module) else _copied(value, memo) for key, value in values.items()}

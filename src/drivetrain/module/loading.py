@@ -119,7 +119,7 @@ class LoadableMixin:
 
 
 def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
-    """What a checkpoint keeps of the hyperparameters of ``obj``, as they are; nothing if there are none.
+    """Return what a checkpoint keeps of the hyperparameters of ``obj``, as they are; nothing if there are none.
 
     Args:
         obj: a module or a data module.
@@ -137,7 +137,7 @@ def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def encode_hparams(obj: Any, values: Any) -> Any:
-    """The hyperparameters of ``obj`` as data that loads without running code.
+    """Return the hyperparameters of ``obj`` as data that loads without running code.
 
     What cannot be stored is described instead, with one warning that names all of it, once in the life of ``obj``.
     """
@@ -157,7 +157,7 @@ def encode_hparams(obj: Any, values: Any) -> Any:
 
 
 def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPARAMETERS) -> dict[str, Any]:
-    """What was read, with every value as it was when it was saved.
+    """Return what was read, with every value as it was when it was saved.
 
     Args:
         checkpoint: as the store returned it.
@@ -178,12 +178,12 @@ def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPA
 
 
 def _name_at(place: str) -> str:
-    """The hyperparameter in "conf['root'][0] (module.Class)"."""
+    """Return the hyperparameter in "conf['root'][0] (module.Class)"."""
     return place.partition(" ")[0].partition("[")[0].partition(".")[0]
 
 
 def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], str | None]:
-    """The hyperparameters in a checkpoint, and the argument that they were saved from.
+    """Return the hyperparameters in a checkpoint, and the argument that they were saved from.
 
     Raises:
         CheckpointError: they are no dictionary with names.
@@ -198,7 +198,7 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[dict[str, A
 
 
 def _build(cls: type, arguments: dict[str, Any], from_file: Collection[str], source: str) -> Any:
-    """An object of ``cls``.
+    """Return an object of ``cls``.
 
     Raises:
         CheckpointError: ``__init__`` raised an exception, and some of its arguments come from the file.
@@ -258,7 +258,7 @@ def _restore_module(module: Any, checkpoint: dict[str, Any], strict: bool | None
 
 
 def _arguments(cls: type, saved: dict[str, Any], name: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments to build ``cls`` with: what its ``__init__`` takes of ``saved`` and ``given``.
+    """Return the keyword arguments to build ``cls`` with: what its ``__init__`` takes of ``saved`` and ``given``.
 
     Args:
         saved: the hyperparameters.
@@ -307,7 +307,7 @@ def _arguments(cls: type, saved: dict[str, Any], name: str | None, given: dict[s
 
 
 def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
-    """What ``__init__`` can be given by name, and whether it takes any name."""
+    """Return what ``__init__`` can be given by name, and whether it takes any name."""
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     found = dict(list(inspect.signature(owner.__init__).parameters.items())[1:])  # type: ignore[misc]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -319,7 +319,7 @@ def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
 
 
 def _read_hparams(path: Path) -> dict[str, Any]:
-    """The hyperparameters in a ``.yaml`` or ``.csv`` file."""
+    """Return the hyperparameters in a ``.yaml`` or ``.csv`` file."""
     if not path.is_file():
         raise ConfigurationError(f"There is no file {path} for hparams_file. Check the path.")
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -354,7 +354,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """The Python literal in ``text``, or ``text`` where it is none."""
+    """Return the Python literal in ``text``, or ``text`` where it is none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

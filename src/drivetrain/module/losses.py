@@ -31,7 +31,7 @@ class WeightedLoss(NamedTuple):
 
 
 def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float | Tensor | None]:
-    """The loss in what ``training_step`` returned, and its weight if it has one.
+    """Return the loss in what ``training_step`` returned, and its weight if it has one.
 
     Args:
         output: what it returned.

@@ -34,7 +34,7 @@ _INTERVAL = re.compile(r"datetime\.timedelta\(([^()]*)\)")
 
 
 def migrate(checkpoint: State, resuming: bool = False) -> State:
-    """A checkpoint of Lightning's as if this Trainer had written it; any other as it is.
+    """Return a checkpoint of Lightning's as if this Trainer had written it; any other as it is.
 
     Hyperparameters come back as dictionaries, without those that were not loaded. What else the file holds stays.
 
@@ -83,7 +83,7 @@ def _warn_of_the_unknown(checkpoint: State, knows_place: bool) -> None:
 
 
 def _known(state: Any) -> Any:
-    """The items of a dictionary without those that hold something that was not loaded."""
+    """Return the items of a dictionary without those that hold something that was not loaded."""
     if not isinstance(state, Mapping):
         return state
     return {key: value for key, value in state.items() if not any(placeholders(value))}
@@ -114,7 +114,7 @@ def _migrate_hparams(checkpoint: State) -> None:
 
 
 def _progress(fit_loop: State, checkpoint: State) -> State:
-    """The counters in a ``fit_loop`` of 1.6 and later."""
+    """Return the counters in a ``fit_loop`` of 1.6 and later."""
     epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
     now, ever = batches["current"], batches["total"]
     over = epochs["processed"] >= epochs["ready"]  # the epoch's batches; its end hooks come after
@@ -146,7 +146,7 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
 
 
 def _validation(fit_loop: State, batches: State) -> str:
-    """How far validation is that follows the last batch: not begun, "running" or "done"."""
+    """Return how far validation is that follows the last batch: not begun, "running" or "done"."""
     if batches["completed"] < batches["processed"]:
         return ""  # the batch's own hooks were not over
     names = ("epoch_loop.val_loop.batch_progress", "epoch_loop.val_loop.epoch_loop.batch_progress")
@@ -171,7 +171,7 @@ def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
 
 
 def _progress_of_epochs(checkpoint: State) -> State:
-    """The counters of a file of 1.0 to 1.5: as if it had been saved between two epochs."""
+    """Return the counters of a file of 1.0 to 1.5: as if it had been saved between two epochs."""
     steps = int(checkpoint["global_step"])
     return {
         "current_epoch": int(checkpoint.get("epoch", 0)),
@@ -216,7 +216,7 @@ def _callbacks(checkpoint: State) -> dict[str, State]:
 
 
 def _state_key(key: Any) -> str:
-    """The key under which the same callback's state lies in a checkpoint of ours."""
+    """Return the key under which the same callback's state lies in a checkpoint of ours."""
     if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5 the class itself was the key
         return key.path.rpartition(".")[2]
     if isinstance(key, type):
@@ -234,7 +234,7 @@ def _state_key(key: Any) -> str:
 
 
 def _in_seconds(match: re.Match[str]) -> str:
-    """A timedelta as Python writes it, in seconds."""
+    """Return a timedelta as Python writes it, in seconds."""
     parts = dict(part.strip().split("=") for part in match.group(1).split(",") if "=" in part)
     return repr(timedelta(**{name: int(number) for name, number in parts.items()}).total_seconds())
 

@@ -312,7 +312,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             self.untoggle_optimizer(optimizer)
 
     def lr_schedulers(self) -> Any:
-        """The scheduler, the list of them if there are several, or ``None``."""
+        """Return the scheduler, the list of them if there are several, or ``None``."""
         found = [config.scheduler for config in self.trainer.strategy.lr_scheduler_configs]
         return None if not found else found[0] if len(found) == 1 else found
 

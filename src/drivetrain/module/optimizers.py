@@ -45,7 +45,7 @@ class LightningOptimizer(OptimizerHandle):
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:
-    """Every parameter of every group."""
+    """Return every parameter of every group."""
     return [parameter for group in unwrapped(optimizer).param_groups for parameter in group["params"]]
 
 

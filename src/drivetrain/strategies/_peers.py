@@ -64,7 +64,7 @@ class Checks:
         self._done.clear()
 
     def due(self, group: Any) -> bool:
-        """Whether the next call in ``group`` is checked; it counts as made."""
+        """Return whether the next call in ``group`` is checked; it counts as made."""
         if self.check is not None:
             return self.check
         handle: Any = dist.group.WORLD if group is None else group
@@ -120,7 +120,7 @@ class Peers:
             raise ConfigurationError(f"{self.call}() got {problem} on rank {self.rank}. {CURES[self.call]}")
 
     def agree(self, text: str, number: int = 0, failed: bool = False) -> list[int]:
-        """Every rank's ``number``, if all are about to do the same.
+        """Return every rank's ``number``, if all are about to do the same.
 
         Raises:
             ConfigurationError: on every rank, where the texts differ or a rank has failed before it came here.
@@ -130,7 +130,7 @@ class Peers:
         return [row.number for row in rows]
 
     def meet(self, text: str, number: int = 0, failed: bool = False, also: str = "") -> list[Row]:
-        """What every rank is about to do; ``also`` is compared, but not shown."""
+        """Return what every rank is about to do; ``also`` is compared, but not shown."""
         text = f"{self.call}({text})"
         digest = hashlib.sha256(f"{text}\0{also}".encode()).digest()
         header = bytearray(_HEADER.pack(number, failed, digest[:_DIGEST], text.encode()))
@@ -158,7 +158,7 @@ class Peers:
         raise ConfigurationError(f"The ranks of the group cannot do this together: {each}. {cure}")
 
     def gather(self, row: Tensor) -> Tensor:
-        """Every rank's ``row`` of bytes; all have the same length."""
+        """Return every rank's ``row`` of bytes; all have the same length."""
         row = row.to(self.wire(row.device))
         rows = row.new_empty(len(self.ranks), row.numel())
         if row.numel():
@@ -166,21 +166,21 @@ class Peers:
         return rows
 
     def send(self, row: Tensor, src: int) -> Tensor:
-        """The bytes of rank ``src``, where ``row`` lies; elsewhere the row says how many there are."""
+        """Return the bytes of rank ``src``, where ``row`` lies; elsewhere the row says how many there are."""
         on_wire = row.to(self.wire(row.device))
         if row.numel():
             dist.broadcast(on_wire, src, group=self.group)
         return on_wire.to(row.device)
 
     def all_reduce(self, values: Tensor, op: Any) -> Tensor:
-        """The reduction of ``values``, which may be overwritten, where they lie."""
+        """Return the reduction of ``values``, which may be overwritten, where they lie."""
         on_wire = values.to(self.wire(values.device))
         if values.numel():
             dist.all_reduce(on_wire, op, group=self.group)
         return on_wire.to(values.device)
 
     def wire(self, device: torch.device) -> torch.device:
-        """Where data of ``device`` must lie to travel."""
+        """Return where data of ``device`` must lie to travel."""
         reached = [pair.partition(":")[0] for pair in dist.get_backend_config(self.group).split(",")]
         if device.type in reached:
             return device
@@ -190,7 +190,7 @@ class Peers:
 
 
 def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks | None = None) -> Peers | None:
-    """The ranks of ``group``; None where this process is alone in it."""
+    """Return the ranks of ``group``; None where this process is alone in it."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     rank = dist.get_rank()
@@ -207,7 +207,7 @@ def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks 
 
 
 def by_rank(texts: Sequence[str], ranks: Sequence[int], separator: str = ": ") -> str:
-    """Each different text once, after the ranks that it belongs to."""
+    """Return each different text once, after the ranks that it belongs to."""
     owners: dict[str, list[int]] = {}
     for rank, text in zip(ranks, texts, strict=True):
         owners.setdefault(text, []).append(rank)
@@ -219,6 +219,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def some(values: Sequence[Any]) -> str:
-    """The first of the values, and how many more there are."""
+    """Return the first of the values, and how many more there are."""
     more = len(values) - _LONGEST_LIST
     return ", ".join(map(repr, values[:_LONGEST_LIST])) + (f" and {more} more" if more > 0 else "")

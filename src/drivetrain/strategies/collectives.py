@@ -331,7 +331,7 @@ def _unsendable(tensor: Any) -> str | None:
 
 
 def operation_of(reduce_op: Any) -> str:
-    """The name of a reduction, however it was given.
+    """Return the name of a reduction, however it was given.
 
     Raises:
         UnknownNameError: there is no such operation.
@@ -380,7 +380,7 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 
 
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
-    """The reduction of a tensor that all ranks are known to have."""
+    """Return the reduction of a tensor that all ranks are known to have."""
     dtype, home = tensor.dtype, tensor.device
     if operation in _BITWISE:
         return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())
@@ -402,7 +402,7 @@ def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
 
 
 def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """A type in which many values of ``dtype`` can be added up, and that ``device`` has."""
+    """Return a type in which many values of ``dtype`` can be added up, and that ``device`` has."""
     if dtype.is_complex:
         return torch.complex128 if _float64(device) is torch.float64 else torch.complex64
     if not dtype.is_floating_point:
@@ -441,7 +441,7 @@ def _gathered(obj: Any, peers: Peers) -> list[Any]:
 
 
 def _dumped(obj: Any) -> tuple[bytes, str | None]:
-    """``obj`` as bytes, or why it cannot be."""
+    """Return ``obj`` as bytes, or why it cannot be."""
     buffer = io.BytesIO()
     try:
         torch.save(obj, buffer)
@@ -455,7 +455,7 @@ def _padded(data: bytes, size: int) -> Tensor:
 
 
 def _loaded(data: Tensor, device: torch.device | None) -> Any:
-    """An object of another rank of this job; its tensors on an accelerator come to this rank's."""
+    """Return an object of another rank of this job; its tensors on an accelerator come to this rank's."""
 
     def here(storage: Any, location: str) -> Any:
         nearest = _nearest(location.partition(":")[0], device)
@@ -467,12 +467,12 @@ def _loaded(data: Tensor, device: torch.device | None) -> Any:
 
 
 def _nearest(kind: str, device: torch.device | None) -> torch.device:
-    """The device of this ``kind`` that belongs to this rank."""
+    """Return the device of this ``kind`` that belongs to this rank."""
     return device if device is not None and device.type == kind else torch.device(kind)
 
 
 def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:
-    """What each rank has and others lack."""
+    """Return what each rank has and others lack."""
     common = set(each[0]).intersection(*each[1:])
     own = [[name for name in names if name not in common] for names in each]
     if any(own):

@@ -95,7 +95,7 @@ class ModelAveraging:
 
 
 def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None:
-    """What ``DDPStrategy(model_averaging_period=..., ddp_comm_state=..., ddp_comm_hook=...)`` asks for.
+    """Return what ``DDPStrategy(model_averaging_period=..., ddp_comm_state=..., ddp_comm_hook=...)`` asks for.
 
     Raises:
         ConfigurationError: they do not go together.

@@ -164,7 +164,7 @@ class ParallelStrategy(Strategy):
         self.share_from_rank_zero(self._own_buffers())
 
     def rank_state(self) -> dict[str, Any]:
-        """The buffers of this rank; those of rank 0 are in the checkpoint."""
+        """Return the buffers of this rank; those of rank 0 are in the checkpoint."""
         if self.is_global_zero or self.lightning_module is None:
             return {}
         own = {id(buffer) for buffer in self._own_buffers()}
@@ -178,7 +178,7 @@ class ParallelStrategy(Strategy):
                 known[name].copy_(value)
 
     def _own_buffers(self) -> list[torch.Tensor]:
-        """The buffers that ranks of one data group may have different values of."""
+        """Return the buffers that ranks of one data group may have different values of."""
         from drivetrain.strategies.sharded_state import is_dtensor  # here, so that importing the Trainer stays quick
 
         return [buffer for buffer in self.lightning_module.buffers() if not is_dtensor(buffer)]

@@ -7,7 +7,7 @@ from torch import nn
 
 
 def place(module: nn.Module, device: torch.device) -> nn.Module:
-    """``module`` on ``device``, its tied parameters still tied.
+    """Return ``module`` on ``device``, its tied parameters still tied.
 
     Most devices keep parameter objects where they are. Some make new ones, and then every name gets a parameter of its
     own: two layers that shared a weight would silently train one each.

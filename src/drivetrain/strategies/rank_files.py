@@ -187,7 +187,7 @@ def _beside(path: str | Path, name: str) -> str:
 
 
 def _found(store: CheckpointIO, path: str | Path) -> list[str]:
-    """The rank files in the store that are named after ``path``."""
+    """Return the rank files in the store that are named after ``path``."""
     folder, base = os.path.split(os.path.expanduser(path))
     ours = re.compile(re.escape(base) + _SUFFIX)
     return [

@@ -159,22 +159,22 @@ class Stepping:
     # ---- the four steps ------------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's ``training_step``, with the arguments that it takes."""
+        """Run the module's ``training_step``, with the arguments that it takes."""
         with self.precision_plugin.train_step_context():
             return self._module_step("training_step")(*args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's ``validation_step``."""
+        """Run the module's ``validation_step``."""
         with self.precision_plugin.val_step_context():
             return self._module_step("validation_step")(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's ``test_step``."""
+        """Run the module's ``test_step``."""
         with self.precision_plugin.test_step_context():
             return self._module_step("test_step")(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's ``predict_step``."""
+        """Run the module's ``predict_step``."""
         with self.precision_plugin.predict_step_context():
             return self._module_step("predict_step")(*args, **kwargs)
 
@@ -188,7 +188,7 @@ class Stepping:
         return redirected(method, self.lightning_module, self.model, self.calls_through_forward)
 
     def bound_step(self, name: str) -> Callable[..., Any]:
-        """What runs the step of this name: the module's, or the strategy's own if it is overridden."""
+        """Return what runs the step of this name: the module's, or the strategy's own if it is overridden."""
         bound = self.driver.steps[name] = self.bind(name)
         step: Callable[..., Any] = getattr(self, name) if overrides(self, name, Stepping) else bound
         return self._in_step_context(name, step) if self.enters_step_contexts else step

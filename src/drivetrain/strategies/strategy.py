@@ -292,7 +292,7 @@ class Strategy(Stepping, ABC):
         self.world.barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """``obj`` of rank ``src``, on every rank."""
+        """Return rank ``src``'s ``obj`` on every rank."""
         return self.world.broadcast(obj, src)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -316,11 +316,11 @@ class Strategy(Stepping, ABC):
         return self.world.reduce_boolean_decision(decision, all)
 
     def gather_objects(self, obj: Any) -> list[Any]:
-        """``obj`` of every rank, in order; on every rank."""
+        """Return ``obj`` of every rank, in order; on every rank."""
         return self.world.gather_objects(obj)
 
     def gather_keyed(self, names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
-        """Every rank's 1-D ``values``, one row each, after a check that all ranks pass the same ``names``.
+        """Return every rank's 1-D ``values``, one row each, after a check that all ranks pass the same ``names``.
 
         Raises:
             ConfigurationError: they do not; on all ranks, and it says who has which.
@@ -431,7 +431,7 @@ class Strategy(Stepping, ABC):
         return state
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """``optimizer`` as a process that is no rank can use it; every rank must call it."""
+        """Return ``optimizer`` as a process that is no rank can use it; every rank must call it."""
         return optimizer
 
     def remove_checkpoint(self, path: str | Path) -> None:

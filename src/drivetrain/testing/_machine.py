@@ -64,7 +64,7 @@ class Machine:
     # ---- where ---------------------------------------------------------------------------------------------------
 
     def place(self, tensor: Tensor) -> Place:
-        """Where ``tensor`` is."""
+        """Return where ``tensor`` is."""
         with torch._C.DisableTorchFunction():
             place = self.places.of(tensor)
         return None if place == ANYWHERE else place
@@ -77,14 +77,14 @@ class Machine:
                 self.places.put(storage, place)
 
     def move(self, tensor: Tensor, target: Place, blocking: bool = True) -> Tensor:
-        """A copy at ``target``, through which gradients find their way back."""
+        """Return a copy at ``target``, through which gradients find their way back."""
         if torch.is_grad_enabled() and tensor.requires_grad:
             moved: Tensor = _Moved.apply(tensor, self, target, blocking)  # type: ignore[no-untyped-call]
             return moved
         return self.copy(tensor, target, blocking)
 
     def copy(self, tensor: Tensor, target: Place, blocking: bool) -> Tensor:
-        """A copy at ``target``, and nothing more."""
+        """Return a copy at ``target``, and nothing more."""
         source = self.place(tensor)
         if target is not None:
             self.places.check(target)
@@ -168,7 +168,7 @@ class Machine:
         return result
 
     def _target(self, func: Any, kwargs: dict[str, Any], operands: list[_Operand], place: Place, result: Any) -> Place:
-        """Where results that are new belong."""
+        """Return where results that are new belong."""
         if self._landing:
             return self._landing[-1]
         device = kwargs.get("device")
@@ -202,7 +202,7 @@ class Machine:
                 self.places.measure(storage)
 
     def _common(self, name: str, operands: list[_Operand]) -> Place:
-        """The one place of all operands; those that might be anywhere go there."""
+        """Return the one place of all operands; those that might be anywhere go there."""
         places: dict[Place, None] = {}
         open_ones: list[Tensor] = []
         for operand, written, tensor in operands:
@@ -226,7 +226,7 @@ class Machine:
         return common
 
     def _each(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation on lists of tensors: the first of each belong together, then the second, and so on."""
+        """Run an operation on lists of tensors: the first of each belong together, then the second, and so on."""
         singles: list[_Operand] = []
         columns: list[list[_Operand]] = []
         for operand, written, value in _arguments(func, args, kwargs):
@@ -320,7 +320,7 @@ def _operands(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
 
 
 def _number_or_host_argument(name: str, argument: str, written: bool, tensor: Tensor) -> bool:
-    """Whether a host tensor may stand beside those of a device."""
+    """Return whether a host tensor may stand beside those of a device."""
     if (name, argument) in _ON_HOST or (name in _INDEXING and argument == "indices"):
         return True
     return not written and tensor.dim() == 0 and name not in _NO_HOST_NUMBERS
@@ -331,7 +331,7 @@ def _host_last(place: Place) -> tuple[bool, int]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors in nested lists, tuples and dictionaries."""
+    """Return all tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -350,7 +350,7 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def _asked_at() -> tuple[str, str]:
-    """The innermost line outside of torch and drivetrain, and drivetrain's own line inside of that or ""."""
+    """Return the innermost line outside of torch and drivetrain, and drivetrain's own line inside of that or ""."""
     through = ""
     frame = sys._getframe(1)
     while frame.f_back is not None:

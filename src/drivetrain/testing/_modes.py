@@ -47,7 +47,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _to(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """``tensor.to(...)`` in its three forms: a device, a dtype, another tensor."""
+    """Return ``tensor.to(...)`` in its three forms: a device, a dtype, another tensor."""
     tensor, *positional = args
     named = dict(kwargs)
 
@@ -97,7 +97,7 @@ def _get_device(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) 
 
 
 def _from_data(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """``torch.tensor`` and its like: made on the host, then moved, as torch does it."""
+    """Return ``torch.tensor`` and its like: made on the host, then moved, as torch does it."""
     kwargs = dict(kwargs)
     device = kwargs.pop("device", None)
     method = func is torch.Tensor.new_tensor

@@ -17,12 +17,12 @@ ANYWHERE = -1
 
 
 def spelled(place: Place) -> str:
-    """A place as messages name it."""
+    """Return a place as messages name it."""
     return "cpu" if place is None else f"fake:{place}"
 
 
 def device_at(place: Place) -> torch.device:
-    """What ``tensor.device`` answers there."""
+    """Return what ``tensor.device`` answers there."""
     return torch.device("cpu") if place is None else torch.device("cpu", place)
 
 
@@ -47,7 +47,7 @@ class Places:
         self._held: dict[int, _Held] = {}
 
     def check(self, device: int | torch.device) -> int:
-        """The number of ``device``.
+        """Return the number of ``device``.
 
         Raises:
             RuntimeError: there is no such device.
@@ -61,12 +61,12 @@ class Places:
         return index
 
     def of(self, tensor: Tensor) -> Place:
-        """Where ``tensor`` is; ``None`` for the host, ``ANYWHERE`` where that is still open."""
+        """Return where ``tensor`` is; ``None`` for the host, ``ANYWHERE`` where that is still open."""
         storage = storage_of(tensor)
         return None if storage is None else self.where(storage)
 
     def where(self, storage: Any) -> Place:
-        """The same for memory."""
+        """Return the same for memory."""
         held = self._held.get(storage._cdata)
         return None if held is None else held.place
 

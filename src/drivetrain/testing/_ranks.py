@@ -117,7 +117,7 @@ class Ranks:
 
 
 def _environ(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun would say."""
+    """Return the environment variables that torchrun would set."""
     ranks = {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")}
     sizes = {name: str(size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
     return {
@@ -152,7 +152,7 @@ def _serve(jobs: Connection, environ: dict[str, str], address: tuple[str, str | 
 
 
 def _found(module: str, file: str | None, name: str) -> Any:
-    """The suite; pytest may have given its module a name that no other process can import."""
+    """Return the suite; pytest may have given its module a name that no other process can import."""
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError:

@@ -78,7 +78,7 @@ class Small(LightningModule):
 
 
 def weighted(output: Tensor, y: Tensor, tokens: Tensor) -> WeightedLoss:
-    """The mean over tokens, with their number."""
+    """Return the mean over tokens, with their number."""
     each = F.mse_loss(output, y, reduction="none").squeeze(1)
     return WeightedLoss((each * tokens).sum() / tokens.sum(), int(tokens.sum()))
 

@@ -108,7 +108,7 @@ class AcceleratorConformance:
             assert not isinstance(caught.value, NotSupportedError), f"devices={devices!r} was understood"
 
     def plan_of(self, devices: Any) -> Any:
-        """The plan for this accelerator with ``devices``."""
+        """Return the plan for this accelerator with ``devices``."""
         return Engine(accelerator=self.accelerator(), devices=devices).plan
 
     def test_s0_3_numbers_become_devices(self) -> None:
@@ -308,7 +308,7 @@ def fit(
     batch_size: int = 8,
     **arguments: Any,
 ) -> Small:
-    """A small regression, trained and saved in ``folder``; the same data and first weights each time."""
+    """Return a small regression, trained and saved in ``folder``; the same data and first weights each time."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 4, generator=generator)
     loader: Any = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=batch_size, shuffle=True)

@@ -316,7 +316,7 @@ def differences(found: Outcome, expected: Outcome, tolerance: float = 0.0, whole
 
 
 def _without_step_values(outcome: Outcome) -> dict[str, Any]:
-    """What was logged but for the losses of single batches, of which each rank has its own."""
+    """Return what was logged but for the losses of single batches, of which each rank has its own."""
     rows = [(step, {name: value for name, value in row.items() if name != "loss"}) for step, row in outcome.rows or ()]
     metrics = {name: value for name, value in outcome.metrics.items() if name != "loss"}
     return {"rows": [(step, row) for step, row in rows if row], "metrics": metrics}

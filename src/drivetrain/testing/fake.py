@@ -70,7 +70,7 @@ class FakeAccelerator(Accelerator):
         return _count() > 0
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Bytes of tensors there now and at most, under the names that CUDA's allocator has for them."""
+        """Return bytes of tensors there now and at most, under the names that CUDA's allocator has for them."""
         if _machine is None:
             return {}
         record = _machine.record

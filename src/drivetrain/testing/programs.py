@@ -205,18 +205,18 @@ class Program:
     # ---- what the user's code does -------------------------------------------------------------------------------
 
     def gives_loss(self, epoch: int, batch_idx: int) -> bool:
-        """Whether ``training_step`` returns a loss for this batch."""
+        """Return whether ``training_step`` returns a loss for this batch."""
         return self.loss != "sometimes_none" or (self.seed + epoch * 5 + batch_idx * 3) % 4 != 0
 
     def weight(self, batch: Tensor, epoch: int, batch_idx: int) -> float | None:
-        """What a weighted loss counts for; ``None`` for a plain one."""
+        """Return what a weighted loss counts for; ``None`` for a plain one."""
         if self.loss not in _WEIGHTED:
             return None
         zero = self.zero_weights and (self.seed + epoch + batch_idx) % 5 == 0
         return 0.0 if zero else float(len(batch)) * (1 + batch_idx % 3)
 
     def steps_closure_only(self, epoch: int, batch_idx: int) -> bool:
-        """Whether the overridden ``optimizer_step`` computes gradients and leaves the parameters alone."""
+        """Return whether the overridden ``optimizer_step`` computes gradients and leaves the parameters alone."""
         return (epoch + batch_idx + self.seed) % 3 == 0
 
 
@@ -392,7 +392,7 @@ def _random_hooks(rng: random.Random, has_plain_steps: bool, accumulate: int, ex
 
 
 def _random_interval(rng: random.Random, per_epoch: int, has_length: bool) -> tuple[int | float, int | None]:
-    """``val_check_interval`` and ``check_val_every_n_epoch``, for epochs of ``per_epoch`` batches."""
+    """Return ``val_check_interval`` and ``check_val_every_n_epoch``, for epochs of ``per_epoch`` batches."""
     kind = rng.choice(["epoch", "epoch", "batches", "across epochs", "fraction"])
     if kind == "across epochs":
         return rng.randint(1, 7), None

@@ -81,11 +81,11 @@ class Record:
     _places: Places = field(default_factory=lambda: Places(1), repr=False)
 
     def bytes_alive(self, device: int | torch.device = 0) -> int:
-        """Bytes of all tensors that are on ``device`` now; memory that an operation needs inside is not seen."""
+        """Return bytes of all tensors that are on ``device`` now; memory that an operation needs inside is not seen."""
         return self._places.alive[self._places.check(device)]
 
     def peak_bytes(self, device: int | torch.device = 0) -> int:
-        """The most that :meth:`bytes_alive` has been since the recording began, or since :meth:`reset_peak`."""
+        """Return the most that :meth:`bytes_alive` has been since the recording began, or since :meth:`reset_peak`."""
         return self._places.peak[self._places.check(device)]
 
     def reset_peak(self, device: int | torch.device = 0) -> None:

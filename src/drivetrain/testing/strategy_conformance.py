@@ -85,11 +85,11 @@ class StrategyConformance:
     # ---- what rows are made of -----------------------------------------------------------------------------------
 
     def make(self) -> Strategy:
-        """A new strategy."""
+        """Return a new strategy."""
         return type(self).strategy()
 
     def trainer(self, strategy: Strategy | None = None, **arguments: Any) -> Trainer:
-        """A quiet Trainer with the strategy; two epochs."""
+        """Return a quiet Trainer with the strategy; two epochs."""
         quiet: dict[str, Any] = {
             "strategy": strategy or self.make(), "accelerator": self.accelerator, "devices": self.devices,
             "precision": self.precision, "max_epochs": 2, "logger": False, "enable_progress_bar": False,
@@ -98,7 +98,7 @@ class StrategyConformance:
         return Trainer(**{**quiet, **arguments})
 
     def loader(self, batches: int = BATCHES) -> Any:
-        """The data of ``batches`` global batches; each rank's batch is its part of one."""
+        """Return the data of ``batches`` global batches; each rank's batch is its part of one."""
         return DataLoader(data(batches), batch_size=GLOBAL_BATCH // self.devices)
 
     def fit(self, module: Small, trainer: Trainer | None = None, **arguments: Any) -> dict[str, Any]:
@@ -115,11 +115,11 @@ class StrategyConformance:
         }
 
     def plain_loop(self, **arguments: Any) -> dict[str, Any]:
-        """What :meth:`fit` returns, by a loop over global batches on the host."""
+        """Return what :meth:`fit` returns, by a loop over global batches on the host."""
         return plain_loop(self.plain_module, **arguments)
 
     def plain_module(self, kind: str = "plain") -> Small:
-        """What is trained, on the host and in the type that the precision computes in."""
+        """Return what is trained, on the host and in the type that the precision computes in."""
         return Small(kind).to(torch.float64 if self.precision == "64-true" else torch.float32)
 
     def near(self, one: Any, other: Any) -> None:
@@ -218,7 +218,7 @@ class StrategyConformance:
             same(predictions, [], "predictions on other ranks than 0")
 
     def reference_of(self, module: Small) -> Small:
-        """A plain module on the host with the weights of ``module``; every rank must call it."""
+        """Return a plain module on the host with the weights of ``module``; every rank must call it."""
         plain = self.plain_module()
         plain.load_state_dict(whole(dict(module.named_parameters())))
         return plain
@@ -365,7 +365,7 @@ def same(found: Any, expected: Any, what: str) -> None:
 
 
 def everyones_mean(strategy: Strategy, losses: list[Tensor]) -> Tensor:
-    """The mean over the ranks of each loss; equal parts of a global batch count the same."""
+    """Return the mean over the ranks of each loss; equal parts of a global batch count the same."""
     here = torch.stack([loss.cpu() for loss in losses]) if losses else torch.zeros(0)
     return torch.stack(strategy.gather_objects(here)).mean(0)
 
@@ -387,7 +387,7 @@ def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strate
 
 
 def hooked(hook: str) -> Small:
-    """A module that overrides ``hook`` to note that it is called."""
+    """Return a module that overrides ``hook`` to note that it is called."""
 
     def override(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.called.add(hook)

@@ -42,7 +42,7 @@ _POSITIONS = {"first": 0, "any": 1, "last": 2}
 
 
 def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
-    """The callbacks that were passed and the default ones, in the order in which they run.
+    """Return the callbacks that were passed and the default ones, in the order in which they run.
 
     Raises:
         ConfigurationError: something passed is no callback, or contradicts an ``enable_...`` argument.
@@ -78,7 +78,7 @@ def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Ca
 
 
 def _checked_callbacks(given: Any, start: str) -> list[Callback]:
-    """``given`` as a list. ``start`` begins the message where something in it is no callback."""
+    """Return ``given`` as a list. ``start`` begins the message where something in it is no callback."""
     found = list(given) if isinstance(given, (list, tuple)) else [given]
     for callback in found:
         if not isinstance(callback, Callback):
@@ -88,7 +88,7 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
 
 
 def _cure(value: Any, package: str, cure: str) -> str:
-    """What to write instead of ``value``, if it is the name of one of the package's classes, or a class."""
+    """Return what to write instead of ``value``, if it is the name of one of the package's classes, or a class."""
     if isinstance(value, type):
         return f"Write {value.__name__}(...)."
     if isinstance(value, str):
@@ -136,7 +136,7 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
 
 
 def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule) -> list[Callback]:
-    """``callbacks`` with those that the module configures; each of these replaces the ones of its own class."""
+    """Return ``callbacks`` with those that the module configures; each of these replaces the ones of its own class."""
     own = _checked_callbacks(
         module.configure_callbacks() or [], f"{type(module).__name__}.configure_callbacks returned"
     )
@@ -145,7 +145,7 @@ def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule
 
 
 def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
-    """The loggers that were passed, or the plan's default one.
+    """Return the loggers that were passed, or the plan's default one.
 
     Raises:
         ConfigurationError: something passed is no logger.
@@ -280,7 +280,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings) -> 
 
 
 def _takes(method: Any, arguments: int) -> bool:
-    """Whether ``method`` can be called with this many arguments."""
+    """Return whether ``method`` can be called with this many arguments."""
     if not callable(method):
         return False
     try:

@@ -80,7 +80,7 @@ class Outcome:
 
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
-        """What is left of the run that ``trainer`` has just ended; every rank must call it."""
+        """Return what is left of the run that ``trainer`` has just ended; every rank must call it."""
         from drivetrain.strategies.sharded_state import (
             whole_parameters,  # here, so that importing a Trainer stays quick
         )
@@ -134,7 +134,7 @@ class Outcome:
             trainer.datamodule.load_state_dict(self.datamodule)
 
     def _missing_in(self, module: nn.Module) -> bool:
-        """Whether ``module`` is without something that was trained, or has it in another shape."""
+        """Return whether ``module`` is without something that was trained, or has it in another shape."""
         there: dict[str, torch.Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         trained = {**self.parameters, **self.buffers}
         return any(name not in there or there[name].shape != value.shape for name, value in trained.items())
@@ -205,7 +205,7 @@ class Remains:
 
 
 def _travels(scheduler: Any) -> bool:
-    """Whether it can be pickled; its optimizer can."""
+    """Return whether it can be pickled; its optimizer can."""
     try:
         pickle.dumps({name: value for name, value in vars(scheduler).items() if name != "optimizer"})
     except (pickle.PickleError, AttributeError, TypeError):

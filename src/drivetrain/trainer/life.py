@@ -128,13 +128,13 @@ def _set_up_optimizers(trainer: Trainer, run: Run) -> None:
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
-    """Whether this process runs ``prepare_data``: one per node does, or one in the whole job."""
+    """Return whether this process runs ``prepare_data``: one per node does, or one in the whole job."""
     once_per_node = party.prepare_data_per_node or trainer.strategy.node_rank == 0
     return overrides(party, "prepare_data", DataHooks) and trainer.strategy.local_rank == 0 and once_per_node
 
 
 def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
-    """The loop of this run, ready to be called."""
+    """Return the loop of this run, ready to be called."""
     if fn is TrainerFn.FITTING:
         from drivetrain.loops.fit import fit  # here, so that importing the Trainer stays quick
 

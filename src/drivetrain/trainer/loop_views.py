@@ -48,7 +48,7 @@ class DataSourceView:
         self._stage = stage
 
     def is_defined(self) -> bool:
-        """Whether the run, or the last one, was given loaders for the stage or has a hook that makes them."""
+        """Return whether the run, or the last one, was given loaders for the stage or has a hook that makes them."""
         run = self._trainer.current_run
         return run is not None and run.loaders.available(self._stage)
 

@@ -147,7 +147,7 @@ def _joined(main: State, part: Mapping[str, Any]) -> State:
 
 
 def _replaced(main: State) -> State:
-    """The part of a rank whose file is lost, at the end of an epoch."""
+    """Return the part of a rank whose file is lost, at the end of an epoch."""
     restart = {key: value for key, value in main.get("restart", {}).items() if key != "val_loaders"}
     if _has_loader_state(restart.get("data")):
         restart["data"] = None  # a loader of another rank was somewhere else
@@ -161,7 +161,7 @@ def _has_loader_state(position: Any) -> bool:
 
 
 def _is_inside(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether an epoch or a window was under way."""
+    """Return whether an epoch or a window was under way."""
     saved = checkpoint.get("loops", {}).get("drivetrain") or {}
     in_epoch = bool(saved.get("batches_done")) and not saved.get("epoch_ending")
     return in_epoch or "window" in checkpoint.get("restart", {})
