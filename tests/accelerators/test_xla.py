@@ -68,8 +68,6 @@ def test_s0_12_one_all_or_a_certain_one(library: Library, devices: Any, parsed: 
 )
 def test_s0_12_anything_else_is_refused(library: Library, devices: Any) -> None:
     with pytest.raises(
-        ConfigurationError,
-        match=r"a job uses one XLA device, .* all 4 of this machine. Write devices=1, .*=4 or .*=\[0\]",
         ConfigurationError, match=r"a job uses one XLA device, .* all 4 of .* Write devices=1, .*=4 or .*=\[0\]"
     ) as caught:
         XLAAccelerator.parse_devices(devices)

@@ -228,9 +228,6 @@ def test_t33_last_is_the_requeued_jobs_file_where_that_is_newer(tmp_path: Path) 
 
 def test_a_job_that_cannot_go_back_goes_on(tmp_path: Path) -> None:
     cluster, model = Cluster(why_not="the queue is closed."), Model(signalled=3)
-    with pytest.warns(
-        UserWarning, match=r"hpc_ckpt_1.ckpt, but .* into the queue: the queue is closed. Training continues"
-    ):
     with pytest.warns(UserWarning, match=r"hpc_ckpt_1.ckpt, but .* into the queue: the queue is closed. Training"):
         weights = fit(tmp_path, model, cluster)
     assert (model.done, cluster.asked) == (24, 1)
