@@ -326,6 +326,36 @@ def test_backend_and_timeout_reach_the_process_group(pool: Any) -> None:
     assert backend == "cpu:gloo"
 
 
+def second_group(changes: dict[str, Any]) -> str:
+    options = {"process_group_backend": "gloo", "timeout": timedelta(seconds=77)}
+    fitted(options)
+    try:
+        fitted({**options, **changes})
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"timeout": timedelta(seconds=5)},
+            "DDPStrategy(timeout=datetime.timedelta(seconds=5)): the processes",
+        ),
+        ({"process_group_backend": "cpu:gloo"}, "with process_group_backend='gloo', and all Trainers of a program use"),
+        ({}, ""),
+        ({"process_group_backend": None}, ""),
+    ],
+)
+def test_a_second_trainer_has_the_same_process_group_or_is_refused(
+    pool: Any, changes: dict[str, Any], message: str
+) -> None:
+    for found in pool.run(second_group, changes, group=False):
+        assert message in found
+        assert bool(found) == bool(message)
+
+
 class Stopped(Exception):
     """The rank that stays away ends its own run."""
 

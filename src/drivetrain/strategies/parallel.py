@@ -28,6 +28,8 @@ _LET_GO_S = 0.05
 _TOGETHER = 2**24  # elements: more would need a lot of memory at once, and gain nothing
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
+_GROUP_OPTIONS: list[Any] = []  # timeout and backend of the process group, if this module has created it
+
 
 class ParallelStrategy(Strategy):
     """One process per device, in a process group of ``torch.distributed``.
@@ -117,11 +119,31 @@ class ParallelStrategy(Strategy):
         if self.world_size > 1:
             os.environ["RANK"] = str(self.global_rank)  # what is only for rank 0 asks for it, and loaders' workers do
         super().setup_environment()
-        if not dist.is_initialized():
+        if dist.is_initialized():
+            self._check_group()
+        else:
             self._groups = None  # of a process group that is gone
             self._meet()
         if self._groups is None:  # else of an earlier run
             self._make_groups()
+
+    def _check_group(self) -> None:
+        """Check that the process group, which an earlier run or the user has created, is the one asked for here.
+
+        Raises:
+            ConfigurationError: it has another backend or another timeout, and cannot be changed.
+        """
+        timeout, backend = _GROUP_OPTIONS or (self.timeout, None)
+        differ: list[tuple[str, Any, Any]] = []
+        if timeout != self.timeout:
+            differ.append(("timeout", self.timeout, timeout))
+        if self.process_group_backend not in (None, backend, dist.get_backend(), dist.get_backend_config()):
+            differ.append(("process_group_backend", self.process_group_backend, backend or dist.get_backend()))
+        for name, asked, there in differ:
+            raise ConfigurationError(
+                f"{type(self).__name__}({name}={asked!r}): the processes of this job already have a process group "
+                f"with {name}={there!r}, and all Trainers of a program use it. Write the same {name} for each."
+            )
 
     def _meet(self) -> None:
         """Create the process group."""
@@ -129,13 +151,15 @@ class ParallelStrategy(Strategy):
         assert environment is not None
         assert self.accelerator is not None
         environment.validate_address()
+        backend = self.process_group_backend or self._backends(self.accelerator)
         dist.init_process_group(
-            self.process_group_backend or self._backends(self.accelerator),
+            backend,
             init_method=f"tcp://{environment.main_address}:{environment.main_port}",
             rank=self.global_rank,
             world_size=self.world_size,
             timeout=self.timeout,
         )
+        _GROUP_OPTIONS[:] = self.timeout, backend
         atexit.register(_leave_group)
 
     def leave_job(self) -> None:
@@ -266,6 +290,7 @@ def _leave_group() -> None:
     if dist.is_initialized():
         gc.collect()  # what refers to the group, a DDP's reducer above all, must go before it
         dist.destroy_process_group()
+        _GROUP_OPTIONS.clear()
         # The group's threads may still want Python's lock, to let go of the last tensors that were exchanged. One that
         # gets it only when Python has begun to end takes the process down with it.
         time.sleep(_LET_GO_S)
