@@ -186,6 +186,15 @@ def resumed(method: str, folder: str) -> dict[str, Any]:
             module, ours = Regression(), trainer(method, folder, max_epochs=3)
             ours.fit(module, datamodule=Data(), ckpt_path=f"{folder}/two.ckpt")
         found[f"after {first}"] = (ours.global_step, weights(module))
+    torch.manual_seed(3)
+    module, ours = Regression(), trainer(method, folder, max_epochs=3, max_steps=7)  # an epoch has 5
+    ours.fit(module, datamodule=Data())
+    ours.save_checkpoint(f"{folder}/inside.ckpt")
+    torch.manual_seed(4)
+    module, ours = Regression(), trainer(method, folder, max_epochs=3)
+    ours.fit(module, datamodule=Data(), ckpt_path=f"{folder}/inside.ckpt")
+    found["after 7 steps"] = (ours.global_step, weights(module))
+    found["ranks in the file"] = len(torch.load(f"{folder}/inside.ckpt", weights_only=True)["ranks"])
     return found
 
 

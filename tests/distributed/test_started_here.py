@@ -93,6 +93,13 @@ def test_t26_a_checkpoint_of_the_launching_process_goes_on_exactly(forked: dict[
     assert torch.equal(whole, resumed)
 
 
+def test_t26_a_fit_that_ended_inside_an_epoch_is_saved_for_as_many_processes(forked: dict[str, Any]) -> None:
+    whole, other = forked["resumed"]["after 3"], forked["resumed"]["after 7 steps"]
+    assert whole[0] == other[0] == 15
+    assert torch.equal(whole[1], other[1])
+    assert forked["resumed"]["ranks in the file"] == 2
+
+
 def test_t31_a_rank_that_fails_is_the_cause_and_callbacks_hear_of_it_once(forked: dict[str, Any]) -> None:
     failed = forked["failed"]
     assert failed["error"].startswith("Rank 1 of 2 (process ")

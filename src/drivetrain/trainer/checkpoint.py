@@ -209,6 +209,8 @@ def _check_set_up(trainer: Trainer) -> None:
 def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Where the loop is. After an exception that is where its window began, and ``checkpoint`` is set back to there."""
     run = trainer.current_run
+    if run is None and (ranks := trainer.ranks_of_job):  # as many processes as it ran in can resume it
+        return {"loops": {"drivetrain": ranks[0]["loops"]}, "ranks": ranks, "rng": ranks[0]["rng"]}
     if run is None or trainer.progress.fn != "fit":
         loops = {"drivetrain": {**trainer.progress.state_dict(), **Window().place()}}
         return {"loops": loops, "rng": rng_state()}

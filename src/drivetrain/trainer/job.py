@@ -63,6 +63,7 @@ class Outcome:
         weights: the module's state dict.
         schedulers: one that cannot be pickled, because of a lambda for example, is its :class:`Remains`.
         callbacks: each one's key and state, in their order.
+        ranks: of a fit that has ended inside an epoch, what each rank needs to resume it.
     """
 
     results: list[Any]
@@ -77,14 +78,16 @@ class Outcome:
     datamodule: dict[str, Any]
     precision: dict[str, Any]
     rng: dict[str, Any]
+    ranks: list[dict[str, Any]]
 
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
         """Return what is left of the run that ``trainer`` has just ended; every rank must call it."""
-        from drivetrain.strategies.sharded_state import (
-            whole_parameters,  # here, so that importing a Trainer stays quick
-        )
+        # here, so that importing a Trainer stays quick
+        from drivetrain.strategies.sharded_state import whole_parameters
+        from drivetrain.trainer.rank_parts import inside_an_epoch
 
+        ranks = inside_an_epoch(trainer.current_run, trainer.strategy)
         strategy, module, book = trainer.strategy, trainer.lightning_module, trainer.logbook
         schedulers = strategy.lr_scheduler_configs
         for config in schedulers:
@@ -105,6 +108,7 @@ class Outcome:
             datamodule={} if trainer.datamodule is None else trainer.datamodule.state_dict(),
             precision=strategy.precision_plugin.state_dict(),
             rng={name: state for name, state in rng_state().items() if name != "device"},  # which is not used here
+            ranks=ranks,
         )
 
     def restore_into(self, trainer: Trainer) -> None:
@@ -122,6 +126,7 @@ class Outcome:
         strategy.precision_plugin.load_state_dict(self.precision)
         for each in fields(Progress):
             setattr(trainer.progress, each.name, getattr(self.progress, each.name))
+        trainer.ranks_of_job = self.ranks
         book.restore_results(*self.metrics)
         states = list(self.callbacks)
         for callback in trainer.callbacks:

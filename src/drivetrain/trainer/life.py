@@ -30,6 +30,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     """Do everything that precedes the first process and the first device, in the order of docs/hooks.md."""
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
     progress.begin_run(fn)
+    trainer.ranks_of_job = []
     datamodule = trainer.datamodule = job.datamodule
     trainer.ckpt_path = job.ckpt_path
     trainer._run_parts, trainer._optimizers_made = None, False

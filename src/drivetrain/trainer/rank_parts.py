@@ -17,24 +17,35 @@ from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.errors import CheckpointError
+from drivetrain.loops.restart import capture
 from drivetrain.module.loading import decode_parts
 from drivetrain.strategies import rank_files
 
 if TYPE_CHECKING:
+    from drivetrain.loops.run import Run
     from drivetrain.strategies.strategy import Strategy
 
 State = dict[str, Any]
 
 _OWN = ("rng", "restart", "rank_state")
-_SHARED = (
-    "samples",
-    "order",
-    "exact",
-    "settled",
-    "cut_off",
-    "ahead",
-    "loaders",
-)  # of ``restart``: the same on every rank
+# Of ``restart``: the same on every rank.
+_SHARED = frozenset({"samples", "order", "exact", "settled", "cut_off", "ahead", "loaders"})
+
+
+def inside_an_epoch(run: Run | None, strategy: Strategy) -> list[State]:
+    """Return what each rank would save of a fit that has ended inside an epoch; every rank must call it.
+
+    Returns:
+        Nothing where it has ended with an epoch: then every number of processes can resume what the main file holds.
+    """
+    if run is None or run.progress.fn != "fit" or not run.progress.epoch_cut:
+        return []
+    state = dict(capture(run))
+    part: State = {"loops": state.pop("progress"), "rng": state.pop("rng")}
+    part["restart"] = {key: value for key, value in state.items() if key not in ("callbacks", "buffers", "precision")}
+    if own := strategy.rank_state():
+        part["rank_state"] = own
+    return strategy.gather_objects(part)
 
 
 def save(

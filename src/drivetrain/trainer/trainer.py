@@ -146,6 +146,7 @@ class Trainer(TrainerView):
         self.engine = Engine(plan=self.plan, check_collectives=self.settings.check_collectives)
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()
+        self.ranks_of_job: list[dict[str, Any]] = []  # see Outcome.ranks
         self.datamodule: LightningDataModule | None = None
         self.ckpt_path: str | None = None
         self._plan_shown = False
