@@ -15,6 +15,7 @@ import atexit
 import builtins
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -30,7 +31,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "torch.utils.data"]  # optimizers import dynamo
+# Optimizers import dynamo; the examples import the last two.
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "sklearn.datasets", "matplotlib.pyplot"]
 
 
 class Programs:
@@ -195,7 +197,8 @@ def end(code: int) -> NoReturn:
 if __name__ == "__main__":
     _plain = list(warnings.filters)
     for _name in PRELOADED:
-        importlib.import_module(_name)
+        if importlib.util.find_spec(_name.partition(".")[0]) is not None:
+            importlib.import_module(_name)
     gc.collect()
     gc.freeze()  # a collection in a copy looks at the program's own
     if (_job := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:

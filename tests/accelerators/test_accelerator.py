@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,14 +124,11 @@ sys.stdout.write(f"rank {trainer.global_rank} on {trainer.strategy.root_device}:
 """
 
 
-def test_e0_1_two_devices(tmp_path: Path) -> None:
+def test_e0_1_two_devices(programs: Any, tmp_path: Path) -> None:
     """As the document prints it, in a file of its own: the program starts itself once per device."""
     (tmp_path / "train.py").write_text(E0_1)
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    done = programs.run("train.py", cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 on cpu:0: 2 steps", "rank 1 on cpu:1: 2 steps"]
 

@@ -189,6 +189,7 @@ def serve(connection: Connection, dump: Path) -> None:
             return
         names.update(job["names"])
         connection.send_bytes(pickle.dumps(work(job)))
+        gc.freeze()  # what a job has imported stays, too
 
 
 if "connection" in globals():
