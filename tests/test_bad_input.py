@@ -222,7 +222,7 @@ ARGUMENTS = [
          "SingleDeviceStrategy'>", "Write strategy=SingleDeviceStrategy()."),
     case("a misspelt logger", {"logger": "tensorbord"}, "Trainer(logger=...) got", "a str: 'tensorbord'",
          "Did you mean TensorBoardLogger? Write TensorBoardLogger(...), an object and not its name."),
-    case("a logger's name in a list", {"logger": ["csv"]}, "Trainer(logger=...) got", "a str: 'csv'",
+    case("a misspelt logger in a list", {"logger": ["cvs"]}, "Trainer(logger=...) got", "a str: 'cvs'",
          "Did you mean CSVLogger? Write CSVLogger(...), an object and not its name."),
     case("a logger's name in a trial run", {"logger": "CSV", "fast_dev_run": True}, "Trainer(logger=...) got",
          "a str: 'CSV'", "Did you mean CSVLogger? Write CSVLogger(...), an object and not its name."),
@@ -242,11 +242,13 @@ ARGUMENTS = [
          "Pass instances of drivetrain.Callback."),
     case("a mapping of callbacks", {"callbacks": {}}, "Trainer(callbacks=...) got", "a dict: {}",
          "Pass instances of drivetrain.Callback."),
-    case("a name as plugin", {"plugins": "bf16"}, "plugins got", "a str: 'bf16'",
-         "Pass a Precision, a CheckpointIO or a ClusterEnvironment, at most one of each."),
+    case("a precision's name as plugin", {"plugins": "bf16"}, "plugins got", "a str: 'bf16'",
+         "Write precision='bf16' instead."),
+    case("a misspelt plugin", {"plugins": ["slrum"]}, "plugins got", "a str: 'slrum'. Did you mean 'slurm'?",
+         "Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most one of each."),
     case("a plugin's class", {"plugins": [MixedPrecision]}, "plugins got",
          "the class MixedPrecision itself",
-         "Pass a Precision, a CheckpointIO or a ClusterEnvironment, at most one of each."),
+         "Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most one of each."),
     # devices
     case("no device", {"devices": 0}, "names no device", "devices=0", 'Write devices=1 or devices="auto".'),
     case("a bool of devices", {"devices": True}, "names no device", "devices=True",
@@ -299,7 +301,7 @@ def test_wrong_arguments_of_the_trainer(
 def test_a_refused_trainer_leaves_a_strategy_that_was_passed_as_it_was(bench: Bench) -> None:
     strategy = SingleDeviceStrategy()
     before = dict(vars(strategy))
-    for wrong in ({"callbacks": ["early"]}, {"logger": "csv"}, {"plugins": [3]}, {"max_time": -1}):
+    for wrong in ({"callbacks": ["early"]}, {"logger": "cvs"}, {"plugins": [3]}, {"max_time": -1}):
         with pytest.raises(ConfigurationError):
             bench.trainer(strategy=strategy, **wrong)
     assert vars(strategy) == before

@@ -532,8 +532,11 @@ def test_a_second_precision_beside_the_strategys_is_an_error() -> None:
     [
         ([Precision(), MixedPrecision()], "two of a kind: Precision and MixedPrecision. Keep one"),
         ([TorchCheckpointIO(), OwnIO()], "two of a kind: TorchCheckpointIO and OwnIO. Keep one"),
-        ("slurm", "got a str: 'slurm'. Pass a Precision, a CheckpointIO"),
-        ([object()], "got an object: .* Pass a Precision, a CheckpointIO or a ClusterEnvironment, at most"),
+        ("slrum", "got a str: 'slrum'. Did you mean 'slurm'?.* Pass a Precision, a CheckpointIO"),
+        (
+            [object()],
+            "got an object: .* Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most",
+        ),
         (Precision, "got the class Precision itself. Pass"),
     ],
 )

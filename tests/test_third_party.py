@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain import Engine
+from drivetrain import Engine, LightningModule, Trainer
 from drivetrain.base.registry import Registry
+from drivetrain.checkpoints import CheckpointRegistry
+from drivetrain.clusters import ClusterRegistry
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import LauncherRegistry
+from drivetrain.loggers import LoggerRegistry
 from drivetrain.precision import PrecisionRegistry
+from drivetrain.strategies import LayerSyncRegistry
 
 LAUNCHER = '''
 from drivetrain.launchers import Launcher
@@ -60,6 +64,86 @@ class SkyPrecision(MixedPrecision):
 '''
 
 
+ENVIRONMENT = '''
+from drivetrain.clusters import ClusterEnvironment
+
+
+class SkyEnvironment(ClusterEnvironment):
+    """Ranks in the sky."""
+
+    creates_processes_externally = True
+    main_address = "localhost"
+    main_port = 1234
+
+    def world_size(self):
+        return 1
+
+    def global_rank(self):
+        return 0
+
+    def local_rank(self):
+        return 0
+'''
+
+STORE = '''
+from drivetrain.checkpoints import TorchCheckpointIO
+
+
+class SkyIO(TorchCheckpointIO):
+    """Checkpoints in the sky."""
+
+    saved = []
+
+    @classmethod
+    def register_checkpoint_ios(cls, checkpoint_registry):
+        checkpoint_registry.register("sky", cls)
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        self.saved.append(str(path))
+        super().save_checkpoint(checkpoint, path, storage_options)
+'''
+
+LAYER_SYNC = '''
+from drivetrain.strategies import LayerSync
+
+
+class SkySync(LayerSync):
+    """Statistics in the sky."""
+
+    @classmethod
+    def register_layer_syncs(cls, layer_sync_registry):
+        layer_sync_registry.register("sky", cls)
+
+    def apply(self, model):
+        self.calls = ["apply"]
+        return model
+
+    def revert(self, model):
+        self.calls.append("revert")
+        return model
+'''
+
+LOGGER = '''
+from drivetrain.loggers import Logger
+
+
+class SkyLogger(Logger):
+    """Numbers into the sky."""
+
+    name, version = "sky", 0
+
+    def __init__(self, save_dir):
+        self.folder = save_dir
+        self.rows = []
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append(dict(metrics))
+
+    def log_hyperparams(self, params):
+        pass
+'''
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of thing that a third party may write.
@@ -81,6 +165,25 @@ class Kind:
     check: Callable[[Path], None]
 
 
+class Model(LightningModule):
+    """Two steps on two samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss: torch.Tensor = self.layer(batch).square().sum()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(torch.ones(2, 2))
+
+
 def check_launcher(folder: Path) -> None:
     for strategy in ("ddp_sky", "ddp_sky_find_unused_parameters_true"):
         engine = Engine(accelerator="cpu", devices=2, strategy=strategy)
@@ -99,6 +202,51 @@ def check_precision(folder: Path) -> None:
         Engine(accelerator="cpu", precision="skj")
 
 
+def check_environment(folder: Path) -> None:
+    for plugins in ("sky", ["sky"]):
+        plan = Engine(accelerator="cpu", plugins=plugins).plan
+        assert type(plan.environment).__name__ == "SkyEnvironment"
+        assert "1, started by Sky" in str(plan)
+
+
+def small_trainer(folder: Path, **arguments: Any) -> Trainer:
+    return Trainer(**{
+        "accelerator": "cpu", "max_epochs": 1, "logger": False, "enable_checkpointing": False,
+        "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": folder, **arguments,
+    })  # fmt: skip
+
+
+def check_store(folder: Path) -> None:
+    trainer = small_trainer(folder, plugins="sky", enable_checkpointing=True)
+    trainer.fit(Model())
+    store: Any = trainer.strategy.checkpoint_io
+    assert type(store).__name__ == "SkyIO"
+    assert trainer.checkpoint_callback is not None
+    assert store.saved[-1] == trainer.checkpoint_callback.best_model_path
+
+
+def check_layer_sync(folder: Path) -> None:
+    trainer = small_trainer(folder, plugins="sky", strategy="ddp", devices=1)
+    trainer.fit(Model())
+    sync: Any = trainer.strategy.layer_sync
+    assert (type(sync).__name__, sync.calls) == ("SkySync", ["apply", "revert"])
+    with pytest.raises(ConfigurationError, match="sync_batchnorm=True.* and the SkySync in plugins both"):
+        small_trainer(folder, plugins="sky", sync_batchnorm=True)
+
+
+def check_logger(folder: Path) -> None:
+    for logger in ("sky", ["sky", "csv"]):
+        trainer = small_trainer(folder, logger=logger, log_every_n_steps=1)
+        trainer.fit(Model())
+        found: Any = trainer.logger
+        assert (type(found).__name__, found.folder) == ("SkyLogger", str(folder))
+        assert found.rows
+        assert "sky" in str(trainer.plan)
+    engine: Any = Engine(accelerator="cpu", loggers="sky")
+    engine.log("loss", 1.0)
+    assert engine.logger.rows == [{"loss": 1.0}]
+
+
 KINDS = {
     "launcher": Kind(
         LauncherRegistry, LAUNCHER, "SkyLauncher", "drivetrain.launchers", "drivetrain.launchers", check_launcher
@@ -106,6 +254,14 @@ KINDS = {
     "precision": Kind(
         PrecisionRegistry, PRECISION, "SkyPrecision", "drivetrain.precision", "drivetrain.precision", check_precision
     ),
+    "environment": Kind(
+        ClusterRegistry, ENVIRONMENT, "SkyEnvironment", "drivetrain.clusters", "drivetrain.clusters", check_environment
+    ),
+    "store": Kind(CheckpointRegistry, STORE, "SkyIO", "drivetrain.checkpoints", "drivetrain.checkpoints", check_store),
+    "layer sync": Kind(
+        LayerSyncRegistry, LAYER_SYNC, "SkySync", "drivetrain.strategies", "drivetrain.layer_syncs", check_layer_sync
+    ),
+    "logger": Kind(LoggerRegistry, LOGGER, "SkyLogger", "drivetrain.loggers", "drivetrain.loggers", check_logger),
 }
 
 

@@ -21,6 +21,7 @@ precision     a strategy instance that carries one              the strategy's; 
 precision     a ``Precision`` in ``plugins``                    that one; ``precision=`` beside it is an error
 precision     ``precision=``                                    its class; ``None``: 32-true; 64-true where there is one
 checkpoints   a ``CheckpointIO`` in ``plugins``                 that one, else a local file
+layers        a ``LayerSync`` in ``plugins``                    that one; another beside ``sync_batchnorm=`` is an error
 ============  ================================================  =======================================================
 """
 
@@ -37,9 +38,9 @@ import torch
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.accelerators.choice import available, choose
 from drivetrain.accelerators.torch_device import as_numbers
-from drivetrain.base.registry import Entry
-from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.base.registry import Entry, Registry
+from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
+from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry
 from drivetrain.clusters.environment import detect as detect_cluster
 from drivetrain.clusters.local import LocalEnvironment
 from drivetrain.errors import (
@@ -53,6 +54,7 @@ from drivetrain.errors import (
 from drivetrain.launchers.launcher import LauncherRegistry, in_notebook
 from drivetrain.precision.precision import Precision, PrecisionRegistry
 from drivetrain.settings import Settings
+from drivetrain.strategies.layer_sync import LayerSync, LayerSyncRegistry
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 _CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
@@ -62,6 +64,9 @@ _CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
 }
 """What an accelerator must claim to compute in a type, and what messages call the type."""
 
+_PLUGINS: tuple[type, ...] = (Precision, CheckpointIO, ClusterEnvironment, LayerSync)
+_PASS_PLUGINS = "Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most one of each."
+_SYNC = "sync_batchnorm"  # the name of what this argument of the Trainer means
 _LATER_STRATEGIES = ("fsdp", "fsdp_cpu_offload", "deepspeed")
 _LATER_PRECISIONS = ("transformer-engine", "transformer-engine-float16")
 
@@ -119,6 +124,7 @@ class Plan:
     checkpoint_io: CheckpointIO | None
     default_logger: str | None
     decisions: tuple[Decision, ...]
+    layer_sync: LayerSync | None = None
 
     @property
     def num_processes(self) -> int:
@@ -153,6 +159,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     start_method = _start_method(settings, strategy, accelerator, devices, environment)
     precision, why_precision = _precision(settings, plugins.get(Precision), strategy, accelerator)
     checkpoint_io: CheckpointIO | None = plugins.get(CheckpointIO)
+    layer_sync = _layer_sync(settings, plugins.get(LayerSync))
     logger, why_logger = _logger(settings, machine)
     return Plan(
         accelerator=accelerator,
@@ -164,6 +171,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
         precision=precision,
         checkpoint_io=checkpoint_io,
         default_logger=logger,
+        layer_sync=layer_sync,
         decisions=(
             Decision("accelerator", accelerator.name, why_accelerator),
             Decision("devices", ", ".join(map(str, devices)), why_devices),
@@ -195,21 +203,35 @@ def _processes(
 
 def _plugins(given: Any) -> dict[type, Any]:
     found: dict[type, Any] = {}
-    for plugin in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
-        if plugin is None:
+    for each in given if isinstance(given, Sequence) and not isinstance(given, str) else [given]:
+        if each is None:
             continue
-        kind = next((kind for kind in (Precision, CheckpointIO, ClusterEnvironment) if isinstance(plugin, kind)), None)
+        plugin = _plugin_named(each) if isinstance(each, str) else each
+        kind = next((kind for kind in _PLUGINS if isinstance(plugin, kind)), None)
         if kind is None:
-            raise ConfigurationError(
-                f"plugins got {described(plugin)}. "
-                "Pass a Precision, a CheckpointIO or a ClusterEnvironment, at most one of each."
-            )
+            raise ConfigurationError(f"plugins got {described(plugin)}. {_PASS_PLUGINS}")
         if kind in found:
             raise ConfigurationError(
                 f"plugins got two of a kind: {type(found[kind]).__name__} and {type(plugin).__name__}. Keep one."
             )
         found[kind] = plugin
     return found
+
+
+def _plugin_named(name: str) -> Any:
+    registries: list[Registry[Any]] = [ClusterRegistry, CheckpointRegistry, LayerSyncRegistry]
+    found = [registry for registry in registries if name in registry]
+    if len(found) == 1:
+        return found[0].get(name)
+    if found:
+        kinds = " and of a ".join(registry.kind for registry in found)
+        raise ConfigurationError(f"plugins got the name {name!r}, which is that of a {kinds}. Pass an object.")
+    if name in PrecisionRegistry:
+        raise ConfigurationError(
+            f"plugins got {described(name)}, which names a precision. Write precision={name!r} instead."
+        )
+    known = [each for registry in registries for each in registry.available()]
+    raise ConfigurationError(f"plugins got {described(name)}. {did_you_mean(name, known)} {_PASS_PLUGINS}")
 
 
 def _strategy(settings: Settings) -> tuple[Entry[Strategy] | Strategy | None, str]:
@@ -443,6 +465,15 @@ def _precision(
     return precision, f"precision={given!r}"
 
 
+def _layer_sync(settings: Settings, plugin: LayerSync | None) -> LayerSync | None:
+    if plugin is not None and settings.sync_batchnorm and not isinstance(plugin, LayerSyncRegistry.entry(_SYNC).cls):
+        raise ConfigurationError(
+            f"Trainer(sync_batchnorm=True) and the {type(plugin).__name__} in plugins both change layers for all "
+            "processes. Leave one of them out."
+        )
+    return plugin
+
+
 def _logger(settings: Settings, machine: Machine) -> tuple[str | None, str]:
     if settings.logger is False:
         return None, "logger=False"
@@ -455,4 +486,5 @@ def _logger(settings: Settings, machine: Machine) -> tuple[str | None, str]:
             return "TensorBoardLogger", "tensorboard is installed"
         return "CSVLogger", "tensorboard is not installed"
     given = settings.logger if isinstance(settings.logger, (list, tuple)) else [settings.logger]
-    return ", ".join(type(logger).__name__ for logger in given) or None, "it was passed as logger="
+    names = (logger if isinstance(logger, str) else type(logger).__name__ for logger in given)
+    return ", ".join(names) or None, "it was passed as logger="

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from drivetrain.clusters.environment import ClusterEnvironment
     from drivetrain.loggers.logger import Logger
     from drivetrain.precision.precision import Precision
+    from drivetrain.strategies.layer_sync import LayerSync
     from drivetrain.strategies.strategy import Strategy
 
 
@@ -66,8 +67,8 @@ class Settings:
     precision: int | str | None = _argument(
         None, '"32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true" or "bf16-true"'
     )
-    logger: Logger | Iterable[Logger] | bool | None = _argument(
-        None, "where metrics are written; True or None: TensorBoard if it is installed, else CSV; False: nowhere"
+    logger: Logger | Iterable[Logger | str] | bool | None = _argument(
+        None, 'loggers or their names, such as "csv"; True or None: TensorBoard if it is installed, else CSV; False: none'
     )
     callbacks: list[Callback] | Callback | None = _argument(None, "callbacks, in the order in which they run")
     fast_dev_run: int | bool = _argument(
@@ -118,8 +119,14 @@ class Settings:
     detect_anomaly: bool = _argument(False, "torch.autograd.set_detect_anomaly during training")
     barebones: bool = _argument(False, "switch off logging, checkpoints, progress bar, summary and sanity check")
     plugins: (
-        Precision | CheckpointIO | ClusterEnvironment | list[Precision | CheckpointIO | ClusterEnvironment] | None
-    ) = _argument(None, "a Precision, a CheckpointIO, a ClusterEnvironment of your own")
+        Precision
+        | CheckpointIO
+        | ClusterEnvironment
+        | LayerSync
+        | str
+        | list[Precision | CheckpointIO | ClusterEnvironment | LayerSync | str]
+        | None
+    ) = _argument(None, "a Precision, CheckpointIO, ClusterEnvironment or LayerSync of your own, or their names")
     sync_batchnorm: bool = _argument(False, "batch norm over the batches of all processes; no effect with one process")
     check_collectives: bool | None = _argument(
         None, "check that all processes make the same collective on tensors; None: the first 100 of a run"

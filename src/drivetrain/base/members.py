@@ -53,9 +53,10 @@ class Members:
 
 def check_members(cls: type) -> None:
     """Check a class of the user's by the table that its contract names; see :meth:`Members.check`."""
-    if not is_own_class(cls):
-        table: Members = load(cls.members_table)  # type: ignore[attr-defined]
-        table.check(cls)
+    table: str | None = getattr(cls, "members_table", None)
+    if table is not None and not is_own_class(cls):
+        members: Members = load(table)
+        members.check(cls)
 
 
 def warn_once(cls: type, names: frozenset[str], remark: str) -> None:

@@ -1,6 +1,6 @@
 """Where and how checkpoints are stored."""
 
 from drivetrain.checkpoints.file import TorchCheckpointIO
-from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
 
-__all__ = ["CheckpointIO", "TorchCheckpointIO"]
+__all__ = ["CheckpointIO", "CheckpointRegistry", "TorchCheckpointIO"]

@@ -17,6 +17,7 @@ import torch
 
 from drivetrain import parity
 from drivetrain.base import files
+from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, described
 
@@ -40,6 +41,10 @@ class TorchCheckpointIO(CheckpointIO):
     objects, and a file can bring code that runs then. Do it with your own files only. ``parity.current().pickle`` makes
     that the default for what is no plain data.
     """
+
+    @classmethod
+    def register_checkpoint_ios(cls, checkpoint_registry: Registry[CheckpointIO]) -> None:
+        checkpoint_registry.register("file", cls)
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:

@@ -7,9 +7,10 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from drivetrain.base import files
+from drivetrain.base.registry import Registry
 from drivetrain.errors import CheckpointError
 
 
@@ -21,6 +22,20 @@ class CheckpointIO(ABC):
     :meth:`find`; one that writes in the background overrides :meth:`is_durable` and :meth:`wait`. Everything that a
     Trainer and its callbacks ask about checkpoints goes through these methods. Rank 0 saves, copies and removes.
     """
+
+    members_table: ClassVar[str] = "drivetrain.checkpoints._members:MEMBERS"
+
+    @classmethod
+    def register_checkpoint_ios(cls, checkpoint_registry: Registry[CheckpointIO]) -> None:
+        """Give the class its names: ``checkpoint_registry.register("name", cls, description="...")``.
+
+        Called once, when a subclass that defines it is defined, so that no other line is needed.
+        """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "register_checkpoint_ios" in cls.__dict__:
+            cls.register_checkpoint_ios(CheckpointRegistry)
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -128,6 +143,10 @@ class CheckpointIO(ABC):
 
     def teardown(self) -> None:
         """Free threads and connections at the end of a run, after :meth:`wait`. The store may be used again later."""
+
+
+CheckpointRegistry: Registry[CheckpointIO] = Registry("drivetrain.checkpoints", "io", "checkpoint store", by_file=False)
+"""The checkpoint stores by name: those of the files beside this one, of users, and of installed packages."""
 
 
 def wait_for(store: CheckpointIO, path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""The contract of a cluster environment (spec S3-10 to S3-13): who this process is in its job."""
+"""The contract of a cluster environment: who this process is in its job; and the registry."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ class ClusterEnvironment:
     first generation, ``master_address()``, ``master_port()`` and ``creates_children()``, may be called and overridden
     in place of the properties.
 
-    All numbers are ints (spec C10). A subclass may return them as text, as they stand in the environment; where it
+    All numbers are ints. A subclass may return them as text, as they stand in the environment; where it
     returns ``None``, because its variable is not set, the caller gets a ConfigurationError.
 
     Args:
         environ: the variables; ``None``: those of this process, also after the object has moved to another one.
     """
+
+    members_table: ClassVar[str] = "drivetrain.clusters._members:MEMBERS"
 
     detect_priority: ClassVar[int | None] = None
     """Where it stands in the order of :func:`detect`: the highest first; ``None``: only when it is given.
@@ -123,7 +125,7 @@ class ClusterEnvironment:
     # ---- being put back into the queue --------------------------------------------------------------------------
 
     auto_requeue: bool = False
-    """Whether a fit saves and goes back into the queue when the cluster announces the job's end (trap T33)."""
+    """Whether a fit saves and goes back into the queue when the cluster announces the job's end."""
 
     requeue_signal: signal.Signals | None = None
     """By which signal it does."""
@@ -202,7 +204,7 @@ class ClusterEnvironment:
         ) from None
 
     def _or_default(self, name: str, default: str) -> str:
-        """The variable, set to ``default`` with a warning where nobody did (spec S3-11, S3-12)."""
+        """The variable, set to ``default`` with a warning where it is not."""
         if name not in self.environ:
             rank_zero_warn(f"The environment variable {name} is not set; {default} is used. Set it to silence this.")
             self.environ[name] = default

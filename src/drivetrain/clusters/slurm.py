@@ -75,12 +75,17 @@ class SLURMEnvironment(ClusterEnvironment):
             return self.environ["MASTER_ADDR"]
         for name in ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"):
             if nodes := self.environ.get(name):
-                return first_node(nodes)
+                return self.resolve_root_node_address(nodes)
         return DEFAULT_ADDRESS
+
+    @staticmethod
+    def resolve_root_node_address(nodes: str) -> str:
+        """Return the first node of a list as SLURM writes it, by the name under which the others reach it."""
+        return first_node(nodes)
 
     @property
     def main_port(self) -> int:
-        """``MASTER_PORT``, or one that every task knows from the job's number (spec S3-12).
+        """``MASTER_PORT``, or one that every task knows from the job's number.
 
         15000 and the number's last four digits; the later steps of a job get others, so that they can run side by side.
         """

@@ -123,6 +123,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.plugins.io": (_CHECKPOINT_IO, _TORCH_IO),
     "pytorch.plugins.io.checkpoint_plugin": (_CHECKPOINT_IO,),
     "pytorch.plugins.io.torch_plugin": (_TORCH_IO,),
+    "pytorch.plugins.layer_sync": ("drivetrain.plugins.layer_sync",),
     "pytorch.plugins.precision": ("drivetrain.precision",),
     **{f"pytorch.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
     "pytorch.strategies": ("drivetrain.strategies",),

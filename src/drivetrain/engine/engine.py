@@ -12,26 +12,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.base.introspect import defined_by_user, is_own_class, overrides
-from drivetrain.base.registry import Entry
+from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.seed import Generators, seed_everything
 from drivetrain.base.tree import move
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.feed import seed_workers
+from drivetrain.engine.parts import check_parts, launcher_of, listed, logger_of, strategy_of, verbs_of
 from drivetrain.engine.ranks import Ranks
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, arguments_checked, described
-from drivetrain.launchers.external import ExternalLauncher
-from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import Settings, from_command_line
+from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
-    from drivetrain.engine.verbs import Verbs
     from drivetrain.loggers.logger import Logger
 
 
@@ -58,7 +56,7 @@ class Engine(Ranks):
             the command line: ``drivetrain run --devices=2 train.py``.
         check_collectives: as the Trainer's; a run begins with :meth:`launch`.
         callbacks: objects whose methods :meth:`call` calls.
-        loggers: where :meth:`log` writes.
+        loggers: where :meth:`log` writes; one that is given by its name writes below the working directory.
         plan: a plan that is already resolved; the arguments that it decides are then ignored.
 
     Raises:
@@ -78,11 +76,13 @@ class Engine(Ranks):
         plugins: Precision
         | CheckpointIO
         | ClusterEnvironment
-        | list[Precision | CheckpointIO | ClusterEnvironment]
+        | LayerSync
+        | str
+        | list[Precision | CheckpointIO | ClusterEnvironment | LayerSync | str]
         | None = None,
         check_collectives: bool | None = None,
         callbacks: Any | list[Any] | None = None,
-        loggers: Logger | Iterable[Logger] | None = None,
+        loggers: Logger | str | Iterable[Logger | str] | None = None,
         plan: Plan | None = None,
     ) -> None:
         if plan is None:
@@ -91,21 +91,21 @@ class Engine(Ranks):
             )
             plan = resolve(Settings(plugins=plugins, check_collectives=check_collectives, **chosen))
         self.plan = plan
-        _check_strategy(plan.strategy)
-        self.strategy = plan.strategy if isinstance(plan.strategy, Strategy) else _build(plan)
+        check_parts(plan)
+        self.strategy = strategy_of(plan)
         self.strategy.accelerator = plan.accelerator
         self.strategy.parallel_devices = plan.devices
         self.strategy.know_job(plan.environment, plan.num_nodes)
         self.strategy.precision_plugin = plan.precision
-        _check_part(type(plan.precision))
         plan.precision.bind_device(plan.accelerator.autocast_device_type)
         if plan.checkpoint_io is not None:
             self.strategy.checkpoint_io = plan.checkpoint_io
-        self.callbacks: list[Any] = _listed(callbacks)
-        self.loggers: list[Logger] = _listed(loggers)
-        self.launcher = _launcher(plan)
+        self.strategy.layer_sync = plan.layer_sync
+        self.callbacks: list[Any] = listed(callbacks)
+        self.loggers: list[Logger] = [logger_of(each) for each in listed(loggers)]
+        self.launcher = launcher_of(plan)
         self._check_collectives = check_collectives
-        self._verbs = _verbs_of(self.strategy)
+        self._verbs = verbs_of(self.strategy)
 
     # ---- what and where ------------------------------------------------------------------------------------------
 
@@ -441,53 +441,3 @@ class Engine(Ranks):
         self._verbs.modules.clear()
         self.strategy.teardown()
         self._launched = False
-
-
-def _listed(given: Any) -> list[Any]:
-    return [] if given is None or given is False else list(given) if isinstance(given, Iterable) else [given]
-
-
-def _check_strategy(strategy: Strategy | Entry[Any]) -> None:
-    """Refuse a user's strategy with overrides that would never be called."""
-    cls = type(strategy) if isinstance(strategy, Strategy) else strategy.cls
-    if cls.engine_verbs is None:
-        _check_part(cls)
-    elif not is_own_class(cls):
-        cls.engine_verbs.check(cls)
-
-
-def _check_part(cls: type) -> None:
-    """Refuse a user's class with overrides that would never be called."""
-    if not is_own_class(cls):
-        from drivetrain.base.members import check_members  # here, so that importing the Trainer stays quick
-
-        check_members(cls)
-
-
-def _verbs_of(strategy: Strategy) -> Verbs:
-    from drivetrain.engine.verbs import Verbs  # here, so that importing the Trainer stays quick
-
-    verbs: Verbs = (strategy.engine_verbs or Verbs)(strategy)
-    return verbs
-
-
-def _build(plan: Plan) -> Strategy:
-    assert isinstance(plan.strategy, Entry)  # the caller has looked
-    strategy = plan.strategy.build()
-    strategy.own_accelerator, strategy.own_precision = plan.accelerator, plan.precision
-    return strategy
-
-
-def _launcher(plan: Plan) -> Launcher:
-    if plan.start_method is None:
-        return ExternalLauncher()
-    found = LauncherRegistry.entry(plan.start_method)
-    _check_part(found.cls)
-    job = (plan.environment, plan.num_processes, plan.num_nodes, plan.devices)
-    launcher = found.cls.for_job(*job, **found.init_params)
-    if not (is_own_class(found.cls) or launcher.is_interactive_compatible) and in_notebook():
-        raise ConfigurationError(
-            f"{type(launcher).__name__} starts {plan.num_processes} processes in a way that does not work in a "
-            'notebook, as its is_interactive_compatible says. Write strategy="ddp_notebook".'
-        )
-    return launcher

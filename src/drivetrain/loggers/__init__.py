@@ -9,11 +9,17 @@ from drivetrain.base.lazy import lazy
 if TYPE_CHECKING:
     from drivetrain.loggers.csv import CSVLogger
     from drivetrain.loggers.dummy import DummyLogger
-    from drivetrain.loggers.logger import Logger
+    from drivetrain.loggers.logger import Logger, LoggerRegistry
     from drivetrain.loggers.tensorboard import TensorBoardLogger
 
-__all__ = ["CSVLogger", "DummyLogger", "Logger", "TensorBoardLogger"]
+__all__ = ["CSVLogger", "DummyLogger", "Logger", "LoggerRegistry", "TensorBoardLogger"]
 
-_FILES = {"CSVLogger": "csv", "DummyLogger": "dummy", "Logger": "logger", "TensorBoardLogger": "tensorboard"}
+_FILES = {
+    "CSVLogger": "csv",
+    "DummyLogger": "dummy",
+    "Logger": "logger",
+    "LoggerRegistry": "logger",
+    "TensorBoardLogger": "tensorboard",
+}
 
 __getattr__, __dir__ = lazy(__name__, _FILES)

@@ -1,10 +1,14 @@
-"""The contract of a logger: where the flushed numbers of a run go."""
+"""The contract of a logger, where the flushed numbers of a run go; and the registry."""
 
 from __future__ import annotations
 
+import inspect
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from drivetrain.base.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -13,9 +17,12 @@ if TYPE_CHECKING:
 class Logger(ABC):
     """Receives plain floats, a few times a second at most, on global rank 0 only.
 
-    A new logger is a new file in this folder with one such class. The library behind it is imported when the logger
+    A new logger is a new file in this folder, or in a package of its own, with one such class; a program may give its
+    class a name with ``LoggerRegistry.register("name", cls)``. The library behind it is imported when the logger
     first writes, never when the file is imported.
     """
+
+    members_table: ClassVar[str] = "drivetrain.loggers._members:MEMBERS"
 
     group_separator: str = "/"
     """Between the parts of a name that a callback builds, for example ``lr-SGD/momentum``."""
@@ -41,7 +48,7 @@ class Logger(ABC):
         return None
 
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
-        """Let this process mean the run that rank 0 writes (trap T30); called in every process, when they have met.
+        """Let this process mean the run that rank 0 writes; called in every process, when they have met.
 
         Args:
             broadcast: gives every process rank 0's value.
@@ -69,3 +76,19 @@ class Logger(ABC):
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
         """A checkpoint was written, by this callback: a :class:`~drivetrain.callback.Checkpoint`."""
+
+
+LoggerRegistry: Registry[Logger] = Registry("drivetrain.loggers", "logger", "logger")
+"""The loggers by name: the files beside this one, those of users, and those of installed packages."""
+
+
+def logger_named(name: str, save_dir: str | os.PathLike[str]) -> Logger:
+    """Return a new logger of this name, which writes below ``save_dir`` if it keeps files.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    entry = LoggerRegistry.entry(name)
+    takes_folder = "save_dir" in inspect.signature(entry.cls).parameters
+    folder = {"save_dir": save_dir} if takes_folder else {}
+    return entry.cls(**{**folder, **entry.init_params})

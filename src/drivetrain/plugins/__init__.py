@@ -2,5 +2,15 @@
 
 from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
 from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
+from drivetrain.strategies import LayerSync, TorchSyncBatchNorm
 
-__all__ = ["CheckpointIO", "DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision", "TorchCheckpointIO"]
+__all__ = [
+    "CheckpointIO",
+    "DoublePrecision",
+    "HalfPrecision",
+    "LayerSync",
+    "MixedPrecision",
+    "Precision",
+    "TorchCheckpointIO",
+    "TorchSyncBatchNorm",
+]

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from drivetrain.strategies.batchnorm import TorchSyncBatchNorm as TorchSyncBatchNorm
     from drivetrain.strategies.ddp import DDPStrategy as DDPStrategy
     from drivetrain.strategies.group import Group as Group
     from drivetrain.strategies.group import LoneGroup as LoneGroup
     from drivetrain.strategies.group import TorchGroup as TorchGroup
+    from drivetrain.strategies.layer_sync import LayerSync as LayerSync
+    from drivetrain.strategies.layer_sync import LayerSyncRegistry as LayerSyncRegistry
     from drivetrain.strategies.parallel import ParallelStrategy as ParallelStrategy
     from drivetrain.strategies.single_device import SingleDeviceStrategy as SingleDeviceStrategy
     from drivetrain.strategies.strategy import Strategy as Strategy
@@ -18,22 +21,28 @@ if TYPE_CHECKING:
 _MODULES = {
     "DDPStrategy": "ddp",
     "Group": "group",
+    "LayerSync": "layer_sync",
+    "LayerSyncRegistry": "layer_sync",
     "LoneGroup": "group",
     "ParallelStrategy": "parallel",
     "SingleDeviceStrategy": "single_device",
     "Strategy": "strategy",
     "StrategyRegistry": "strategy",
     "TorchGroup": "group",
+    "TorchSyncBatchNorm": "batchnorm",
 }
 __all__ = [
     "DDPStrategy",
     "Group",
+    "LayerSync",
+    "LayerSyncRegistry",
     "LoneGroup",
     "ParallelStrategy",
     "SingleDeviceStrategy",
     "Strategy",
     "StrategyRegistry",
     "TorchGroup",
+    "TorchSyncBatchNorm",
 ]
 
 __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -23,8 +23,30 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies._peers import Peers, peers_of
+from drivetrain.strategies.layer_sync import LayerSync
+
+
+class TorchSyncBatchNorm(LayerSync):
+    """What ``Trainer(sync_batchnorm=True)`` uses: batch norm whose statistics are those of all ranks."""
+
+    @classmethod
+    def register_layer_syncs(cls, layer_sync_registry: Registry[LayerSync]) -> None:
+        layer_sync_registry.register("sync_batchnorm", cls)
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Return ``model``, its layers changed in place: see :func:`synchronised`."""
+        return synchronised(model, self.group)
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        """Return ``model``, its layers of the classes that they had."""
+        return restored(model)
+
+    def count_batches(self, model: nn.Module, counts: bool) -> None:
+        count_batches(model, counts)
+
 
 _OF_A_RUN = ("counts", "data_group")  # what a layer has only while it is synchronised
 

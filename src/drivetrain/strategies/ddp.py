@@ -20,8 +20,9 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._peers import some
-from drivetrain.strategies.batchnorm import count_batches, restored, synchronised
+from drivetrain.strategies.batchnorm import TorchSyncBatchNorm
 from drivetrain.strategies.group import handle_of
+from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.model_averaging import ModelAveraging, model_averaging
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy, optimizer_to
@@ -86,12 +87,14 @@ class DDPStrategy(ParallelStrategy):
         self.start_method = start_method
         self.ddp_arguments = ddp_arguments
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
-        self._wraps, self._synchronises = True, False
+        self._wraps = True
+        self._sync: LayerSync | None = None  # of a fit that runs
         self._averaged: set[int] = set()  # parameters, by identity
 
     def setup(self, trainer: Any) -> None:
         self._wraps = trainer is None or trainer.progress.fn == "fit"
-        self._synchronises = self._wraps and trainer is not None and trainer.settings.sync_batchnorm
+        asked = trainer is not None and (trainer.settings.sync_batchnorm or self.layer_sync is not None)
+        self._sync = (self.layer_sync or TorchSyncBatchNorm()) if asked and self._wraps else None
         super().setup(trainer)
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
@@ -101,7 +104,10 @@ class DDPStrategy(ParallelStrategy):
         if not (self._wraps and any(parameter.requires_grad for parameter in module.parameters())):
             self.share_from_rank_zero([*module.parameters(), *module.buffers()])
             return module
-        return self._wrapped(synchronised(module, handle_of(self.data)) if self._synchronises else module)
+        if self._sync is not None:
+            self._sync.group = handle_of(self.data)
+            module = self._sync.apply(module)
+        return self._wrapped(module)
 
     def _wrapped(self, module: nn.Module) -> DistributedDataParallel:
         self._averaged = _trained(module)
@@ -227,8 +233,8 @@ class DDPStrategy(ParallelStrategy):
 
     def teardown(self) -> None:
         self.model = self.lightning_module  # the wrapper belongs to the run
-        if self._synchronises and self.model is not None:
-            restored(self.model)
+        if self._sync is not None and self.model is not None:
+            self.model = self._sync.revert(self.model)
         if self._averaging is not None:
             self._averaging.detach()
         if self.root_device != HOST:
@@ -237,8 +243,8 @@ class DDPStrategy(ParallelStrategy):
         super().teardown()
 
     def repeat_batch(self, repeats: bool) -> None:
-        if self._synchronises:
-            count_batches(self.lightning_module, not repeats)
+        if self._sync is not None:
+            self._sync.count_batches(self.lightning_module, not repeats)
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()

@@ -63,6 +63,9 @@ NEEDS_TRAINER = frozenset(
 
 MEMBERS = Members("strategy", CALLED, REFUSED, HARMLESS)
 
+LAYER_SYNC = Members("layer sync", called=frozenset({"__init__", "apply", "revert"}))
+"""The same for what the field calls ``LayerSync``."""
+
 
 def warn_of_trainer_members(cls: type) -> None:
     """Warn, once for a class, of what a user's strategy overrides for a Trainer, where an Engine uses it."""

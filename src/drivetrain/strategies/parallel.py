@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.introspect import defined_by_user
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
@@ -75,10 +76,18 @@ class ParallelStrategy(Strategy):
         return len(self.parallel_devices or self.own_devices)
 
     synchronises_batchnorm: bool = False
-    """Whether it does what ``Trainer(sync_batchnorm=True)`` asks for; several processes are refused it otherwise."""
+    """Whether it does what ``Trainer(sync_batchnorm=True)`` asks for, and a ``LayerSync`` in ``plugins``; several
+    processes are refused it otherwise."""
 
     def setup(self, trainer: Any) -> None:
-        asked = trainer is not None and trainer.settings.sync_batchnorm and trainer.progress.fn == "fit"
+        asked = trainer is not None and trainer.progress.fn == "fit"
+        if asked and self.layer_sync is not None and self.world_size > 1 and not self.synchronises_batchnorm:
+            raise ConfigurationError(
+                f"The {type(self.layer_sync).__name__} in plugins changes layers for all processes, and "
+                f'{type(self).__name__} does not use one. Leave it out, write strategy="ddp", or apply it in '
+                "setup_module(module) and set synchronises_batchnorm = True on the strategy."
+            )
+        asked = asked and trainer.settings.sync_batchnorm
         if asked and self.world_size > 1 and not self.synchronises_batchnorm:
             raise ConfigurationError(
                 f"Trainer(sync_batchnorm=True) asks for batch norm over all processes, and {type(self).__name__} does "
@@ -178,6 +187,9 @@ class ParallelStrategy(Strategy):
 
     def teardown(self) -> None:
         super().teardown()
+        environment = self.cluster_environment
+        if environment is not None and defined_by_user(environment, "teardown"):
+            environment.teardown()  # the ones of drivetrain keep nothing that another run could not use
         if self.world_size == 1:
             _leave_group()  # this process is alone in it, and processes that are started later must not inherit it
 

@@ -26,6 +26,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies._peers import Checks
 from drivetrain.strategies.collectives import operation_of
 from drivetrain.strategies.group import Group, LoneGroup
+from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.stepping import Driver, Stepping
 
@@ -79,6 +80,7 @@ class Strategy(Stepping, ABC):
         self.own_devices: tuple[torch.device, ...] = ()
         self.parallel_devices: tuple[torch.device, ...] = ()
         self.checkpoint_io: CheckpointIO = checkpoint_io or TorchCheckpointIO()
+        self.layer_sync: LayerSync | None = None  # of the user's, which the plan fills in
         self.precision_plugin: Precision = precision_plugin or Precision()
         self.lightning_module: Any = None
         self.model: nn.Module | None = None

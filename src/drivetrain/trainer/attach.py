@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.base.introspect import (
-    defined_by_user,
     is_own_class,
     missing_arguments,
     near_misses,
@@ -34,7 +33,6 @@ from drivetrain.settings import Settings
 
 if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
-    from drivetrain.precision.precision import Precision
     from drivetrain.trainer.trainer import Trainer
 
 _CONTRACTS = ("Callback", "Checkpoint", "DummyLogger", "Logger", "ProgressBar")
@@ -154,7 +152,10 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
     by_default = given is None or isinstance(given, bool)
     found = [] if by_default else list(given) if isinstance(given, (list, tuple)) else [given]
     contract = load("drivetrain.loggers:Logger")
+    found = [_logger_named(each, root_dir) if isinstance(each, str) else each for each in found]
     for logger in found:
+        if isinstance(logger, contract) and not is_own_class(type(logger)):
+            load("drivetrain.base.members:check_members")(type(logger))
         if not isinstance(logger, contract):
             cure = "Pass a drivetrain.loggers.Logger, a list of them, True or False."
             raise ConfigurationError(
@@ -163,6 +164,12 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
     if plan.default_logger is not None and (by_default or settings.fast_dev_run):
         return [load(f"drivetrain.loggers:{plan.default_logger}")(root_dir)]
     return found
+
+
+def _logger_named(name: str, root_dir: str) -> Any:
+    """Return a new logger of this name, or the name itself if there is none."""
+    registry = load("drivetrain.loggers:LoggerRegistry")
+    return load("drivetrain.loggers.logger:logger_named")(name, root_dir) if name in registry else name
 
 
 _RENAMED = {
@@ -375,52 +382,6 @@ def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
         raise ConfigurationError(
             f"{name}.{hook}{inspect.signature(method)} cannot be called with the arguments it is given. "
             f"Write def {hook}({wanted})."
-        )
-
-
-def check_precision(precision: Precision, parties: Sequence[Any], fn: TrainerFn, settings: Settings) -> None:
-    """Check a user's precision against the module and the callbacks of a run.
-
-    Args:
-        precision: of the run.
-        parties: the module first.
-        fn: what the run is.
-        settings: of the Trainer.
-
-    Raises:
-        ConfigurationError: an override would not be called, or gradients that it has scaled would be used as they are.
-    """
-    name, module = type(precision).__name__, parties[0]
-    if is_own_class(type(precision)):
-        return
-    from drivetrain.precision._members import warn_of_engine_members  # here, so that importing the Trainer stays quick
-
-    warn_of_engine_members(type(precision))
-    if fn is not TrainerFn.FITTING:
-        return
-    if overrides(module, "backward", LightningModule) and defined_by_user(precision, "backward"):
-        raise ConfigurationError(
-            f"{type(module).__name__} and {name} both override backward, and only the module's would be called. Do "
-            f"what {name} does in its pre_backward and post_backward, or leave backward out of the module."
-        )
-    scales = defined_by_user(precision, "pre_backward") or defined_by_user(precision, "backward")
-    unscales = precision.scales_loss or defined_by_user(precision, "unscale_gradients")
-    if not scales or unscales or not defined_by_user(precision, "optimizer_step"):
-        return
-    users = [
-        f"{type(party).__name__}.{hook}"
-        for hook in ("on_before_optimizer_step", "configure_gradient_clipping")
-        for party, base in zip(parties, [LightningModule, *[Callback] * len(parties)], strict=False)
-        if overrides(party, hook, base)
-    ]
-    if settings.gradient_clip_val is not None:
-        users.insert(0, f"Trainer(gradient_clip_val={settings.gradient_clip_val})")
-    if users:
-        raise ConfigurationError(
-            f"{name} overrides the backward pass and optimizer_step, and {users[0]} uses the gradients before "
-            f"optimizer_step is called: gradients that {name} has scaled would be used as they are. Write "
-            "scales_loss = True in the class, and unscale them in unscale_gradients(optimizer), which is called first; "
-            "if it scales nothing, an unscale_gradients that does nothing is enough."
         )
 
 

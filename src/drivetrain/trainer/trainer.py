@@ -14,7 +14,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.files import encodable
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Entry
 from drivetrain.callback import Callback
@@ -33,6 +33,7 @@ from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import Settings, complete
+from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.stepping import Stepping
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, life
@@ -85,7 +86,7 @@ class Trainer(TrainerView):
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
         precision: int | str | None = None,
-        logger: Logger | Iterable[Logger] | bool | None = None,
+        logger: Logger | Iterable[Logger | str] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         fast_dev_run: int | bool = False,
         max_epochs: int | None = None,
@@ -119,7 +120,9 @@ class Trainer(TrainerView):
         plugins: Precision
         | CheckpointIO
         | ClusterEnvironment
-        | list[Precision | CheckpointIO | ClusterEnvironment]
+        | LayerSync
+        | str
+        | list[Precision | CheckpointIO | ClusterEnvironment | LayerSync | str]
         | None = None,
         sync_batchnorm: bool = False,
         check_collectives: bool | None = None,
@@ -336,7 +339,10 @@ class Trainer(TrainerView):
         attach.check_passed(model, fn, passed, datamodule)
         attach.check_module(model, fn, self.settings)
         attach.check_hooks([model, datamodule, *self.callbacks])
-        attach.check_precision(self.strategy.precision_plugin, [model, *self.callbacks], fn, self.settings)
+        if not is_own_class(type(precision := self.strategy.precision_plugin)):
+            from drivetrain.trainer.precision_checks import check_precision  # here, so that the import stays quick
+
+            check_precision(precision, [model, *self.callbacks], fn, self.settings)
         attach.check_savers(self, fn)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
         return Job(fn, model, passed, datamodule, checkpoint_path, weights_only)

@@ -1,0 +1,93 @@
+"""The parts of an Engine, built from its plan; those of the user's are checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base.introspect import is_own_class
+from drivetrain.base.registry import load
+from drivetrain.errors import ConfigurationError
+from drivetrain.launchers.external import ExternalLauncher
+from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
+from drivetrain.plan import Plan
+from drivetrain.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from drivetrain.engine.verbs import Verbs
+
+
+def listed(given: Any) -> list[Any]:
+    """Return callbacks or loggers as a list, however they were given."""
+    if given is None or given is False:
+        return []
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+
+
+def logger_of(given: Any) -> Any:
+    """Return a logger, which may be given by its name; one of the user's is checked."""
+    logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
+    _check(type(logger))
+    return logger
+
+
+def check_parts(plan: Plan) -> None:
+    """Check the parts of the user's that a plan holds, before anything is changed.
+
+    Raises:
+        ConfigurationError: one overrides what would never be called.
+    """
+    given = plan.strategy
+    cls = type(given) if isinstance(given, Strategy) else given.cls
+    if cls.engine_verbs is None:
+        _check(cls)
+    elif not is_own_class(cls):
+        cls.engine_verbs.check(cls)
+    store = plan.checkpoint_io or (given.checkpoint_io if isinstance(given, Strategy) else None)
+    for part in (plan.precision, plan.environment, store, plan.layer_sync):
+        _check(type(part))
+
+
+def _check(cls: type) -> None:
+    if not is_own_class(cls):
+        from drivetrain.base.members import check_members  # here, so that importing the Trainer stays quick
+
+        check_members(cls)
+
+
+def verbs_of(strategy: Strategy) -> Verbs:
+    """Return what calls the strategy's verbs."""
+    from drivetrain.engine.verbs import Verbs  # here, so that importing the Trainer stays quick
+
+    verbs: Verbs = (strategy.engine_verbs or Verbs)(strategy)
+    return verbs
+
+
+def strategy_of(plan: Plan) -> Strategy:
+    """Return the strategy of a plan: the user's own, or a new one."""
+    if isinstance(plan.strategy, Strategy):
+        return plan.strategy
+    strategy = plan.strategy.build()
+    strategy.own_accelerator, strategy.own_precision = plan.accelerator, plan.precision
+    return strategy
+
+
+def launcher_of(plan: Plan) -> Launcher:
+    """Return what starts the processes of a plan.
+
+    Raises:
+        ConfigurationError: a user's launcher does not work here, or overrides what would never be called.
+    """
+    if plan.start_method is None:
+        return ExternalLauncher()
+    found = LauncherRegistry.entry(plan.start_method)
+    _check(found.cls)
+    job = (plan.environment, plan.num_processes, plan.num_nodes, plan.devices)
+    launcher = found.cls.for_job(*job, **found.init_params)
+    if not (is_own_class(found.cls) or launcher.is_interactive_compatible) and in_notebook():
+        raise ConfigurationError(
+            f"{type(launcher).__name__} starts {plan.num_processes} processes in a way that does not work in a "
+            'notebook, as its is_interactive_compatible says. Write strategy="ddp_notebook".'
+        )
+    return launcher

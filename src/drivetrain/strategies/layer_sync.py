@@ -1,0 +1,50 @@
+"""The contract of what makes layers exchange their statistics between ranks, and the registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from torch import nn
+
+from drivetrain.base.registry import Registry
+
+
+class LayerSync(ABC):
+    """Changes the layers of a model for the time of a fit on several ranks, and changes them back.
+
+    Attributes:
+        group: the process group of the ranks that see different samples, set before :meth:`apply`; ``None``: all.
+    """
+
+    members_table: ClassVar[str] = "drivetrain.strategies.members:LAYER_SYNC"
+    group: Any = None
+
+    @classmethod
+    def register_layer_syncs(cls, layer_sync_registry: Registry[LayerSync]) -> None:
+        """Give the class its names: ``layer_sync_registry.register("name", cls, description="...")``.
+
+        Called once, when a subclass that defines it is defined, so that no other line is needed.
+        """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "register_layer_syncs" in cls.__dict__:
+            cls.register_layer_syncs(LayerSyncRegistry)
+
+    @abstractmethod
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Return ``model`` with layers that exchange their statistics; called before the strategy wraps it."""
+
+    @abstractmethod
+    def revert(self, model: nn.Module) -> nn.Module:
+        """Return ``model`` with the layers that it had; called when the fit ends, also after an exception."""
+
+    def count_batches(self, model: nn.Module, counts: bool) -> None:
+        """Say whether the next batches count in the statistics; those that a rank repeats do not."""
+
+
+LayerSyncRegistry: Registry[LayerSync] = Registry(
+    "drivetrain.strategies", "layer_sync", "layer sync", by_file=False, group="drivetrain.layer_syncs"
+)
+"""The layer syncs by name: those of the files beside this one, of users, and of installed packages."""
