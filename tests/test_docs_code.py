@@ -12,6 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["hardware.md", "own_accelerator.md", "own_store.md", "own_strategy.md"]
+PAGES = [
+    "hardware.md", "own_accelerator.md", "own_strategy.md", "own_store.md", "own_precision.md", "own_parts.md",
+]  # fmt: skip
 
 # What the pages take for granted: a model and a loader.
 GIVEN = """

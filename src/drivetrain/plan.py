@@ -384,7 +384,7 @@ def _devices(
             count, why = 1, f"{why}; a job takes one of them"
         parsed = list(range(count))
     else:
-        parsed = as_numbers(accelerator.parse_devices(given))  # it may hand its argument through (spec C2)
+        parsed = as_numbers(accelerator.parse_devices(given))  # it may hand its argument through
         handed_through = parsed is given and not (
             isinstance(given, int) or (isinstance(given, (list, tuple)) and all(type(index) is int for index in given))
         )

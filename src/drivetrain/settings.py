@@ -68,7 +68,7 @@ class Settings:
         None, '"32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true" or "bf16-true"'
     )
     logger: Logger | Iterable[Logger | str] | bool | None = _argument(
-        None, 'loggers or their names, such as "csv"; True or None: TensorBoard if it is installed, else CSV; False: none'
+        None, 'loggers or their names ("csv"); True or None: TensorBoard if it is installed, else CSV; False: none'
     )
     callbacks: list[Callback] | Callback | None = _argument(None, "callbacks, in the order in which they run")
     fast_dev_run: int | bool = _argument(

@@ -197,7 +197,7 @@ class Registry(Generic[T]):
             yield entry
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        """The entry as a dictionary (spec S0-9): the class, its name, "description", "init_params"."""
+        """The entry as a dictionary: the class, its name, "description", "init_params"."""
         entry = self.entry(name)
         return {
             self._kind: entry.cls,

@@ -39,7 +39,7 @@ class LocalEnvironment(ClusterEnvironment):
 
     @property
     def main_port(self) -> int:
-        """``MASTER_PORT``, or a port that was free when it was first asked for; the others must be told (trap T45)."""
+        """``MASTER_PORT``, or a port that was free when it was first asked for; the others must be told."""
         if "MASTER_PORT" in self.environ:
             return self.number("MASTER_PORT")
         if self._main_port is None:
@@ -90,7 +90,7 @@ class LocalEnvironment(ClusterEnvironment):
             super().validate_settings(num_devices, num_nodes)
 
     def teardown(self) -> None:
-        """Forget the job: a later Trainer is not misled by its size, and meets at another port (trap T54)."""
+        """Forget the job: a later Trainer is not misled by its size, and meets at another port."""
         self.environ.pop("WORLD_SIZE", None)
         self._world_size = self._global_rank = self._main_port = None
 

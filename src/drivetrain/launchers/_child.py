@@ -38,7 +38,7 @@ class Sealed(Generic[T]):
     """A value on its way into another process, opened there when that process is ready for it.
 
     Where it is pickled, tensors go by value: torch would move them into shared memory, where replicas train each
-    other's weights and the host's limits are low (trap T45). Those that are there already stay shared.
+    other's weights and the host's limits are low. Those that are there already stay shared.
     """
 
     _pickled: bytes = b""

@@ -1,4 +1,4 @@
-"""What a process passes on to those it starts: variables, switches, random state (trap T45)."""
+"""What a process passes on to those it starts: variables, switches, random state."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ LauncherRegistry = _Launchers("drivetrain.launchers", "launcher", "launcher", by
 
 
 class LaunchError(DrivetrainError):
-    """A process failed, and the job with it. Its own exception, where there was one, is the ``__cause__`` (trap T31).
+    """A process failed, and the job with it. Its own exception, where there was one, is the ``__cause__``.
 
     Attributes:
         rank: global rank of the process that failed first.
@@ -158,7 +158,7 @@ class LaunchError(DrivetrainError):
 
 
 def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> Iterator[dict[str, str]]:
-    """The environment variables that tell each process of this machine who it is (trap T45).
+    """The environment variables that tell each process of this machine who it is.
 
     ``OMP_NUM_THREADS``, each one's share of the processors, is among them where the user has not set it.
     """

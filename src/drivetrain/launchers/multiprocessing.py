@@ -32,7 +32,7 @@ class MultiProcessingLauncher(Launcher):
 
     Each process gets the environment variables that say who it is (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``,
     ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which is chosen here), this process's
-    random state and torch's switches (trap T45), and its share of the processors as ``OMP_NUM_THREADS`` where that is
+    random state and torch's switches, and its share of the processors as ``OMP_NUM_THREADS`` where that is
     not set. With "spawn" and "forkserver" the function and its arguments are pickled: each process has its own copy of
     every tensor. With "fork" they are there already. What was put into shared memory on purpose stays shared, except
     the parameters and buffers of modules: replicas that shared their weights would each train them.
@@ -81,7 +81,7 @@ class MultiProcessingLauncher(Launcher):
 
         Raises:
             ConfigurationError: the arguments cannot be pickled, or a copy of this process would hang.
-            LaunchError: a process failed; the others were killed at once (trap T31).
+            LaunchError: a process failed; the others were killed at once.
             KeyboardInterrupt: here or in a process.
         """
         threads = threads_each(self.num_processes)
@@ -191,7 +191,7 @@ def _wait_for_all(processes: Sequence[Any], seconds: float) -> None:
 def _early_variables(place: _child.Place) -> Iterator[None]:
     """What a process must know before its first line of user code, when it imports the program's file again.
 
-    That is its rank, so that it does not say what rank 0 says (trap T30). It is not yet told that it was started: a
+    That is its rank, so that it does not say what rank 0 says. It is not yet told that it was started: a
     program's file without a guard would go on as a rank, in place of the error that Python has for that.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}

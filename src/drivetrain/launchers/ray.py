@@ -47,8 +47,8 @@ class RayLauncher(Launcher):
     or of a notebook travels by itself.
 
     Every machine runs ``num_processes`` actors. Ranks are consecutive on a machine, and begin on this one if it takes
-    part. Each process gets the environment variables that say who it is, this one's random state and torch's switches
-    (trap T45), its directory, its path to modules after the usual ones, and a copy of every tensor. On this machine it
+    part. Each process gets the environment variables that say who it is, this one's random state, torch's switches,
+    its directory, its path to modules after the usual ones, and a copy of every tensor. On this machine it
     has this one's other variables too; on others, those of them that are not set there. It has ``OMP_NUM_THREADS``
     threads, else as many as Ray has reserved processors for it, else, in a cluster of this machine alone, its share.
 
@@ -107,7 +107,7 @@ class RayLauncher(Launcher):
         Raises:
             ConfigurationError: Ray is not installed, cannot be reached or has no room, or the arguments cannot be
                 pickled.
-            LaunchError: a process failed; the others were killed at once (trap T31). Its exit code is 1 where the
+            LaunchError: a process failed; the others were killed at once. Its exit code is 1 where the
                 process died: Ray does not know it.
             KeyboardInterrupt: here or in a process.
         """

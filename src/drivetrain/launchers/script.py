@@ -31,7 +31,7 @@ class ScriptLauncher(Launcher):
     it gets here, it does in each process.
 
     The processes get the environment variables that say who they are, the command line and the working directory with
-    which this one was started, whatever the script has made of ``sys.argv`` and its directory meanwhile (trap T46), and
+    which this one was started, whatever the script has made of ``sys.argv`` and its directory meanwhile, and
     the environment as it is now.
 
     Args:

@@ -33,7 +33,7 @@ _UNFINISHED = "Expected to have finished reduction in the prior iteration"  # to
 class DDPStrategy(ParallelStrategy):
     """``torch.nn.parallel.DistributedDataParallel`` around the model while it is trained.
 
-    Evaluation and prediction run the model itself: nothing is exchanged there but what user code asks for (trap T43).
+    Evaluation and prediction run the model itself: nothing is exchanged there but what user code asks for.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
@@ -143,7 +143,7 @@ class DDPStrategy(ParallelStrategy):
         return step if self.lightning_module.automatic_optimization else _by_hand(step, model)
 
     def on_train_end(self) -> None:
-        """Nobody comes after the last pass who would see that its gradients were left to each rank (trap T43)."""
+        """Check the last backward pass: DDP reports one that missed parameters at the next, and there is no next."""
         if isinstance(model := self.model, DistributedDataParallel):
             model.reducer._rebuild_buckets()
 
