@@ -25,9 +25,9 @@ from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.loggers import CSVLogger
 from drivetrain.plan import Machine, Plan, resolve
-from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
+from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision, PrecisionRegistry
 from drivetrain.settings import Settings
-from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 
 MACHINE = Machine(environment=None, has_tensorboard=True)
 
@@ -525,6 +525,18 @@ def test_the_precision_that_a_strategy_carries_is_in_the_plan(carried: Precision
 def test_a_second_precision_beside_the_strategys_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="precision"):
         plan_for(strategy=SingleDeviceStrategy(precision_plugin=MixedPrecision()), precision="32-true")
+
+
+@pytest.mark.parametrize(("registry", "name"), [(StrategyRegistry, "fsdp"), (PrecisionRegistry, "transformer-engine")])
+def test_a_name_that_is_not_supported_yet_may_be_a_users(registry: Any, name: str) -> None:
+    argument = "strategy" if registry is StrategyRegistry else "precision"
+    with pytest.raises(NotSupportedError):
+        plan_for(**{argument: name})
+    registry.register(name, SingleDeviceStrategy if registry is StrategyRegistry else MixedPrecision)
+    try:
+        assert plan_for(**{argument: name}) is not None
+    finally:
+        registry.remove(name)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,72 @@ class Scaled(Precision):
         return loss
 
 
+class Written(Precision):
+    """Mixed precision as one writes it in the field, with a scaler of one's own."""
+
+    precision = "16-mixed"
+
+    def __init__(self) -> None:
+        self.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        with torch.autocast("cpu", torch.float16, cache_enabled=False):
+            yield
+
+    def pre_backward(self, tensor: Any, module: Any) -> Any:
+        return super().pre_backward(self.scaler.scale(tensor), module)
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+        loss = closure()
+        self.unscale_gradients(optimizer)
+        self._after_closure(model, optimizer)
+        self.scaler.step(optimizer, **kwargs)
+        self.scaler.update()
+        return loss
+
+    def unscale_gradients(self, optimizer: Any) -> None:
+        self.scaler.unscale_(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.scaler.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state)
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_mixed_precision_as_one_writes_it_in_the_field_has_the_numbers_of_drivetrains(
+    clip: float | None, make_trainer: Any, regression: Any, loader: Any
+) -> None:
+    trained = []
+    ours = MixedPrecision("16-mixed", scaler=torch.amp.GradScaler("cpu", growth_interval=2))
+    for precision in (ours, Written(), type("Declared", (Written,), {"scales_loss": True})()):
+        if clip is not None and type(precision) is Written:
+            precision.scales_loss = True
+        torch.manual_seed(0)
+        module = regression()
+        trainer = make_trainer(plugins=[precision], gradient_clip_val=clip)
+        trainer.fit(module, loader)
+        trained.append((trainer.scaler.get_scale(), module.state_dict()))
+    assert trained[0][0] == 2**15  # two steps were skipped and two were not, so all of it was needed
+    for scale, weights in trained[1:]:
+        assert scale == trained[0][0]
+        assert all(torch.equal(value, trained[0][1][name]) for name, value in weights.items())
+
+
+def test_a_skipped_step_may_say_so(make_trainer: Any, regression: Any, loader: Any) -> None:
+    class Skipping(Precision):
+        def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+            loss, self.stepped = closure(), False
+            return loss
+
+    trainer = make_trainer(plugins=[Skipping()])
+    trainer.fit(regression(), loader)
+    assert trainer.global_step == 0
+
+
 @pytest.mark.parametrize("arguments", [{}, {"gradient_clip_val": 0.05}, {"accumulate_grad_batches": 2}])
 @pytest.mark.parametrize("manual", [False, True])
 def test_a_scaled_loss_of_ones_own_changes_no_number(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from drivetrain.base.introspect import is_own_class
 from drivetrain.base.registry import Entry, Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError, UnknownNameError, did_you_mean
@@ -113,12 +114,17 @@ class Launcher(ABC):
 
 class _Launchers(Registry[Launcher]):
     def endings(self) -> dict[str, str]:
-        """Return the start methods by the endings of strategies' names that mean them; no package is imported."""
+        """Return the start methods by the endings of strategies' names that mean them; no package is imported.
+
+        An ending belongs to drivetrain's own launcher, if one has it.
+        """
         found: dict[str, str] = {}
         for name in self.available():
             known = self._registered.get(name)
-            ways = (name,) if known is None else known.cls.endings.get(name, (name,))
-            found.update(dict.fromkeys(ways, name))
+            ours = known is not None and is_own_class(known.cls)
+            for ending in (name,) if known is None else known.cls.endings.get(name, (name,)):
+                if ours or ending not in found:
+                    found[ending] = name
         return found
 
     def of(self, start_method: str, owner: str) -> Entry[Launcher]:

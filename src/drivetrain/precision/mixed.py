@@ -167,6 +167,10 @@ class MixedPrecision(Precision):
         """The scaler of "16-mixed", once the device type is known; ``None`` for "bf16-mixed"."""
         return self._scaler
 
+    @scaler.setter
+    def scaler(self, scaler: GradScaler | None) -> None:
+        self._scaler = scaler
+
     def state_dict(self) -> dict[str, Any]:
         """The scale and what it grows by; empty for "bf16-mixed". Reading it changes nothing.
 

@@ -38,7 +38,13 @@ class Precision:
     """Whether the gradients of a run are scaled: only then are ``scale``, ``unscale_gradients`` and ``step`` called."""
 
     stepped: bool = True
-    """Whether the last ``step`` really stepped."""
+    """Whether the last ``step`` really stepped.
+
+    An override of ``optimizer_step`` may set it to False after a skip; ``global_step`` then does not count that step.
+    """
+
+    scaler: Any = None
+    """The gradient scaler, if there is one."""
 
     device_type: str = "cpu"
     """The type of the device that steps run on, as ``torch.autocast`` takes it; bound when the run is set up."""
@@ -293,11 +299,6 @@ class Precision:
         )
 
     # ---- state ---------------------------------------------------------------------------------------------------
-
-    @property
-    def scaler(self) -> Any:
-        """The gradient scaler, where there is one."""
-        return None
 
     def take_up_gradients(self, device: torch.device) -> None:
         """A checkpoint has brought gradients of a window that is not complete, as this precision had made them."""
