@@ -74,36 +74,6 @@ def test_no_device_literal_outside_of_accelerators() -> None:
 
 
 ID = re.compile(r"\btraps? T\d+|\bspec (?:[SC]?\d)|\bT\d{1,2}\b|\b[SE]\d-\d{1,2}\b")
-WITH_IDS: set[str] = {
-    "base/introspect.py",
-    "base/registry.py",
-    "clusters/environment.py",
-    "clusters/local.py",
-    "clusters/slurm.py",
-    "launchers/_child.py",
-    "launchers/_process_state.py",
-    "launchers/launcher.py",
-    "launchers/multiprocessing.py",
-    "launchers/ray.py",
-    "launchers/script.py",
-    "logbook/entry.py",
-    "logbook/logbook.py",
-    "loggers/logger.py",
-    "loops/evaluate.py",
-    "loops/fit.py",
-    "loops/loaders.py",
-    "loops/pieces.py",
-    "loops/progress.py",
-    "loops/run.py",
-    "loops/schedules.py",
-    "loops/step.py",
-    "plan.py",
-    "precision/mixed.py",
-    "precision/precision.py",
-    "strategies/ddp.py",
-    "trainer/checkpoint.py",
-}
-"""Files that may still cite ids, until they are rewritten; none may be added."""
 
 
 def cites_an_id(text: str) -> bool:
@@ -113,7 +83,7 @@ def cites_an_id(text: str) -> bool:
 
 def test_comments_give_reasons_and_no_ids() -> None:
     citing = {str(path.relative_to(PACKAGE).as_posix()) for path in SOURCES if cites_an_id(path.read_text("utf-8"))}
-    assert citing - WITH_IDS == set()
+    assert citing == set()
 
 
 def test_an_id_in_a_comment_is_found() -> None:
