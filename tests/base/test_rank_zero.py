@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
+from typing import Any
 
 import pytest
 
@@ -49,6 +51,55 @@ def test_rank_zero_only(rank: str | None, result: int | None, monkeypatch: pytes
     assert add(1, b=2) == result
     assert calls == ([] if result is None else [(1, 2)])
     assert (add.__name__, add.__doc__) == ("add", "Add.")
+
+
+@pytest.fixture
+def no_handlers(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """A program that has not set up logging: without the handlers of pytest."""
+    log = logging.getLogger("drivetrain")
+    for logger in (log, logging.getLogger()):
+        monkeypatch.setattr(logger, "handlers", [])
+        monkeypatch.setattr(logger, "level", logging.NOTSET if logger is log else logging.WARNING)
+    return log
+
+
+def test_without_a_set_up_info_is_a_line_on_stderr(
+    no_handlers: logging.Logger, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank_zero_info("from rank 0")
+    monkeypatch.setenv("RANK", "1")
+    rank_zero_info("from rank 1")
+    assert tuple(capsys.readouterr()) == ("", "from rank 0\n")
+    assert no_handlers.handlers == []
+
+
+@pytest.mark.parametrize(
+    "silence",
+    [
+        lambda log: log.setLevel(logging.WARNING),
+        lambda log: logging.disable(logging.INFO),
+        lambda log: setattr(log, "disabled", True),
+        lambda log: log.addHandler(logging.NullHandler()),
+        lambda log: logging.getLogger().addHandler(logging.NullHandler()),
+    ],
+)
+def test_the_standard_module_silences_it(no_handlers: logging.Logger, capsys: Any, silence: Any) -> None:
+    silence(no_handlers)
+    try:
+        rank_zero_info("not seen")
+    finally:
+        logging.disable(logging.NOTSET)
+        no_handlers.disabled = False
+    assert tuple(capsys.readouterr()) == ("", "")
+
+
+def test_the_standard_module_redirects_it(no_handlers: logging.Logger, capsys: Any) -> None:
+    stream = io.StringIO()
+    no_handlers.addHandler(logging.StreamHandler(stream))
+    no_handlers.setLevel(logging.INFO)
+    rank_zero_info("to the stream")
+    assert stream.getvalue() == "to the stream\n"
+    assert tuple(capsys.readouterr()) == ("", "")
 
 
 def test_info_goes_to_the_logger_on_rank_zero_only(

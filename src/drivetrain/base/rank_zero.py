@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
@@ -41,8 +42,16 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 
 @rank_zero_only
 def rank_zero_info(message: str) -> None:
-    """Log ``message`` at INFO on the logger named "drivetrain"."""
-    log.info(message)
+    """Log ``message`` at INFO on the logger named "drivetrain"; by default it appears on stderr.
+
+    A program that sets up logging decides what becomes of it: as soon as that logger or the root logger has a handler,
+    nothing is written here. Before, the level of the logger and ``logging.disable`` can silence it. Python does the
+    same for warnings: it writes them to stderr while there is no handler.
+    """
+    if log.hasHandlers():
+        log.info(message)
+    elif log.level <= logging.INFO and log.manager.disable < logging.INFO and not log.disabled:
+        print(message, file=sys.stderr, flush=True)
 
 
 @rank_zero_only

@@ -6,9 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.base.files import encodable
 from drivetrain.base.introspect import overrides
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.loops.evaluate import Stage, evaluate, predict
 from drivetrain.loops.loaders import Loaders
@@ -57,9 +56,9 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
-    if fn is TrainerFn.FITTING and not trainer._plan_shown and trainer.progress_bar_callback is not None:
+    if fn is TrainerFn.FITTING and not trainer._plan_shown:
         trainer._plan_shown = True
-        trainer.print(encodable(str(trainer.plan)))
+        rank_zero_info(str(trainer.plan))
     return loaders
 
 
