@@ -34,6 +34,7 @@ PRELOADED = [
 ]  # optimizers import dynamo when they are made
 GRACE = 10.0  # seconds that the other ranks get after one has failed
 LAST_WORDS = 5.0  # seconds for a process to write its stacks and die
+LEAVE = b"leave"  # to a rank that waits with its group for the others; see worker.py
 PORTS = range(20_000, 32_000)  # below what systems hand out for outgoing connections
 
 
@@ -143,6 +144,7 @@ class Pool:
         outcomes: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + timeout
         overdue = f"the job ran longer than {timeout:g} s"
+        done: set[int] = set()  # ranks that wait with their group for the others
         while len(outcomes) < len(workers):
             waiting = {worker.connection: rank for rank, worker in enumerate(workers) if rank not in outcomes}
             ready = multiprocessing.connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
@@ -155,12 +157,20 @@ class Pool:
                 assert isinstance(connection, Connection)
                 rank = waiting[connection]
                 try:
-                    outcomes[rank] = pickle.loads(connection.recv_bytes())
+                    message = pickle.loads(connection.recv_bytes())
                 except (EOFError, ConnectionError):
-                    outcomes[rank] = {"text": f"the process died:\n{_last_words(workers[rank])}", "dead": True}
+                    message = {"text": f"the process died:\n{_last_words(workers[rank])}", "dead": True}
+                if "done" in message:
+                    done.add(rank)
+                    continue
+                outcomes[rank] = message
                 if "value" not in outcomes[rank] and time.monotonic() + GRACE < deadline:
                     deadline = time.monotonic() + GRACE
                     overdue = f"rank {rank} had failed {GRACE:g} s before"
+            if done and len(done | set(outcomes)) == len(workers):
+                for rank in done - set(outcomes):
+                    workers[rank].connection.send_bytes(LEAVE)
+                done.clear()
         if any("dead" in outcome for outcome in outcomes.values()):
             self.kill()
         return [outcomes[rank] for rank in range(len(workers))]

@@ -32,6 +32,8 @@ import torch
 import torch.distributed as dist
 
 GROUP_TIMEOUT = timedelta(seconds=30)
+TOGETHER = 5.0  # seconds that a rank waits with its group for the others to come to their end
+LEAVE = b"leave"  # from the pool: all have
 
 
 class TestModules(importlib.abc.MetaPathFinder):
@@ -127,8 +129,12 @@ def leave_group() -> None:
     dist.distributed_c10d._world.group_count = 0  # a group that could not be made counts: the next would wait in vain
 
 
-def work(job: dict[str, Any]) -> dict[str, Any]:
-    """Run one job; the outcome is a pickled value, or a pickled exception with its traceback as text."""
+def work(job: dict[str, Any], wait_for_others: Callable[[], None]) -> dict[str, Any]:
+    """Run one job; the outcome is a pickled value, or a pickled exception with its traceback as text.
+
+    A rank that succeeds keeps its group until the others have come to their end too: one that is still connecting, or
+    that needs the store of rank 0, would fail because this one was faster.
+    """
     with as_it_was():
         failed_at = math.inf
         try:
@@ -136,10 +142,12 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
             with nothing_lost():
                 function = resolve(job["module"], job["function"])
                 args = torch.load(io.BytesIO(job["args"]), weights_only=False)
-                if job["group"]:
-                    dist.init_process_group("gloo", init_method="env://", timeout=GROUP_TIMEOUT)
                 try:
+                    if job["group"]:
+                        dist.init_process_group("gloo", init_method="env://", timeout=GROUP_TIMEOUT)
                     value = packed(function(*args))
+                    if job["group"]:
+                        wait_for_others()
                 except BaseException:
                     failed_at = time.monotonic()  # before the ranks that wait for this one
                     raise
@@ -182,13 +190,22 @@ def serve(connection: Connection, dump: Path) -> None:
     gc.freeze()  # what is imported stays: a collection after each job looks at the job's own
     names: dict[str, str] = {}
     sys.meta_path.insert(0, TestModules(names))
+
+    def wait_for_others() -> None:
+        connection.send_bytes(pickle.dumps({"done": True}))
+        if connection.poll(TOGETHER):
+            connection.recv_bytes()
+
     while True:
         try:
-            job = pickle.loads(connection.recv_bytes())
+            message = connection.recv_bytes()
         except EOFError:
             return
+        if message == LEAVE:  # it came after this rank had waited for long enough
+            continue
+        job = pickle.loads(message)
         names.update(job["names"])
-        connection.send_bytes(pickle.dumps(work(job)))
+        connection.send_bytes(pickle.dumps(work(job, wait_for_others)))
         gc.freeze()  # what a job has imported stays, too
 
 
