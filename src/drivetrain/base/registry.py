@@ -65,7 +65,7 @@ class Registry(Generic[T]):
         self._contract = contract
         self._kind = kind
         self._registered: dict[str, Entry[T]] = {}
-        self._sources: list[Callable[[], Mapping[str, Entry[T]]]] = []
+        self._sources: list[Callable[[bool], Mapping[str, Entry[T]]]] = []
 
     @property
     def kind(self) -> str:
@@ -105,7 +105,7 @@ class Registry(Generic[T]):
         self.check_name(name)
         if not self._is_own(cls):
             files = self._files()  # imports the folder, whose classes may register themselves
-            known = self._registered.get(name) or self._derived().get(name)
+            known = self._registered.get(name) or self._derived(installed=False).get(name)
             owner = None if known is None else known.cls
             if owner is None and name in files and not override:
                 owner = self.entry(name).cls
@@ -117,10 +117,11 @@ class Registry(Generic[T]):
         self._registered[name] = Entry(name, cls, description or first_line(cls), init_params)
         return cls
 
-    def derive(self, source: Callable[[], Mapping[str, Entry[T]]]) -> None:
-        """Add the entries that ``source()`` returns, for names that are made of the names of another registry.
+    def derive(self, source: Callable[[bool], Mapping[str, Entry[T]]]) -> None:
+        """Add the entries that ``source`` returns, for names that are made of the names of another registry.
 
-        It is called again with each question. A registered name, and one of an earlier source, comes first.
+        It is called again with each question, and told whether to look for what installed packages offer, which takes
+        milliseconds. A registered name, and one of an earlier source, comes first.
         """
         self._sources.append(source)
 
@@ -138,7 +139,7 @@ class Registry(Generic[T]):
 
     def available(self) -> list[str]:
         """Every name that :meth:`get` accepts, sorted; no backend is imported to list it."""
-        return sorted({*self._files(), *self._registered, *self._derived(), *self._entry_points()})
+        return sorted({*self._files(), *self._registered, *self._derived(installed=True), *self._entry_points()})
 
     # ---- what they stand for -------------------------------------------------------------------------------------
 
@@ -164,12 +165,14 @@ class Registry(Generic[T]):
                 return Entry(name, cls, first_line(cls))
         if name in self._registered:
             return self._registered[name]
-        if (derived := self._derived().get(name)) is not None:
+        if (derived := self._derived(installed=False).get(name)) is not None:
             return derived
         if (point := self._entry_points().get(name)) is not None:
             loaded: type[T] = point.load()
             # Loading may have defined a class that gave itself this name, with arguments.
             return self._registered.get(name) or Entry(name, loaded, first_line(loaded))
+        if (derived := self._derived(installed=True).get(name)) is not None:
+            return derived
         if (fallback := self.fallback(name)) is not None:
             return fallback
         raise UnknownNameError(f"There is no {self._kind} called {name!r}. {did_you_mean(name, self.available())}")
@@ -229,8 +232,8 @@ class Registry(Generic[T]):
                 if not module.name.startswith("_"):
                     importlib.import_module(f"{self._package}.{module.name}")
 
-    def _derived(self) -> dict[str, Entry[T]]:
-        return {name: entry for source in reversed(self._sources) for name, entry in source().items()}
+    def _derived(self, installed: bool) -> dict[str, Entry[T]]:
+        return {name: entry for source in reversed(self._sources) for name, entry in source(installed).items()}
 
     def _entry_points(self) -> dict[str, metadata.EntryPoint]:
         return {entry.name: entry for entry in metadata.entry_points(group=self._group)}

@@ -136,9 +136,9 @@ class EngineModule(nn.Module):
         for store in _STORES:
             own[store] = original.__dict__[store]
         own["_convert"] = numbers.input_conversion()
-        own["_convert_output"] = numbers.output_conversion()
-        converts = own["_convert"] is not None or numbers.forward_context() is not None
-        own["_converts"] = converts or own["_convert_output"] is not None
+        of_users = numbers.output_conversion()
+        own["_converts"] = bool(own["_convert"] or of_users or numbers.forward_context() is not None)
+        own["_convert_output"] = of_users or in_default_dtype
         if not own["_converts"]:
             own["forward"] = forward_module.__call__  # nothing to add: straight on
 
@@ -177,9 +177,7 @@ class EngineModule(nn.Module):
         context = self._numbers.forward_context()
         with context or nullcontext():
             output = call(*args, **kwargs)
-        if self._convert_output is not None:
-            return self._convert_output(output)
-        return in_default_dtype(output) if self._converts else output
+        return self._convert_output(output) if self._converts else output
 
     # ---- other ways in -------------------------------------------------------------------------------------------
 

@@ -113,13 +113,17 @@ class Launcher(ABC):
 
 
 class _Launchers(Registry[Launcher]):
-    def endings(self) -> dict[str, str]:
+    def endings(self, installed: bool) -> dict[str, str]:
         """Return the start methods by the endings of strategies' names that mean them; no package is imported.
 
         An ending belongs to drivetrain's own launcher, if one has it.
+
+        Args:
+            installed: also those of packages whose launcher nobody has asked for yet.
         """
         found: dict[str, str] = {}
-        for name in self.available():
+        self._files()
+        for name in self.available() if installed else sorted(self._registered):
             known = self._registered.get(name)
             ours = known is not None and is_own_class(known.cls)
             for ending in (name,) if known is None else known.cls.endings.get(name, (name,)):

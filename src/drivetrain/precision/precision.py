@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal
@@ -320,13 +321,12 @@ class Precision:
         """Take back what :meth:`state_dict` returned."""
 
 
-def in_default_dtype(data: Any) -> Any:
-    """Return ``data`` with every floating-point tensor in torch's default type."""
-    return map_leaves(_to_default_dtype, data)
-
-
 def _to_default_dtype(leaf: Any) -> Any:
     return leaf.to(torch.get_default_dtype()) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+in_default_dtype: Callable[[Any], Any] = functools.partial(map_leaves, _to_default_dtype)
+"""Returns its argument with every floating-point tensor in torch's default type."""
 
 
 def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:

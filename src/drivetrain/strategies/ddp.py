@@ -60,7 +60,7 @@ class DDPStrategy(ParallelStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.derive(lambda: _entries())
+        strategy_registry.derive(lambda installed: _entries(installed))
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class DDPStrategy(ParallelStrategy):
     def _without_gradient(self) -> str:
         named = self.lightning_module.named_parameters()
         without = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
-        own = [name for name, start in _starts().items() if start == self.start_method]
+        own = [name for name, start in _starts(installed=True).items() if start == self.start_method]
         return (
             f"The loss of the last batch did not depend on {some(without) if without else 'every parameter'}, and DDP "
             "waits for the gradients of all. Use them in every batch, freeze them with requires_grad_(False), or write "
@@ -250,13 +250,13 @@ class DDPStrategy(ParallelStrategy):
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def _starts() -> dict[str, str]:
+def _starts(installed: bool) -> dict[str, str]:
     """Return the start methods by the names of this strategy: one name for each launcher, and more if it wants them."""
-    endings = LauncherRegistry.endings().items()
+    endings = LauncherRegistry.endings(installed).items()
     return {f"ddp_{ending}" if ending else "ddp": start for ending, start in endings}
 
 
-def _entries() -> dict[str, Entry[Strategy]]:
+def _entries(installed: bool) -> dict[str, Entry[Strategy]]:
     """Return what the names of this strategy stand for."""
     forms: dict[str, dict[str, Any]] = {"": {}} | {
         f"_find_unused_parameters_{str(unused).lower()}": {"find_unused_parameters": unused} for unused in (True, False)
@@ -264,7 +264,7 @@ def _entries() -> dict[str, Entry[Strategy]]:
     line = first_line(DDPStrategy)
     return {
         name + form: Entry(name + form, DDPStrategy, line, {"start_method": start, **arguments})
-        for name, start in _starts().items()
+        for name, start in _starts(installed).items()
         for form, arguments in forms.items()
     }
 
