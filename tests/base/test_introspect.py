@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.base.introspect import missing_arguments, near_misses, overrides, positional_arity, takes_iterator
+from drivetrain import Callback
+from drivetrain.base.introspect import (
+    defined_by_user,
+    is_own_class,
+    missing_arguments,
+    near_misses,
+    overrides,
+    positional_arity,
+    takes_iterator,
+)
+from drivetrain.callbacks import EarlyStopping
 
 
 class Base:
@@ -48,6 +58,26 @@ class Borrowed(Base):
     on_start = Base.on_start
 
 
+# ---- whose class it is -----------------------------------------------------------------------------------------------
+
+
+def test_a_class_of_drivetrains_and_one_of_the_users() -> None:
+    assert is_own_class(Callback)
+    assert not is_own_class(Base)
+    assert not is_own_class(type("Own", (Callback,), {}))
+
+
+def test_what_the_user_defines() -> None:
+    own = type("Own", (EarlyStopping,), {"teardown": lambda self: None})("loss")
+    further = type("Further", (type(own),), {})("loss")
+    for callback in (own, further):
+        assert defined_by_user(callback, "teardown")
+        assert not defined_by_user(callback, "state_dict")  # which EarlyStopping overrides
+        assert not defined_by_user(callback, "no_such_name")
+    own.state_dict = dict
+    assert defined_by_user(own, "state_dict")
+
+
 # ---- overrides -------------------------------------------------------------------------------------------------------
 
 
@@ -55,6 +85,14 @@ class Borrowed(Base):
 def test_a_method_of_a_class_between_counts_as_overridden(cls: type[Base]) -> None:
     assert overrides(cls(), "on_start", Base)
     assert not overrides(cls(), "on_batch", Base)
+
+
+def test_an_object_may_override_by_a_part_of_it() -> None:
+    base = Base()
+    base.also_overrides = frozenset({"on_batch", "no_such_name"})  # type: ignore[attr-defined]
+    assert overrides(base, "on_batch", Base)
+    assert not overrides(base, "on_start", Base)
+    assert not overrides(base, "no_such_name", Base)
 
 
 @pytest.mark.parametrize("cls", [Base, Borrowed])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.base.registry import Registry, load
+from drivetrain.base.registry import Entry, Registry, load
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import SingleDeviceStrategy, StrategyRegistry
 
@@ -144,6 +144,36 @@ def test_installed_packages_offer_theirs(shapes: Registry[Any], monkeypatch: pyt
 
     assert "fraction" in shapes.available()
     assert shapes.entry("fraction").cls is Fraction
+
+
+def test_names_may_be_made_of_those_of_another_registry(shapes: Registry[Any]) -> None:
+    class Square:
+        """Four sides."""
+
+    asked: list[bool] = []
+
+    def sizes(installed: bool) -> dict[str, Entry[Any]]:
+        asked.append(installed)
+        found = ["small_square", *(["large_square"] if installed else [])]
+        return {name: Entry(name, Square, init_params={}) for name in found}
+
+    shapes.derive(sizes)
+    assert {"small_square", "large_square"} <= set(shapes.available())
+    asked.clear()
+    assert shapes.entry("small_square").cls is Square
+    assert asked == [False]  # installed packages were not read for it
+    assert shapes.entry("large_square").cls is Square
+    with pytest.raises(ConfigurationError, match="'small_square' already belongs to .*Square"):
+        shapes.register("small_square", type("Other", (), {}))
+    other = shapes.register("small_square", type("Other", (), {}), override=True)
+    assert shapes.entry("small_square").cls is other
+
+
+def test_a_group_of_entry_points_may_have_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: asked.append(group) or [])
+    Registry("drivetrain.strategies", "strategy", "strategy", by_file=False, group="of.its.own").available()
+    assert asked == ["of.its.own"]
 
 
 def test_the_strategies() -> None:

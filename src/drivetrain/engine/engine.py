@@ -25,7 +25,6 @@ from drivetrain.errors import ConfigurationError, arguments_checked, described
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import Settings, from_command_line
-from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.strategy import Strategy
 
@@ -76,9 +75,8 @@ class Engine(Ranks):
         plugins: Precision
         | CheckpointIO
         | ClusterEnvironment
-        | LayerSync
         | str
-        | list[Precision | CheckpointIO | ClusterEnvironment | LayerSync | str]
+        | list[Precision | CheckpointIO | ClusterEnvironment | str]
         | None = None,
         check_collectives: bool | None = None,
         callbacks: Any | list[Any] | None = None,
@@ -89,7 +87,13 @@ class Engine(Ranks):
             chosen = from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
-            plan = resolve(Settings(plugins=plugins, check_collectives=check_collectives, **chosen))
+            given: Any = plugins  # a Trainer takes one kind more
+            plan = resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen))
+            if plan.layer_sync is not None:
+                raise ConfigurationError(
+                    f"Engine got the {type(plan.layer_sync).__name__} in plugins, and only a Trainer's fit applies "
+                    "one. Call its apply(model) before engine.setup(model)."
+                )
         self.plan = plan
         check_parts(plan)
         self.strategy = strategy_of(plan)
