@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -53,24 +55,29 @@ def test_rank_zero_only(rank: str | None, result: int | None, monkeypatch: pytes
     assert (add.__name__, add.__doc__) == ("add", "Add.")
 
 
-@pytest.fixture
-def no_handlers(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """A program that has not set up logging: without the handlers of pytest."""
-    log = logging.getLogger("drivetrain")
-    for logger in (log, logging.getLogger()):
-        monkeypatch.setattr(logger, "handlers", [])
-        monkeypatch.setattr(logger, "level", logging.NOTSET if logger is log else logging.WARNING)
-    return log
+@contextlib.contextmanager
+def no_handlers() -> Iterator[logging.Logger]:
+    """A program that has not set up logging: without the handlers that pytest adds to each test."""
+    log, root = logging.getLogger("drivetrain"), logging.getLogger()
+    before = log.handlers, log.level, root.handlers
+    log.handlers, root.handlers = [], []
+    log.setLevel(logging.NOTSET)
+    try:
+        yield log
+    finally:
+        logging.disable(logging.NOTSET)
+        log.disabled = False
+        log.handlers, level, root.handlers = before
+        log.setLevel(level)
 
 
-def test_without_a_set_up_info_is_a_line_on_stderr(
-    no_handlers: logging.Logger, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank_zero_info("from rank 0")
-    monkeypatch.setenv("RANK", "1")
-    rank_zero_info("from rank 1")
+def test_without_a_set_up_info_is_a_line_on_stderr(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with no_handlers() as log:
+        rank_zero_info("from rank 0")
+        monkeypatch.setenv("RANK", "1")
+        rank_zero_info("from rank 1")
+        assert log.handlers == []
     assert tuple(capsys.readouterr()) == ("", "from rank 0\n")
-    assert no_handlers.handlers == []
 
 
 @pytest.mark.parametrize(
@@ -83,21 +90,19 @@ def test_without_a_set_up_info_is_a_line_on_stderr(
         lambda log: logging.getLogger().addHandler(logging.NullHandler()),
     ],
 )
-def test_the_standard_module_silences_it(no_handlers: logging.Logger, capsys: Any, silence: Any) -> None:
-    silence(no_handlers)
-    try:
+def test_the_standard_module_silences_it(capsys: Any, silence: Any) -> None:
+    with no_handlers() as log:
+        silence(log)
         rank_zero_info("not seen")
-    finally:
-        logging.disable(logging.NOTSET)
-        no_handlers.disabled = False
     assert tuple(capsys.readouterr()) == ("", "")
 
 
-def test_the_standard_module_redirects_it(no_handlers: logging.Logger, capsys: Any) -> None:
+def test_the_standard_module_redirects_it(capsys: Any) -> None:
     stream = io.StringIO()
-    no_handlers.addHandler(logging.StreamHandler(stream))
-    no_handlers.setLevel(logging.INFO)
-    rank_zero_info("to the stream")
+    with no_handlers() as log:
+        log.addHandler(logging.StreamHandler(stream))
+        log.setLevel(logging.INFO)
+        rank_zero_info("to the stream")
     assert stream.getvalue() == "to the stream\n"
     assert tuple(capsys.readouterr()) == ("", "")
 
