@@ -140,6 +140,8 @@ def test_defaults_that_contradict_what_was_passed_are_refused(make_trainer: Any)
         make_trainer(callbacks=["early"])
     with pytest.raises(ConfigurationError, match=r"logger=...\) got an? int"):
         make_trainer(logger=3)
+    with pytest.raises(ConfigurationError, match=r"logger=...\) got a str"):
+        make_trainer(logger="cvs")
 
 
 def test_the_defaults(tmp_path: Path) -> None:
