@@ -156,8 +156,7 @@ def test_what_is_wrong_fails_its_row(broken: type[Accelerator], rows: set[str], 
 
 def test_a_random_state_that_is_not_restored_fails_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drivetrain.testing.conformance.set_rng_state", lambda state: None)
-    monkeypatch.setattr("drivetrain.loops.restart.set_rng_state", lambda state: None)
-    monkeypatch.setattr("drivetrain.loops.fit.set_rng_state", lambda state: None)
+    monkeypatch.setattr("drivetrain.loops.resume.set_rng_state", lambda state: None)
     failed = {name for name, why in outcomes(Plain, tmp_path).items() if why == "failed"}
     assert failed == {"test_random_state_is_saved_and_restored", "test_a_stopped_fit_goes_on_exactly"}
 

@@ -21,6 +21,7 @@ from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.checkpoints.foreign import Placeholder
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.progress import Progress
+from drivetrain.loops.window import Window
 from drivetrain.module.migration import migrate
 
 # ---- files as Lightning writes them ----------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def test_t26_the_counters(version: str, saved: dict[str, Any], expected: dict[st
 
 
 def test_t26_the_counters_are_all_that_a_checkpoint_of_ours_has() -> None:
-    ours = set(Progress().state_dict())
+    ours = {*Progress().state_dict(), *Window().place()}
     assert set(migrate(lightnings())["loops"]["drivetrain"]) == ours
     assert set(migrate(without_loops("1.5.0"))["loops"]["drivetrain"]) <= ours
 
@@ -303,7 +304,7 @@ def test_the_state_of_an_early_stopping() -> None:
     ours = EarlyStopping("val_loss", patience=9)
     found = callbacks_of(**{"EarlyStopping{'monitor': 'val_loss', 'mode': 'min'}": state})
     ours.load_state_dict(found[ours.state_key])
-    assert (ours.wait_count, ours.patience, float(ours.best_score)) == (2, 3, 0.25)
+    assert (ours.wait_count, ours.patience, float(ours.best_score)) == (2, 9, 0.25)
     assert not {"stopping_reason", "stopping_reason_message"} & set(found[ours.state_key])
     assert callbacks_of(EarlyStopping={"wait_count": 1, "patience": 2}) == {}  # it does not say the best value
 

@@ -193,7 +193,7 @@ class Progress:
     def validation(self) -> str:
         """The validation inside a fit: "running"; "done", until the batch that it follows is left; else ""."""
         phase = self.phase
-        if self.fn is not TrainerFn.FITTING:
+        if self.fn is not TrainerFn.FITTING and self.resume_phase is None:
             return ""
         if phase is Phase.VALIDATION_DUE or Phase.VALIDATION_START <= phase < Phase.VALIDATION_END:
             return "running"

@@ -24,6 +24,7 @@ from drivetrain.loops.progress import Phase
 from drivetrain.loops.restart import samples_done, states_now, validation_start
 from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import Run
+from drivetrain.loops.uneven import rank_batches
 from drivetrain.module.hooks import LOG_RULES
 
 Epoch = tuple[Batches, Bound]
@@ -203,6 +204,8 @@ def _count_in_batches_of_this_loader(run: Run) -> None:
     found = samples_done(run, data)
     if saved is None or found is None or data is None or found == saved:
         return
+    if run.window.gather is not None and rank_batches(loader) is None:
+        return  # each rank has a loader of its own, and ``samples`` is that of rank 0
     batches = bisect.bisect_left(range(saved), saved, key=lambda number: samples_in(loader, number) or 0)
     before, after = samples_in(loader, max(batches - 1, 0)), samples_in(loader, batches)
     if after != saved or run.window.batches_done:

@@ -67,7 +67,13 @@ def by_number(state: Mapping[str, Any], names: Names) -> State:
 
 def describe(module: nn.Module, optimizer: Optimizer) -> State:
     """Return what a checkpoint keeps beside an optimizer's state: its class, and the names of its parameters."""
-    return {"class": type(optimizer).__name__, "parameters": parameter_names(module, optimizer)}
+    return {"class": _class_of(optimizer), "parameters": parameter_names(module, optimizer)}
+
+
+def _class_of(optimizer: Optimizer) -> str:
+    """The class's name; of torch's ZeroRedundancyOptimizer that of the optimizer which it shards."""
+    name: str = getattr(optimizer, "_optim_constructor", type(optimizer)).__name__
+    return name
 
 
 def fitted(
@@ -96,7 +102,7 @@ def fitted(
 
 
 def _fitted(module: nn.Module, index: int, optimizer: Optimizer, state: Any, saved: Any) -> Any:
-    kind, now = type(optimizer).__name__, parameter_names(module, optimizer)
+    kind, now = _class_of(optimizer), parameter_names(module, optimizer)
     with restoring(f"the description of optimizer {index} ({kind})"):
         was, then = _checked(saved)
     if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
@@ -153,7 +159,7 @@ def _compare_groups(which: str, optimizer: Optimizer, sizes: list[int], now: Nam
 
 
 def _compare_classes(index: int, optimizer: Optimizer, state: Mapping[str, Any], was: str) -> None:
-    kind = type(optimizer).__name__
+    kind = _class_of(optimizer)
     try:
         check_optimizer_state(state, optimizer)
     except WrongForm as error:

@@ -29,7 +29,7 @@ _LET_GO_S = 0.05
 _TOGETHER = 2**24  # elements: more would need a lot of memory at once, and gain nothing
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
-_GROUP_OPTIONS: list[Any] = []  # timeout and backend of the process group, if this module has created it
+_GROUP: list[Any] = []  # the process group that this module has created last, its timeout and its backend
 
 
 class ParallelStrategy(Strategy):
@@ -142,7 +142,8 @@ class ParallelStrategy(Strategy):
         Raises:
             ConfigurationError: it has another backend or another timeout, and cannot be changed.
         """
-        timeout, backend = _GROUP_OPTIONS or (self.timeout, None)
+        made, *options = _GROUP or (None, None, None)
+        timeout, backend = options if made is dist.group.WORLD else (self.timeout, None)
         differ: list[tuple[str, Any, Any]] = []
         if timeout != self.timeout:
             differ.append(("timeout", self.timeout, timeout))
@@ -168,7 +169,7 @@ class ParallelStrategy(Strategy):
             world_size=self.world_size,
             timeout=self.timeout,
         )
-        _GROUP_OPTIONS[:] = self.timeout, backend
+        _GROUP[:] = dist.group.WORLD, self.timeout, backend
         atexit.register(_leave_group)
 
     def leave_job(self) -> None:
@@ -302,7 +303,7 @@ def _leave_group() -> None:
     if dist.is_initialized():
         gc.collect()  # what refers to the group, a DDP's reducer above all, must go before it
         dist.destroy_process_group()
-        _GROUP_OPTIONS.clear()
+        _GROUP.clear()
         # The group's threads may still want Python's lock, to let go of the last tensors that were exchanged. One that
         # gets it only when Python has begun to end takes the process down with it.
         time.sleep(_LET_GO_S)

@@ -29,7 +29,7 @@ State = dict[str, Any]
 
 _OWN = ("rng", "restart", "rank_state")
 # Of ``restart``: the same on every rank.
-_SHARED = frozenset({"samples", "order", "exact", "settled", "cut_off", "ahead", "loaders"})
+_SHARED = frozenset({"samples", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 
 def inside_an_epoch(run: Run | None, strategy: Strategy) -> list[State]:
