@@ -78,7 +78,7 @@ class Machine:
     What accelerators there are is not among them: those are asked themselves.
 
     Attributes:
-        environment: who started this process, and how that was seen; ``None`` for nobody: this program alone.
+        environment: what started this process, and how that was detected; ``None``: the user did.
         has_tensorboard: whether TensorBoardLogger would work.
         is_notebook: whether the program is no file that could be run again.
     """

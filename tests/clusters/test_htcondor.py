@@ -87,7 +87,9 @@ def test_a_file_of_an_earlier_run_is_not_believed(job: dict[str, str], tmp_path:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         contact.write_text(json.dumps(["localhost", free.getsockname()[1]]))
-    with pytest.raises(ConfigurationError, match="within 0 s: the file is there, but nobody answers where it says"):
+    with pytest.raises(
+        ConfigurationError, match="within 0 s: the file is there, but no process answers at its address"
+    ):
         _ = slot(job, 1, timeout_s=0).main_address
     contact.write_text(json.dumps(["localhost", listening]))
     assert slot(job, 1, timeout_s=0).main_port == listening
@@ -95,7 +97,7 @@ def test_a_file_of_an_earlier_run_is_not_believed(job: dict[str, str], tmp_path:
 
 def test_half_a_file_is_not_believed(job: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / ".drivetrain-contact-4711").write_text('["localho')
-    with pytest.raises(ConfigurationError, match="nobody answers where it says"):
+    with pytest.raises(ConfigurationError, match="no process answers at its address"):
         _ = slot(job, 1, timeout_s=0).main_address
 
 

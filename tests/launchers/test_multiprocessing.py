@@ -161,7 +161,7 @@ def test_t31_the_one_that_failed_is_named_and_not_the_one_that_missed_it(forked:
 def test_t31_a_killed_process_is_named(forked: dict[str, Any], case: str) -> None:
     failed = forked[case]
     assert (failed["rank"], failed["exit_code"], failed["cause"]) == (1, -signal.SIGKILL, "NoneType")
-    assert "was ended by the signal SIGKILL.\nIf nobody sent it, the system ran out of memory" in failed["message"]
+    assert "was ended by the signal SIGKILL.\nIf you did not send it, the system ran out of memory" in failed["message"]
     assert failed["seconds"] < SOON_S
 
 

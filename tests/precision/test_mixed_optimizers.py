@@ -164,7 +164,7 @@ def test_t26_a_round_that_is_open_goes_on_from_its_state(bad: float, clip: bool)
         parameter, new = getattr(saved, name), getattr(resumed, name)
         new.data.copy_(parameter.data)
         new.grad = None if parameter.grad is None else parameter.grad.clone()
-    resumed.plugin.take_up_gradients(torch.device("cpu"))
+    resumed.plugin.restored_gradients(torch.device("cpu"))
     assert go_on(saved) == go_on(resumed) == go_on(whole)
 
 

@@ -147,7 +147,7 @@ class Registry(Generic[T]):
         """A new instance of what is called ``name``, made with the arguments that it was registered with.
 
         Raises:
-            UnknownNameError: nobody offers this name; the message suggests the likeliest one.
+            UnknownNameError: there is none of this name; the message suggests the likeliest one.
         """
         return self.entry(name).build()
 
@@ -155,7 +155,7 @@ class Registry(Generic[T]):
         """What ``name`` stands for: registered here, else a file of the folder, else an entry point.
 
         Raises:
-            UnknownNameError: nobody offers this name; the message suggests the likeliest one.
+            UnknownNameError: there is none of this name; the message suggests the likeliest one.
         """
         files = self._files()
         if name not in self._registered and name in files:
@@ -178,10 +178,10 @@ class Registry(Generic[T]):
         raise UnknownNameError(f"There is no {self._kind} called {name!r}. {did_you_mean(name, self.available())}")
 
     def check_name(self, name: str) -> None:
-        """Raise a ConfigurationError for a name that nobody may take."""
+        """Raise a ConfigurationError for a reserved name."""
 
     def fallback(self, name: str) -> Entry[T] | None:
-        """What a name means that nobody has: a subclass may have a general answer. Registering it stays free."""
+        """Return what an unknown name means, if a subclass has a general answer; the name can still be registered."""
         return None
 
     def entries(self) -> Iterator[Entry[T]]:

@@ -75,7 +75,7 @@ class ClusterEnvironment:
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Whether somebody else starts all processes of the job; else each machine's first one starts the others."""
+        """Whether the cluster starts all processes of the job; else each machine's first process starts the others."""
         return True
 
     # ---- where the processes meet --------------------------------------------------------------------------------

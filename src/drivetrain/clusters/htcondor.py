@@ -23,7 +23,7 @@ class HTCondorEnvironment(ClusterEnvironment):
     """Rank and size are ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``; every slot counts as a machine with one process.
 
     HTCondor does not say where rank 0 runs, so rank 0 writes its address and a free port to a file that all slots see,
-    and the others wait for it. They believe it when somebody listens there: the file of an earlier run of the same job
+    and the others wait for it. They believe it when a process listens there: the file of an earlier run of the same job
     may still lie about. ``MASTER_ADDR`` and ``MASTER_PORT``, where both are set, are used in place of the file.
 
     Args:
@@ -48,7 +48,7 @@ class HTCondorEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether the job has several slots; one alone needs nobody else."""
+        """Whether the job has several slots."""
         return "_CONDOR_PROCNO" in environ and environ.get("_CONDOR_NPROCS", "1") != "1"
 
     # ---- where the processes meet --------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def _publish(path: Path) -> tuple[str, int]:
 
 
 def _find(path: Path, timeout_s: float) -> tuple[str, int]:
-    """Wait for the file, and for somebody who listens where it says."""
+    """Wait for the file, and for a process that listens at its address."""
     deadline = time.monotonic() + timeout_s
     seen = "the file has not appeared"
     while True:
@@ -136,7 +136,7 @@ def _find(path: Path, timeout_s: float) -> tuple[str, int]:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            seen = f"the file is there, but nobody answers where it says: {error}"
+            seen = f"the file is there, but no process answers at its address: {error}"
         if time.monotonic() > deadline:
             raise ConfigurationError(
                 f"Rank 0's address was not found in {path} within {timeout_s:g} s: {seen}. "

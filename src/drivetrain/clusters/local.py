@@ -1,4 +1,4 @@
-"""No cluster: this machine, or a few that somebody starts by hand."""
+"""No cluster: this machine, or a few on which the user starts the program by hand."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class LocalEnvironment(ClusterEnvironment):
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now, of those that the system hands out."""
+    """Return a free TCP port that the system chooses."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]

@@ -154,7 +154,7 @@ class SLURMEnvironment(ClusterEnvironment):
         """Compare the tasks with ``devices`` and ``num_nodes``.
 
         Raises:
-            ConfigurationError: they differ, nobody has said how many tasks a node gets, or ``srun`` was not used.
+            ConfigurationError: they differ, the number of tasks per node is not given, or ``srun`` was not used.
         """
         tasks = self.world_size()
         if tasks > 1 and "SLURM_NTASKS_PER_NODE" not in self.environ:

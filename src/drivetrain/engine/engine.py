@@ -99,7 +99,7 @@ class Engine(Ranks):
         self.strategy = strategy_of(plan)
         self.strategy.accelerator = plan.accelerator
         self.strategy.parallel_devices = plan.devices
-        self.strategy.know_job(plan.environment, plan.num_nodes)
+        self.strategy.set_ranks(plan.environment, plan.num_nodes)
         self.strategy.precision_plugin = plan.precision
         plan.precision.bind_device(plan.accelerator.autocast_device_type)
         if plan.checkpoint_io is not None:

@@ -127,7 +127,7 @@ class Ranks(RankFacts):
         try:
             result: R = self.launcher.launch(_as_rank, self, function, args, kwargs)
         finally:
-            self.strategy.outlive_job()
+            self.strategy.after_job()
         return result
 
     def _begin(self) -> None:
@@ -219,9 +219,9 @@ def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
     """Run ``function`` in a started process, with the engine that was sent there."""
     engine.launcher = ExternalLauncher()  # it has been started
-    engine.strategy.know_job(engine.plan.environment, engine.plan.num_nodes)
+    engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
-    engine.strategy.leave_job()
+    engine.strategy.leave_process_group()
     return result
 
 

@@ -155,7 +155,7 @@ Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
 def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
     """What a started process does. It ends with exit code 1 if the function raises."""
     if sys.platform == "linux":
-        _prctl_pr_set_pdeathsig(signal.SIGKILL)  # nobody is left behind when the launching process dies
+        _prctl_pr_set_pdeathsig(signal.SIGKILL)  # no process is left when the launching process dies
     try:
         state.open().apply(place.variables)
         if place.threads is not None:

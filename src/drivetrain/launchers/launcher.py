@@ -43,7 +43,7 @@ class Launcher(ABC):
     members_table: ClassVar[str] = "drivetrain.launchers._members:MEMBERS"
 
     is_external: bool = False
-    """Whether somebody else has started the processes: then this one is a rank, else it starts them and waits."""
+    """Whether the processes were started by a cluster or another launcher; else this process starts them and waits."""
 
     is_interactive_compatible: bool = False
     """Whether it works in a notebook, where the program is no file that could be run again."""
@@ -119,7 +119,7 @@ class _Launchers(Registry[Launcher]):
         An ending belongs to drivetrain's own launcher, if one has it.
 
         Args:
-            installed: also those of packages whose launcher nobody has asked for yet.
+            installed: also those of packages whose launcher was not asked for yet.
         """
         found: dict[str, str] = {}
         self._files()

@@ -171,7 +171,7 @@ def _silent(exit_code: int) -> _child.Failure:
     """The failure of a process that could not report."""
     now = time.monotonic()
     if name := {-known.value: known.name for known in signal.Signals}.get(exit_code):
-        cure = "If nobody sent it, the system ran out of memory: use smaller batches or fewer loader workers."
+        cure = "If you did not send it, the system ran out of memory: use smaller batches or fewer loader workers."
         return _child.Failure(now, f"was ended by the signal {name}.", cure if name == "SIGKILL" else "")
     return _child.Failure(
         now,

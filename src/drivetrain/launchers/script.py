@@ -105,7 +105,7 @@ def was_started() -> bool:
 
 
 def end_with_launcher() -> None:
-    """Let this process end when the one that supervises it is killed: nobody is left behind (on Linux)."""
+    """Let this process end when the one that supervises it is killed: no process is left (on Linux)."""
     if sys.platform != "linux" or not was_started():
         return
     launcher = os.environ[LAUNCHER]

@@ -312,7 +312,7 @@ def _restore_window(run: Run) -> None:
     gradients = run.restart["gradients"]
     for name, parameter in run.module.named_parameters():
         parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None
-    run.engine.precision.take_up_gradients(run.engine.device)
+    run.engine.precision.restored_gradients(run.engine.device)
 
 
 def _restore_between_passes(run: Run) -> None:

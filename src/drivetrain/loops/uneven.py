@@ -81,7 +81,7 @@ class UnevenInputs:
         self._run.window.factor_here = 1.0
         if self._metrics is not None:
             # A metric that this batch did not update keeps the value that it has computed, as on the other ranks: one
-            # that computes anew waits for all of them.
+            # that computes again waits for all of them.
             for metric, state in self._metrics:
                 set_state(metric, state, forget=False)
             self._metrics = None

@@ -73,7 +73,7 @@ class MixedPrecision(Precision):
             )
         self._scaler = scaler
         self._loaded: dict[str, Any] = {}  # what the scaler must start with, once it exists
-        self._optimizers: tuple[Optimizer, ...] | None = None  # None: nobody has said which there are
+        self._optimizers: tuple[Optimizer, ...] | None = None  # None: not bound yet
         self._device: torch.device | None = None  # where the losses lie
         self._rounds: list[dict[str, Any]] = []  # by optimizer, what a checkpoint tells of an unfinished round
         self._scaled = False  # a loss was scaled since the last update
@@ -103,8 +103,8 @@ class MixedPrecision(Precision):
         if not self.scales_loss:
             return loss
         scaler = self._scaler_for(loss.device.type)
-        if self._rounds:  # of a checkpoint whose gradients nobody has restored
-            self.take_up_gradients(loss.device)
+        if self._rounds:  # of a checkpoint whose gradients were not restored
+            self.restored_gradients(loss.device)
         if self._stepped or self._unscaled:
             self._settle()
         self._scaled, self._device = True, loss.device
@@ -154,7 +154,7 @@ class MixedPrecision(Precision):
         self._count_skips(optimizer, really)
         return really
 
-    def take_up_gradients(self, device: torch.device) -> None:
+    def restored_gradients(self, device: torch.device) -> None:
         if self.scales_loss:
             self._scaler_for(device.type).scale(torch.ones((), device=device))  # it sets itself up with its first loss
             self._scaled, self._device = True, device

@@ -301,7 +301,7 @@ class Precision:
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def take_up_gradients(self, device: torch.device) -> None:
+    def restored_gradients(self, device: torch.device) -> None:
         """A checkpoint has brought gradients of a window that is not complete, as this precision had made them."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -96,16 +96,16 @@ class ParallelStrategy(Strategy):
             )
         super().setup(trainer)
 
-    def know_job(self, environment: ClusterEnvironment, num_nodes: int) -> None:
+    def set_ranks(self, environment: ClusterEnvironment, num_nodes: int) -> None:
         self.cluster_environment, self.num_nodes, self._outlived = environment, num_nodes, False
         self._groups = None
         if environment.creates_processes_externally:
-            self._know_ranks()
+            self._store_ranks_of_job()
         else:
             node_rank, on_each = environment.node_rank(), self.num_processes
             self._store_ranks(world_size=num_nodes * on_each, node_rank=node_rank, global_rank=node_rank * on_each)
 
-    def _know_ranks(self) -> None:
+    def _store_ranks_of_job(self) -> None:
         """Once this process exists: who it is."""
         environment = self.cluster_environment
         assert environment is not None  # the plan has found one
@@ -124,7 +124,7 @@ class ParallelStrategy(Strategy):
                 setattr(self, name, value)
 
     def setup_environment(self) -> None:
-        self._know_ranks()
+        self._store_ranks_of_job()
         if self.world_size > 1:
             os.environ["RANK"] = str(self.global_rank)  # what is only for rank 0 asks for it, and loaders' workers do
         super().setup_environment()
@@ -172,11 +172,11 @@ class ParallelStrategy(Strategy):
         _GROUP[:] = dist.group.WORLD, self.timeout, backend
         atexit.register(_leave_group)
 
-    def leave_job(self) -> None:
+    def leave_process_group(self) -> None:
         self._groups = None
         _leave_group()
 
-    def outlive_job(self) -> None:
+    def after_job(self) -> None:
         self._groups, self._outlived = None, True
 
     def _backends(self, accelerator: Accelerator) -> str:

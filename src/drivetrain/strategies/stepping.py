@@ -119,7 +119,7 @@ class Stepping:
 
     @property
     def enters_step_contexts(self) -> bool:
-        """Whether the contexts of the four steps are of the user's making, and entered anew for each step."""
+        """Whether the contexts of the four steps are made by the user, and made again for each step."""
         names = ("forward_context", *_STEP_CONTEXTS.values())
         return any(defined_by_user(self.precision_plugin, name) for name in names)
 

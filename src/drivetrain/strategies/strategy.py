@@ -135,13 +135,13 @@ class Strategy(Stepping, ABC):
         self.driver = Driver()
         self._converted = None
 
-    def know_job(self, environment: Any, num_nodes: int) -> None:
+    def set_ranks(self, environment: Any, num_nodes: int) -> None:
         """Record rank and world size of this process; called before any process is started."""
 
-    def leave_job(self) -> None:
+    def leave_process_group(self) -> None:
         """Leave the job: this process will exchange nothing more."""
 
-    def outlive_job(self) -> None:
+    def after_job(self) -> None:
         """Called in the launching process, which is no rank, when the processes it started have ended."""
 
     def setup_environment(self) -> None:
