@@ -87,9 +87,7 @@ def test_a_file_of_an_earlier_run_is_not_believed(job: dict[str, str], tmp_path:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         contact.write_text(json.dumps(["localhost", free.getsockname()[1]]))
-    with pytest.raises(
-        ConfigurationError, match="within 0 s: the file is there, but no process answers at its address"
-    ):
+    with pytest.raises(ConfigurationError, match="within 0 s: the file is there, but no process answers at"):
         _ = slot(job, 1, timeout_s=0).main_address
     contact.write_text(json.dumps(["localhost", listening]))
     assert slot(job, 1, timeout_s=0).main_port == listening

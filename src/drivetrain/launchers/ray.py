@@ -33,9 +33,7 @@ _SOON_S = 10.0
 _LAST_WORDS_S = 0.5  # Ray fetches what the actors print some ten times a second, as long as it is connected
 _ECHO_S = 10.0  # Ray takes seconds to notice a death; ranks that lose a partner report at once
 _CURE = "Make it where it is used: in setup, in configure_model, or in another hook, which run in each process."
-_DIED = (
-    "If you did not kill it, its machine went away or ran out of memory: use smaller batches or fewer loader workers."
-)
+_DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
 _OF_RAY = re.compile("_group_|node:|memory")  # resources that a job does not ask for
 _NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # what Ray schedules under the name that torch has for it, in capitals
 

@@ -245,7 +245,7 @@ def _iterator_for_step(run: Run, batches: Batches) -> BatchIterator | None:
         return None
     if run.limits.accumulate > 1:
         raise ConfigurationError(
-            f"{type(run.module).__name__}.training_step takes dataloader_iter, so the Trainer cannot know which batches "
+            f"{type(run.module).__name__}.training_step takes dataloader_iter, so it is unknown which batches "
             f"accumulate_grad_batches={run.limits.accumulate} counts. Accumulate inside the step, and write 1."
         )
     progress = run.progress
