@@ -18,8 +18,8 @@ CLUSTERS_VENV := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS_VENV)/.installed
 CLUSTERS_PACKAGES := tests/real_clusters/requirements.txt
 BENCH_RESULTS := benchmarks/results
-# Two workers; tests/conftest.py says which tests go together, and in which order. `make test PARALLEL=` has none.
-PARALLEL ?= --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# Three workers for two cores, because many tests wait for processes; tests/conftest.py says which tests go together, and in which order. `make test PARALLEL=` has none.
+PARALLEL ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 # The random sweeps, and what `make test` leaves out of runs that are equal.
 LONG_TESTS := tests/faults tests/conformance tests/test_examples.py
 
