@@ -275,3 +275,37 @@ def test_prediction_runs_in_the_precision_too(make_trainer: Any, loader: DataLoa
 
     predictions = make_trainer(precision="bf16-true").predict(Predicting(), loader)
     assert {p.dtype for p in predictions} == {torch.bfloat16}
+
+
+def test_a_batch_without_a_loss_moves_nothing_under_a_scaled_step_of_the_modules_own(
+    make_trainer: Any, ready: Any
+) -> None:
+    """Zeroed gradients would still let Adam's momentum move the parameters."""
+    seen: list[torch.Tensor] = []
+
+    class Sometimes(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(self.layer.weight.detach().clone())
+            loss = self.layer(batch).square().mean() * 1e-3  # small enough for the first scale
+            return None if batch_idx else loss
+
+        def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+            optimizer.zero_grad(set_to_none=False)
+
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+            optimizer.step(closure=optimizer_closure)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    module = Sometimes()
+    trainer = make_trainer(max_epochs=1, precision="16-mixed")
+    trainer.fit(module, ready([torch.ones(3, 2)] * 3))
+    assert not torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[1], seen[2])
+    assert torch.equal(module.layer.weight, seen[2])
+    assert trainer.global_step == 1

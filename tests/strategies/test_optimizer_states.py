@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule
+from drivetrain.base.restoring import WrongForm, check_optimizer_state
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies.optimizer_states import by_name, by_number, describe, fitted, parameter_names
 
@@ -226,3 +227,14 @@ def test_without_a_description_the_sizes_are_still_compared() -> None:
     state = torch.optim.SGD(module.parameters(), lr=0.1).state_dict()
     with pytest.raises(CheckpointError, match=r"group 0 of optimizer 0 \(SGD\) had 6 parameters, and now it has 2."):
         fitted(module, [optimizer], [state])
+
+
+@pytest.mark.parametrize("params", [None, 3, "ab"])
+def test_a_group_whose_parameters_are_no_list_is_left_to_the_check(params: Any) -> None:
+    module = Ordered()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["params"] = params
+    assert fitted(module, [optimizer], [state], [describe(module, optimizer)]) == [state]
+    with pytest.raises(WrongForm, match="params"):
+        check_optimizer_state(state, optimizer)

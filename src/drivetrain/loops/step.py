@@ -296,8 +296,7 @@ def _attach(
                 applied = run.window.factor()
             if scales and graded():
                 precision.unscale(optimizer)
-            if graded() or not scales:
-                before_step(optimizer)
+            before_step(optimizer)
             slot[0] = _OPTIMIZER_STEP
             return value
 

@@ -107,7 +107,8 @@ def _fitted(module: nn.Module, index: int, optimizer: Optimizer, state: Any, sav
         was, then = _checked(saved)
     if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
         return state  # a strategy's own form; or damaged, which its check will say
-    sizes = [len(each["params"]) if isinstance(each, Mapping) and "params" in each else -1 for each in groups]
+    listed = [each.get("params") if isinstance(each, Mapping) else None for each in groups]
+    sizes = [len(each) if isinstance(each, list) else -1 for each in listed]
     named = [len(own) for own in then] == sizes
     _compare_groups(f"optimizer {index} ({kind})", optimizer, sizes, now, then if named else [])
     if was and was != kind:
