@@ -135,3 +135,8 @@ def test_a_start_method_that_nobody_answers(known: bool) -> None:
     for make in (lambda: engine(strategy=Own()), lambda: DDPStrategy(start_method="spwan")):
         with pytest.raises(ConfigurationError, match=r"start_method='spwan'\): .* Did you mean 'spawn'\? Known: fork"):
             make()
+
+
+def test_a_start_method_that_is_no_name_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"start_method=.*\): a start method is a name.* write one of 'fork'"):
+        DDPStrategy(start_method=Launcher)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 from torchmetrics import SumMetric
 
 from drivetrain import Callback, LightningModule, WeightedLoss
@@ -527,6 +527,7 @@ def test_with_another_batch_size_an_epoch_goes_on_at_its_next_sample(
             {"shuffle": True},
             "a SequentialSampler had ordered, and this DataLoader has a RandomSampler: samples",
         ),
+        ({"batch_size": None, "dataset": [torch.tensor(number) for number in range(10)]}, "over 12 samples, and this"),
         ({"dataset": list(range(10))}, "in the middle of an epoch over 12 samples, and this DataLoader draws from 10"),
     ],
 )
@@ -554,3 +555,30 @@ def test_with_another_batch_size_no_window_may_be_open(make_trainer: Any, tmp_pa
     saved_after_four_samples(make_trainer, path, accumulate_grad_batches=3)
     with pytest.raises(CheckpointError, match="after 4 samples .* and gradients of batches of that size are accumul"):
         make_trainer(accumulate_grad_batches=3).fit(Samples(), DataLoader(list(range(12)), 4), ckpt_path=path)
+
+
+def test_samples_without_batches_are_counted_too(make_trainer: Any, tmp_path: Path) -> None:
+    path, module = tmp_path / "a.ckpt", Samples()
+    saved_after_four_samples(make_trainer, path)
+    single = DataLoader([torch.tensor([number]) for number in range(12)], batch_size=None)
+    make_trainer().fit(module, single, ckpt_path=path)
+    assert module.samples == list(range(4, 12))
+
+
+def test_a_sampler_with_another_seed_is_refused_in_the_middle_of_an_epoch(make_trainer: Any, tmp_path: Path) -> None:
+    data, path, module = list(range(12)), tmp_path / "a.ckpt", Samples()
+
+    def loader(seed: int) -> DataLoader[Any]:
+        sampler: Any = DistributedSampler(data, num_replicas=1, rank=0, seed=seed)  # type: ignore[arg-type]
+        return DataLoader(data, batch_size=2, sampler=sampler)  # type: ignore[arg-type]
+
+    save = at(
+        "on_train_batch_end",
+        lambda trainer: trainer.save_checkpoint(path),
+        lambda trainer: trainer.progress.batches_done == 2,
+    )
+    make_trainer(callbacks=[save]).fit(Samples(), loader(3))
+    with pytest.raises(CheckpointError, match="DistributedSampler had seed=3, and now it has seed=5: samples would be"):
+        make_trainer().fit(module, loader(5), ckpt_path=path)
+    make_trainer().fit(module, loader(3), ckpt_path=path)
+    assert len(module.samples) == 8

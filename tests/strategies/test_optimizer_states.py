@@ -129,8 +129,38 @@ def test_names_are_those_of_the_groups_without_what_wrappers_put_in() -> None:
     assert parameter_names(wrapped, torch.optim.SGD(module.a.parameters())) == [["a.weight", "a.bias"]]
 
 
-def test_a_parameter_of_no_module_leaves_the_optimizer_without_names() -> None:
-    assert parameter_names(Ordered(), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)) == []
+def test_parameters_of_no_module_are_numbered() -> None:
+    module, other = Ordered(), [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizer = torch.optim.SGD([other[0], module.a.bias, other[1]], lr=0.1)
+    first, second = (f"parameter {number} that is in no module" for number in range(2))
+    assert parameter_names(module, optimizer) == [[first, "a.bias", second]]
+
+
+def test_a_tied_parameter_has_one_name_whatever_the_order_of_the_layers() -> None:
+    for order in ("abc", "cba"):
+        module = Ordered(order)
+        module.c.weight = module.a.weight
+        names = parameter_names(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        assert sorted(names[0]) == ["a.bias", "a.weight", "b.bias", "b.weight", "c.bias"]
+
+
+def test_a_parameter_that_has_moved_to_another_group_or_optimizer_is_named() -> None:
+    module = Ordered()
+    a, b, c = (list(getattr(module, name).parameters()) for name in "abc")
+    before, after = (
+        torch.optim.SGD([{"params": first, "lr": 0.1}, {"params": second, "lr": 0.2}])
+        for first, second in ((a, b), (b, a))
+    )
+    with pytest.raises(
+        CheckpointError, match=r"b.weight was in parameter group 1 of optimizer 0, and now it is in group"
+    ):
+        fitted(module, [after], [before.state_dict()], [describe(module, before)])
+    one, other = torch.optim.Adam(a), torch.optim.Adam(c)
+    with pytest.raises(CheckpointError, match=r"c.weight was in .* of optimizer 1, and now .* of optimizer 0 \(Adam\)"):
+        fitted(
+            module, [other, one], [one.state_dict(), other.state_dict()],
+            [describe(module, one), describe(module, other)],
+        )  # fmt: skip
 
 
 def test_by_name_and_by_number_are_each_others_inverse() -> None:

@@ -111,6 +111,8 @@ def samples_in(loader: Any, batches: int) -> int | None:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
     drawn: Any = loader.batch_sampler
+    if drawn is None and type(loader.sampler) in (SequentialSampler, RandomSampler):
+        return batches  # each is one sample
     if isinstance(drawn, SlicedBatches):
         return drawn.samples_in(batches)
     if type(drawn) is not BatchSampler:
@@ -123,8 +125,9 @@ def order_of(loader: Any) -> dict[str, Any] | None:
     """Return what tells whether another loader draws its samples in the same order.
 
     Returns:
-        ``sampler``, the class's name, and ``samples``, how many samples it draws from, ``None`` if that is unknown.
-        ``None`` for what is no DataLoader over a map-style dataset.
+        ``sampler``, the class's name; ``samples``, how many samples it draws, and ``dataset``, how many there are, each
+        ``None`` if that is unknown; ``options``, those of its attributes that decide the order. ``None`` for what is no
+        DataLoader over a map-style dataset.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
@@ -132,7 +135,14 @@ def order_of(loader: Any) -> dict[str, Any] | None:
     sampler: Any = getattr(drawn, "sampler", drawn)
     while isinstance(sampler, SamplerProxy):
         sampler = sampler._sampler
-    return {"sampler": type(sampler).__name__, "samples": len(sampler) if isinstance(sampler, Sized) else None}
+    draws_samples = drawn is not sampler or loader.batch_sampler is None
+    options = {name: getattr(sampler, name, None) for name in ("replacement", "seed", "shuffle")}
+    return {
+        "sampler": type(sampler).__name__,
+        "samples": len(sampler) if draws_samples and isinstance(sampler, Sized) else None,
+        "dataset": len(loader.dataset) if isinstance(loader.dataset, Sized) else None,
+        "options": {name: value for name, value in options.items() if isinstance(value, (bool, int))},
+    }
 
 
 class RankBatches(SamplerProxy, ABC):

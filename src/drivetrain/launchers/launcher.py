@@ -13,7 +13,7 @@ import torch
 from drivetrain.base.introspect import is_own_class
 from drivetrain.base.registry import Entry, Registry
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError, DrivetrainError, UnknownNameError, did_you_mean
+from drivetrain.errors import ConfigurationError, DrivetrainError, UnknownNameError, did_you_mean, shown
 
 LAUNCHER = "DRIVETRAIN_LAUNCHER"
 """The variable that tells a process which one supervises it, where that would not end it when it is killed itself."""
@@ -137,6 +137,11 @@ class _Launchers(Registry[Launcher]):
         Raises:
             ConfigurationError: there is none.
         """
+        if not isinstance(start_method, str):
+            raise ConfigurationError(
+                f"{owner}(start_method={shown(start_method)}): a start method is a name. Give the launcher's class "
+                f"one in register_launchers, or write one of {', '.join(map(repr, self.available()))}."
+            )
         try:
             return self.entry(start_method)
         except UnknownNameError:

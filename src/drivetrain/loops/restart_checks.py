@@ -96,8 +96,10 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
             count(restart["samples"], "['samples']")
         if (order := expect(restart.get("order"), (Mapping, type(None)), "['order']")) is not None:
             entry(order, "sampler", str, "['order']")
-            if entry(order, "samples", (int, type(None)), "['order']") is not None:
-                count(order["samples"], "['order']['samples']")
+            for key in ("samples", "dataset"):
+                if entry(order, key, (int, type(None)), "['order']") is not None:
+                    count(order[key], f"['order'][{key!r}]")
+            entry(order, "options", Mapping, "['order']")
         for stage, epoch in expect(restart.get("loaders", {}), Mapping, "['loaders']").items():
             expect(stage, str, "['loaders']")
             count(epoch, f"['loaders'][{stage!r}]")

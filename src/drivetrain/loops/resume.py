@@ -184,12 +184,20 @@ def _check_order(run: Run) -> None:
             f"{now['sampler']}: samples would be skipped or repeated. Pass a loader with the same shuffle and sampler, "
             f"{cure}"
         )
-    grows = now["sampler"] == "SequentialSampler" and then["samples"] is not None and now["samples"] is not None
-    if then["samples"] != now["samples"] and not (grows and then["samples"] <= now["samples"]):
-        raise CheckpointError(
-            f"{saved} over {then['samples']} samples, and this {type(loader).__name__} draws from {now['samples']}: "
-            f"samples would be skipped or repeated. Pass a loader over the same data, {cure}"
-        )
+    for name, value in now["options"].items():
+        if then["options"].get(name, value) != value:
+            raise CheckpointError(
+                f"{saved} whose {now['sampler']} had {name}={then['options'][name]}, and now it has {name}={value}: "
+                f"samples would be skipped or repeated. Pass a loader with the same sampler, {cure}"
+            )
+    for key in ("samples", "dataset"):
+        before, after = then[key], now[key]
+        grows = now["sampler"] == "SequentialSampler" and None not in (before, after) and before <= after
+        if before != after and not grows:
+            raise CheckpointError(
+                f"{saved} over {before} samples, and this {type(loader).__name__} draws from {after}: samples would be "
+                f"skipped or repeated. Pass a loader over the same data, {cure}"
+            )
 
 
 def _count_in_batches_of_this_loader(run: Run) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 from torch import nn
@@ -30,12 +30,18 @@ _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
 def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
     """Return the names of an optimizer's parameters, one list for each parameter group.
 
-    They are those that ``torch.distributed.checkpoint`` uses: without what wrappers put in. The list is empty if
-    ``module`` does not have all of the parameters, or has one of them under no name of its own.
+    They are those that ``torch.distributed.checkpoint`` uses: without what wrappers put in. Of tied parameters it is
+    the first name in the alphabet, so that it does not depend on the order of the layers. Parameters that are not in
+    ``module`` are numbered.
     """
-    known = {id(parameter): _WRAPPERS.sub("", name) for name, parameter in module.named_parameters()}
-    groups = [[known.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups]
-    return groups if all(map(all, groups)) else []
+    known: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        name = _WRAPPERS.sub("", name)
+        known[id(parameter)] = min(name, known.get(id(parameter), name))
+    unnamed = (f"parameter {number} that is in no module" for number in count())
+    return [
+        [known.get(id(parameter)) or next(unnamed) for parameter in group["params"]] for group in optimizer.param_groups
+    ]
 
 
 def by_name(state: Mapping[str, Any], names: Names) -> State:
@@ -81,8 +87,9 @@ def fitted(
 ) -> list[Any]:
     """Return the ``states`` of a checkpoint as the optimizers of this run can load them.
 
-    If the parameters are the same in another order, their states are numbered in today's order. If some have other
-    names, nothing is changed: parameters may have been renamed, and then their order is all there is to go by.
+    If a parameter group has the same parameters in another order, its states are numbered in today's order. If some
+    have names that the checkpoint does not know, nothing is changed: parameters may have been renamed, and then their
+    order is all there is to go by.
 
     Args:
         module: whose parameters the optimizers have.
@@ -97,14 +104,39 @@ def fitted(
     """
     if len(states) != len(optimizers):
         return list(states)  # a strategy's own form; or an error that names both numbers when they are loaded
-    known = saved if len(saved) == len(states) else [{}] * len(states)
-    return [_fitted(module, index, *each) for index, each in enumerate(zip(optimizers, states, known, strict=True))]
+    known = []
+    for index, optimizer in enumerate(optimizers):
+        with restoring(f"the description of optimizer {index} ({_class_of(optimizer)})"):
+            known.append(_checked(saved[index] if len(saved) == len(states) else {}))
+    names = [parameter_names(module, optimizer) for optimizer in optimizers]
+    _compare_places(optimizers, names, [then for _, then in known])
+    return [_fitted(index, *each) for index, each in enumerate(zip(optimizers, states, names, known, strict=True))]
 
 
-def _fitted(module: nn.Module, index: int, optimizer: Optimizer, state: Any, saved: Any) -> Any:
-    kind, now = _class_of(optimizer), parameter_names(module, optimizer)
-    with restoring(f"the description of optimizer {index} ({kind})"):
-        was, then = _checked(saved)
+def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then: Sequence[Names]) -> None:
+    """Check that no parameter has moved to another group or another optimizer: options and schedulers would not follow.
+
+    Raises:
+        CheckpointError: one has; the message names it and both places.
+    """
+    places_now, places_then = (
+        {name: (index, group) for index, groups in enumerate(each) for group, own in enumerate(groups) for name in own}
+        for each in (now, then)
+    )
+    if places_now.keys() != places_then.keys() or list(map(len, now)) != list(map(len, then)):
+        return  # what the counts show is said by the counts
+    for name, (index, group) in places_now.items():
+        if places_then[name] != (index, group):
+            earlier, earlier_group = places_then[name]
+            raise CheckpointError(
+                f"When the checkpoint was saved, {name} was in parameter group {earlier_group} of optimizer {earlier}, "
+                f"and now it is in group {group} of optimizer {index} ({_class_of(optimizers[index])}). Return the "
+                "optimizers and their groups in the same order from configure_optimizers, or load only the weights."
+            )
+
+
+def _fitted(index: int, optimizer: Optimizer, state: Any, now: Names, saved: tuple[str, Names]) -> Any:
+    kind, (was, then) = _class_of(optimizer), saved
     if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
         return state  # a strategy's own form; or damaged, which its check will say
     listed = [each.get("params") if isinstance(each, Mapping) else None for each in groups]

@@ -94,7 +94,8 @@ def _cure(value: Any, package: str, cure: str) -> str:
         likely = closest(value, {*names, *(name.removesuffix("Logger") for name in names)})
         if likely is not None:
             name = likely if likely in names else f"{likely}Logger"
-            return f"Did you mean {name}? Write {name}(...), an object and not its name."
+            else_write = 'or a name such as "csv"' if package == "drivetrain.loggers" else "an object and not its name"
+            return f"Did you mean {name}? Write {name}(...), {else_write}."
     return cure
 
 
