@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import operator
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -156,7 +157,9 @@ class Positioned:
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = state["position"] + 0  # a bare KeyError or TypeError where the state is wrong
+        self.position = operator.index(state["position"])  # a bare KeyError or TypeError where the state is wrong
+            state["position"]
+        )  # as a loader should check + 0  # a bare KeyError or TypeError where the state is wrong
 
 
 def fit_by_hand(folder: Path, module: ByHand, epochs: int, path: Path | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -258,6 +258,11 @@ class Progress:
             self.status = TrainerStatus.INTERRUPTED
         else:
             self.status, self.slot[0] = TrainerStatus.FINISHED, Phase.NONE
+
+    def take_over(self, other: Progress) -> None:
+        """Copy everything from ``other``, the progress of the same run in another process."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(other, each.name))
 
     def enter(self, phase: Phase) -> None:
         """Go on to another phase; the loops do it without a call where each batch goes through it."""

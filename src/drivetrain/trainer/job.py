@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,8 +124,7 @@ class Outcome:
         if self.progress.fn is TrainerFn.FITTING:  # the others have none, and change none
             trainer.engine.bind_optimizers(self.optimizers, self.schedulers)
         strategy.precision_plugin.load_state_dict(self.precision)
-        for each in fields(Progress):
-            setattr(trainer.progress, each.name, getattr(self.progress, each.name))
+        trainer.progress.take_over(self.progress)
         trainer.ranks_of_job = self.ranks
         book.restore_results(*self.metrics)
         states = list(self.callbacks)
