@@ -158,8 +158,6 @@ class Positioned:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.position = operator.index(state["position"])  # a bare KeyError or TypeError where the state is wrong
-            state["position"]
-        )  # as a loader should check + 0  # a bare KeyError or TypeError where the state is wrong
 
 
 def fit_by_hand(folder: Path, module: ByHand, epochs: int, path: Path | None = None) -> None:
