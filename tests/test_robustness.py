@@ -20,6 +20,7 @@ from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 from drivetrain.loggers import CSVLogger, TensorBoardLogger
 
+pytestmark = pytest.mark.filterwarnings("ignore:Modules in eval mode")  # Net has one on purpose
 EPOCHS, STEPS = 3, 4  # of a whole fit, and of an epoch
 DATASET = TensorDataset(torch.arange(32.0).reshape(8, 4) / 32)
 
@@ -242,13 +243,16 @@ def test_an_evaluation_that_fails_leaves_modes_and_switches_as_they_were(
     assert getattr(trainer, entry)(model, DataLoader(DATASET, batch_size=2))
 
 
-def test_a_party_that_fails_while_cleaning_up_hides_neither_the_error_nor_the_loggers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("second", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_party_that_fails_while_cleaning_up_hides_neither_the_error_nor_the_loggers(
+    tmp_path: Path, second: type[BaseException]
+) -> None:
     class Fails(Callback):
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            raise ValueError("the second one")
+            raise second("the second one")
 
     logger = CSVLogger(tmp_path)
     trainer = trainer_in(tmp_path, logger=logger, callbacks=[Fails()])
-    with pytest.raises(Failing), pytest.warns(UserWarning, match="on_exception failed: ValueError"):
+    with pytest.raises(Failing), pytest.warns(UserWarning, match=f"on_exception failed: {second.__name__}"):
         trainer.fit(Net({"training_step": (1, 2)}), DataLoader(DATASET, batch_size=2), [])
     assert logged_steps(logger) == list(range(6))

@@ -435,3 +435,11 @@ def test_a_training_metric_may_be_watched_although_there_is_validation(
     trainer.fit(Logs(), loader, loader)
     assert stopping.best_score == 1.5  # the mean of 0 to 3, not the last step's value
     assert trainer.current_epoch == 2
+
+
+def test_a_run_that_ends_before_its_first_validation_is_warned_of(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="watches 'score', .* Training ended before the first validation"):
+        trainer = fit(tmp_path, EarlyStopping("score"), Scripted([1.0]), max_steps=STEPS - 1)
+    assert trainer.global_step == STEPS - 1
+    with pytest.raises(ConfigurationError, match="watches 'scor', which was not logged"):
+        fit(tmp_path, EarlyStopping("scor"), Scripted([1.0, 1.0]), max_steps=STEPS + 1)

@@ -124,6 +124,20 @@ def test_a_format_that_does_not_suit_its_value() -> None:
         ModelCheckpoint(filename="{score:d}").format_checkpoint_name({"score": torch.tensor(0.5)})
 
 
+def test_a_name_with_a_metric_that_was_never_logged_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"names 'scor', which was not logged\. Did you mean 'score'\?"):
+        fit(tmp_path, ModelCheckpoint(filename="{epoch}-{scor:.2f}"), [1.0, 2.0])
+    assert files(tmp_path) == []
+
+
+def test_a_metric_that_the_first_validation_may_still_log_is_warned_of_once(tmp_path: Path) -> None:
+    callback = ModelCheckpoint(filename="{step}-{score:.1f}", every_n_train_steps=1, save_top_k=-1)
+    with pytest.warns(UserWarning, match="names 'score', which was not logged. .* hold 0 in its place") as caught:
+        fit(tmp_path, callback, [3.0], max_epochs=1)
+    assert len(caught) == 1
+    assert "step=1-score=0.0.ckpt" in names(callback)
+
+
 def test_join_and_equals_characters_are_the_classes() -> None:
     class Own(ModelCheckpoint):
         CHECKPOINT_JOIN_CHAR = "_"

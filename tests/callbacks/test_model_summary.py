@@ -229,6 +229,7 @@ def weights_after_fit(make_trainer: Any, data: Any, **arguments: Any) -> tuple[E
     return model, model.state_dict()
 
 
+@pytest.mark.filterwarnings("ignore:Modules in eval mode")
 def test_t18_a_run_does_not_notice(make_trainer: Any, data: Any) -> None:
     model, plain = weights_after_fit(make_trainer, data)
     tried, shown = weights_after_fit(make_trainer, data, enable_model_summary=True)
@@ -241,6 +242,7 @@ def test_t18_a_run_does_not_notice(make_trainer: Any, data: Any) -> None:
     assert not any(part._forward_hooks for part in tried.modules())
 
 
+@pytest.mark.filterwarnings("ignore:Modules in eval mode")
 def test_what_forward_logs_in_the_pass_goes_nowhere(make_trainer: Any, loader: Any) -> None:
     trainer = make_trainer(enable_model_summary=True)
     trainer.fit(Example(torch.full((3, 4), 100.0)), loader)
@@ -292,6 +294,7 @@ def test_no_operation_counted_is_not_zero_operations() -> None:
     assert summarize(Wrapped(nn.ReLU(), torch.ones(2))).flops is None
 
 
+@pytest.mark.filterwarnings("ignore:Modules in eval mode")
 @pytest.mark.parametrize(
     ("precision", "seen", "returned"),
     [("bf16-mixed", torch.float32, torch.bfloat16), ("64-true", torch.float64, torch.float64)],

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import pytest
 from drivetrain.clusters import LocalEnvironment
 from drivetrain.clusters.local import free_port
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers import ScriptLauncher
+from drivetrain.launchers import ScriptLauncher, script
 
 TIMEOUT_S = 60
 
@@ -225,3 +226,36 @@ def test_without_a_file_it_names_another_way(options: list[str], name: str) -> N
     )  # fmt: skip
     assert name in done.stderr
     assert "ddp_fork" in done.stderr
+
+
+@pytest.mark.parametrize("grace_s", [30.0, 0.0])
+def test_when_one_process_fails_the_others_may_print_why_they_fail_too(
+    monkeypatch: pytest.MonkeyPatch, grace_s: float
+) -> None:
+    monkeypatch.setattr(script, "_LAST_WORDS_S", grace_s)
+    failed = subprocess.Popen(["sh", "-c", "exit 3"])
+    failed.wait()
+    other = subprocess.Popen(["sh", "-c", "read line; exit 4"], stdin=subprocess.PIPE)
+    prints = threading.Timer(0.3, other.stdin.close)  # type: ignore[union-attr]
+    prints.start()
+    try:
+        assert script._first_failure([other, failed]) == 3  # which ended first, not which comes first
+        assert other.poll() == (4 if grace_s else None)  # without a grace it would be cut off
+    finally:
+        prints.join()
+        other.wait()
+
+
+def test_a_process_that_works_on_after_another_has_failed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "_LAST_WORDS_S", 0.2)
+    failed, works = subprocess.Popen(["sh", "-c", "exit 3"]), subprocess.Popen(["sleep", "60"])
+    try:
+        assert script._first_failure([works, failed]) == 3
+        assert works.poll() is None
+    finally:
+        works.kill()
+        works.wait()
+
+
+def test_processes_that_all_end_well_have_no_failure() -> None:
+    assert script._first_failure([subprocess.Popen(["true"]), subprocess.Popen(["true"])]) == 0

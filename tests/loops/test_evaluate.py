@@ -13,6 +13,8 @@ from drivetrain import Callback
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loggers.dummy import DummyLogger
 
+ONE_IN_EVAL_MODE = pytest.mark.filterwarnings("ignore:Modules in eval mode")
+
 
 def test_results_hold_one_dictionary_per_loader_with_exact_means(validated: Any, data: Any, make_trainer: Any) -> None:
     model = validated()
@@ -91,6 +93,7 @@ def test_t44_inference_mode_alone_and_no_grad_inside_of_a_fit(
     assert set(seen) == {(False, False)}
 
 
+@ONE_IN_EVAL_MODE
 def test_t18_every_submodule_gets_back_its_own_mode(validated: Any, loader: Any, make_trainer: Any) -> None:
     seen: list[bool] = []
 
@@ -105,6 +108,7 @@ def test_t18_every_submodule_gets_back_its_own_mode(validated: Any, loader: Any,
     assert [module.training for module in model.net] == [True, True, False, True]
 
 
+@ONE_IN_EVAL_MODE
 def test_an_overridden_model_train_hook_replaces_the_restoring(validated: Any, loader: Any, make_trainer: Any) -> None:
     class Own(validated):  # type: ignore[misc]
         def on_validation_model_train(self) -> None:

@@ -409,6 +409,8 @@ def test_an_overridden_optimizer_step_counts_only_real_steps(regression: Any, lo
         def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
             if batch_idx % 2:
                 optimizer.step(closure=optimizer_closure)
+            else:
+                optimizer_closure()
 
     trainer = make_trainer()
     trainer.fit(EverySecond(), loader)
@@ -659,15 +661,12 @@ def test_an_empty_validation_is_none(validated: Any, loader: Any, make_trainer: 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             assert not trainer.enable_validation
 
-    for empty in ([], DataLoader([], batch_size=2)):
-        make_trainer(callbacks=[Watches()]).fit(validated(), loader, empty)
+    make_trainer(callbacks=[Watches()]).fit(validated(), loader, [])
+    with pytest.warns(UserWarning, match="nothing to validate on: the DataLoader over the list of 0 samples"):
+        make_trainer(callbacks=[Watches()]).fit(validated(), loader, DataLoader([], batch_size=2))
     assert seen == []
-    assert make_trainer(callbacks=[Watches()]).validate(validated(), DataLoader([]), verbose=False) == []
-
-
-def test_an_empty_training_loader_warns(regression: Any, make_trainer: Any) -> None:
-    with pytest.warns(UserWarning, match="Nothing to train: .* an epoch has 0 batches"):
-        make_trainer().fit(regression(), DataLoader([], batch_size=2))
+    with pytest.warns(UserWarning, match="nothing to validate on: the DataLoader over the list of 0 samples"):
+        assert make_trainer(callbacks=[Watches()]).validate(validated(), DataLoader([]), verbose=False) == []
 
 
 def test_a_second_fit_after_an_interrupted_validation_trains_in_training_mode(

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Checkpoint
 from drivetrain.checkpoints.io import newest_first
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, did_you_mean
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
@@ -39,6 +40,7 @@ class NamedCheckpoint(Checkpoint):
     filename: str | None
     auto_insert_metric_name: bool
     enable_version_counter: bool
+    _warned_of_names = False
 
     def _default_dirpath(self, trainer: Trainer) -> str:
         logger = trainer.logger
@@ -73,6 +75,29 @@ class NamedCheckpoint(Checkpoint):
             path = self.format_checkpoint_name(metrics, filename, ver=version)
             version += 1
         return path
+
+    def _check_names(self, trainer: Trainer, metrics: dict[str, Any], *templates: str | None, validated: bool) -> None:
+        """Check that the metrics which names of files hold are there.
+
+        Args:
+            trainer: whose run saves.
+            metrics: values by name; "epoch" and "step" among them.
+            templates: the names of files.
+            validated: the run has validated, so that metrics of the validation are there.
+
+        Raises:
+            ConfigurationError: one is missing, though an epoch and a validation have ended that could have logged it.
+        """
+        wanted = [(name, template) for template in templates for name, _ in GROUP.findall(template or "")]
+        name, template = next(((name, template) for name, template in wanted if name not in metrics), ("", ""))
+        if not name:
+            return
+        message = f"ModelCheckpoint(filename={template!r}) names {name!r}, which was not logged."
+        if (validated or not trainer.enable_validation) and trainer.progress.epochs_done > 0:
+            raise ConfigurationError(f"{message} {did_you_mean(name, metrics)}")
+        if not self._warned_of_names:
+            self._warned_of_names = True
+            rank_zero_warn(f"{message} The names of files hold 0 in its place until it is.")
 
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
         """Return whether there is such a file, or one is being written; all ranks get the answer of global rank 0."""

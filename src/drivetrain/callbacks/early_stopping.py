@@ -61,7 +61,8 @@ class EarlyStopping(Callback):
     reached; in the sanity check and in ``fast_dev_run`` there is none.
 
     Raises:
-        ConfigurationError: an argument is wrong; or, when it looks and is ``strict``, ``monitor`` was not logged.
+        ConfigurationError: an argument is wrong; or, when it looks and is ``strict``, ``monitor`` was not logged. If
+            ``max_steps`` ends the fit before its first validation, that is a warning instead.
     """
 
     monitors = True
@@ -206,7 +207,9 @@ class EarlyStopping(Callback):
                 f"EarlyStopping watches {self.monitor!r}, which was not logged. "
                 f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. Log it, or watch one of those."
             )
-            if self.strict:
+            if _ended_before_validating(trainer):
+                message += " Training ended before the first validation."
+            elif self.strict:
                 raise ConfigurationError(message)
             rank_zero_warn(message)
             return
@@ -248,6 +251,12 @@ class EarlyStopping(Callback):
                 f"{name} has not improved on {best:.6g} for {self.wait_count} checks: stopping.",
             )
         return EarlyStoppingReason.NOT_STOPPED, ""
+
+
+def _ended_before_validating(trainer: Trainer) -> bool:
+    """Whether the fit ends, by ``max_steps`` or a request to stop, before its first validation, which may log more."""
+    progress = trainer.progress
+    return trainer.enable_validation and progress.epoch_cut and not any(progress.eval_steps.get("validate", []))
 
 
 def _more_epochs(now: int | None, then: Any) -> bool:

@@ -302,6 +302,8 @@ class ModelCheckpoint(StoredCheckpoint):
     def _save(self, trainer: Trainer) -> None:
         self._settle(trainer)
         metrics = self._metrics(trainer)
+        last = self.CHECKPOINT_NAME_LAST if self.save_last else None
+        self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
         saved_before = self._saved_at_step
         self._saved_at_step = trainer.global_step  # also in the file: a resumed run must not save twice at this step
         try:

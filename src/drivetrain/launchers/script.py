@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +23,7 @@ from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of
 
 _POLL_S = 0.1
+_LAST_WORDS_S = 1.0  # for the others to fail by themselves, and to print why, when one process has failed
 _GRACE_S = 10  # for processes that are told to end
 
 
@@ -73,6 +77,7 @@ class ScriptLauncher(Launcher):
         """
         command = command_again()
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
+        from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
         sys.stdout.flush()
@@ -85,8 +90,10 @@ class ScriptLauncher(Launcher):
                     envs=dict(enumerate({**each, LAUNCHER: str(os.getpid())} for each in variables)),
                     logs_specs=DefaultLogsSpecs(log_dir=folder),
                 )
+            assert isinstance(job, SubprocessContext)  # it is, for a command
             try:
-                result = job.wait(period=_POLL_S)
+                first = _first_failure([each.proc for each in job.subprocess_handlers.values()])
+                result = job.wait(period=_POLL_S)  # ends those that still run
             except SignalException as ended:
                 job.close(ended.sigval, _GRACE_S)
                 sys.exit(1 if ended.sigval == signal.SIGINT else 128 + ended.sigval)
@@ -95,8 +102,26 @@ class ScriptLauncher(Launcher):
         failures = {} if result is None else result.failures
         if not failures:
             sys.exit(0)
-        first = min(failures.values(), key=lambda failure: failure.timestamp)
-        sys.exit(first.exitcode if first.exitcode >= 0 else 128 - first.exitcode)
+        code = first or min(failures.values(), key=lambda failure: failure.timestamp).exitcode
+        sys.exit(code if code >= 0 else 128 - code)
+
+
+def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait until all have ended, or one has failed and the others had time to print why they fail too.
+
+    The process that failed first need not end first: the others lose their connection to it while it still prints its
+    traceback, and ending it then would cost the lines that matter.
+
+    Returns: the exit code of the one that ended first with another code than 0; 0: none did.
+    """
+    first, ends_by = 0, math.inf
+    while True:
+        codes = [process.poll() for process in processes]
+        if not first and any(codes):
+            first, ends_by = next(code for code in codes if code), time.monotonic() + _LAST_WORDS_S
+        if None not in codes or time.monotonic() >= ends_by:
+            return first
+        time.sleep(_POLL_S)
 
 
 def was_started() -> bool:

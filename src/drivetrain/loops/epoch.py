@@ -48,6 +48,7 @@ class Bound(NamedTuple):
     uneven: Any  # an UnevenInputs, or None
     uneven_from: float  # the first batch that may count for less than those of other ranks; inf: none does
     keep_start: Callable[[], None] | None
+    missed_loss: Callable[[], None] | None  # after a window without an optimizer step whose last batch gave None
 
 
 def bind(run: Run) -> Bound:
@@ -74,6 +75,7 @@ def bind(run: Run) -> Bound:
         uneven=run.uneven,
         uneven_from=ENDLESS if run.uneven is None else run.uneven.uneven_from,
         keep_start=watch_exceptions(run) if run.saves_on_exception else None,
+        missed_loss=None if run.losses is None else run.losses.missed,
     )
 
 
@@ -124,6 +126,8 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
         if window_ends:
             window.batches_done = 0
             progress.stepped_batches += 1
+            if output is None and not stepped and bound.missed_loss is not None:
+                bound.missed_loss()
         else:
             window.batches_done = position
         if flushes:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from drivetrain.base.introspect import positional_arity, takes_iterator
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.seed import isolate_rng, rng_state
 from drivetrain.base.tree import move_to_host
 from drivetrain.data.feed import BatchIterator, feed, set_epoch
@@ -175,7 +176,15 @@ def evaluate(
     progress, kind = run.progress, _KINDS[stage]
     agree_on_counts(run, stage, loaders)
     if not any(source.num_batches for source in loaders):
+        if loaders and stage != "sanity_check" and run.limits.batches(kind.group) != 0:
+            from drivetrain.loops.oversights import no_batches  # here, so that importing the Trainer stays quick
+
+            rank_zero_warn(no_batches([source.loader for source in loaders], kind.group))
         return []
+    if len(loaders) > 1:
+        from drivetrain.loops.oversights import check_index_of_loader  # here, so that importing the Trainer stays quick
+
+        check_index_of_loader(run, kind.word)
     progress.enter(kind.start)
     in_fit = progress.fn == "fit"
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")

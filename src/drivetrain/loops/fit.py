@@ -22,6 +22,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.epoch import run_batches
 from drivetrain.loops.evaluate import agree_on_counts, sanity_check
+from drivetrain.loops.oversights import no_batches, warn_of_eval_mode, watch_losses
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.resume import enter_epoch, restore_loaders, restore_random_state, restore_results
 from drivetrain.loops.run import Run, val_check_every
@@ -38,6 +39,8 @@ def fit(run: Run) -> None:
         restore_random_state(run)
         return
     run.hooks.call("on_train_start")
+    warn_of_eval_mode(run)
+    run.losses = watch_losses(run)
     run.validated_at = time.monotonic()
     while run.restart is not None or not run.training_done():
         epoch = enter_epoch(run)
@@ -45,6 +48,7 @@ def fit(run: Run) -> None:
             run_batches(run, *epoch)
             _end_epoch(run)
         _close_epoch(run)
+    _check_batches(run)
     _warn_of_the_unlogged(run)
     progress.enter(Phase.TRAIN_END)
     run.hooks.call("on_train_end")
@@ -66,7 +70,10 @@ def _prepare(run: Run) -> None:
         return  # nothing but set-up and teardown: the loader is not even asked for
     progress.expect_batches(run.loaders.count_training())
     if limits.val_batches != 0 and run.loaders.defined("validate"):
-        agree_on_counts(run, "validate", run.loaders.evaluation("validate"))
+        loaders = run.loaders.evaluation("validate")
+        agree_on_counts(run, "validate", loaders)
+        if loaders and not run.validates():
+            rank_zero_warn(no_batches([source.loader for source in loaders], "validate"))
     if run.validates():
         val_check_every(limits, progress.num_training_batches)
 
@@ -126,10 +133,21 @@ def _warn_of_the_unlogged(run: Run) -> None:
 
 def _say_why_nothing_is_trained(run: Run) -> None:
     progress, limits = run.progress, run.limits
-    message = (
+    _check_batches(run)
+    rank_zero_info(
         f"Nothing to train: {progress.current_epoch} of {limits.max_epochs} epochs and {progress.global_step} of "
         f"{limits.max_steps} steps are done, and an epoch has {progress.num_training_batches} batches."
         + (" A request to stop is in force." if progress.should_stop else "")
     )
+
+
+def _check_batches(run: Run) -> None:
+    """Check that training has not ended because the loader has nothing to train on.
+
+    Raises:
+        ConfigurationError: it has.
+    """
+    progress, limits = run.progress, run.limits
     asked_for = 0 in (limits.max_epochs, limits.max_steps, limits.train_batches)
-    (rank_zero_warn if progress.num_training_batches == 0 and not asked_for else rank_zero_info)(message)
+    if progress.num_training_batches == 0 and not asked_for:
+        raise ConfigurationError(no_batches(run.loaders.training()))

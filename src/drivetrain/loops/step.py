@@ -40,7 +40,7 @@ from drivetrain.loops.pieces import (
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
 from drivetrain.loops.window import Window, rescale
-from drivetrain.module.losses import cannot_be_differentiated, loss_of
+from drivetrain.module.losses import cannot_be_differentiated, check_manual_output, loss_of
 from drivetrain.module.optimizers import LightningOptimizer, parameters_of
 from drivetrain.strategies.stepping import Stepping
 
@@ -184,9 +184,11 @@ def _closure(
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         output: Any = None
+        called = False
 
         def closure() -> Any:
-            nonlocal output
+            nonlocal output, called
+            called = True
             outer = book.enter(training_scope)  # it logs as the window's other batches do
             try:
                 output = forward_backward(batch, batch_idx, position, True, divisor)
@@ -203,9 +205,22 @@ def _closure(
         if not last:
             return forward_backward(batch, batch_idx, position, False, divisor)
         optimizer_step(progress.current_epoch, batch_idx, handle, closure)
+        if not called:
+            raise ConfigurationError(_closure_not_called(run, handle.optimizer))
         return output
 
     return step
+
+
+def _closure_not_called(run: Run, optimizer: Optimizer) -> str:
+    owner = run.hooks.overridden("optimizer_step")
+    if not owner and overrides(run.engine.strategy, "optimizer_step", Stepping):
+        owner = type(run.engine.strategy).__name__
+    name = f"{owner}.optimizer_step" if owner else f"{type(optimizer).__name__}.step"
+    return (
+        f"{name} has not called the closure that it was given, so training_step and the backward pass were not run. "
+        "Write optimizer.step(closure=closure), or call closure() alone to compute gradients without a step."
+    )
 
 
 def _manual(run: Run) -> Step:
@@ -235,9 +250,13 @@ def _manual(run: Run) -> Step:
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         if context is None:
-            return training_step(batch, batch_idx)
-        with context:
-            return training_step(batch, batch_idx)
+            output = training_step(batch, batch_idx)
+        else:
+            with context:
+                output = training_step(batch, batch_idx)
+        if output is not None and type(output) is not Tensor:
+            check_manual_output(output)
+        return output
 
     return step
 

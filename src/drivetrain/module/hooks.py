@@ -297,11 +297,12 @@ class HookTable:
 
     def overridden(self, name: str) -> str:
         """Return the class of the module or callback that overrides ``name``; empty if none does."""
-        if overrides(self._module, name, self._module_base):
-            return type(self._module).__name__
-        mine = hasattr(self._callback_base, name)
-        found = (each for each in self.callbacks if mine and overrides(each, name, self._callback_base))
-        return next((type(callback).__name__ for callback in found), "")
+        return next((type(owner).__name__ for owner, _ in self.overriders(name)), "")
+
+    def overriders(self, name: str) -> Iterator[tuple[Any, type]]:
+        """The module and the callbacks that override ``name``, each with the base class whose method that is."""
+        parties = [(self._module, self._module_base), *((each, self._callback_base) for each in self.callbacks)]
+        return (pair for pair in parties if hasattr(pair[1], name) and overrides(pair[0], name, pair[1]))
 
     def call(self, hook: str, *args: Any) -> None:
         """Bind and call at once, for hooks outside of the step."""

@@ -77,6 +77,19 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
     )
 
 
+def check_manual_output(output: Any) -> None:
+    """Check what ``training_step`` has returned under manual optimization; callbacks get it.
+
+    Raises:
+        ConfigurationError: it is no tensor, no mapping, no :class:`WeightedLoss` and not ``None``.
+    """
+    if not (output is None or isinstance(output, (Tensor, Mapping, WeightedLoss))):
+        raise ConfigurationError(
+            f"training_step returned {described(output)} under manual optimization. Return a tensor, a dictionary, or "
+            "None."
+        )
+
+
 def cannot_be_differentiated(loss: Tensor) -> str | None:
     """Why backward fails on ``loss``, and the cure; ``None`` if it is no fault of the loss."""
     if loss.numel() != 1:
@@ -101,5 +114,5 @@ def outputs_for_hooks(output: Any) -> dict[str, Any] | None:
     if isinstance(output, WeightedLoss):
         return {"loss": output.loss.detach(), "weight": output.weight}
     extras: dict[str, Any] = dict(output)
-    loss = extras.pop("loss")
+    loss = extras.pop("loss", None)  # under manual optimization there need not be one
     return {**(outputs_for_hooks(loss) or {}), **detach(extras)}

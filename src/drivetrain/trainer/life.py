@@ -193,5 +193,5 @@ def _attempt(fn: Callable[..., Any], *args: Any) -> None:
     """Call ``fn`` while an exception is on its way: a second one must not hide the first, nor stop the clean-up."""
     try:
         fn(*args)
-    except Exception as error:
+    except BaseException as error:  # sys.exit() too
         rank_zero_warn(f"While cleaning up after an exception, {getattr(fn, '__qualname__', fn)} failed: {error!r}.")

@@ -365,6 +365,9 @@ class Trainer(TrainerView):
             life.abort(self, interrupt)
             raise SystemExit(1) from interrupt
         except BaseException as error:
+            from drivetrain.trainer.error_notes import note_place  # here, so that importing the Trainer stays quick
+
+            note_place(error, self.progress, self.strategy.global_rank)
             explained = self.strategy.explain(error)
             life.abort(self, explained or error)
             if explained is not None:

@@ -1,0 +1,174 @@
+"""What a training program most often forgets: the loss, train mode, samples. Looked for where it costs nothing."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.tree import leaves
+from drivetrain.errors import ConfigurationError
+from drivetrain.loops.run import Run
+
+
+class LossWatch:
+    """Counts the windows from a fit's first one on in which ``training_step`` has returned no loss.
+
+    Args:
+        run: one with automatic optimization.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._windows_before = run.progress.stepped_batches
+        self._windows_without = 0
+
+    def missed(self) -> None:
+        """A window has ended whose last batch returned None, and no optimizer step was made.
+
+        Raises:
+            ConfigurationError: ``training_step`` cannot return a loss, or has not for ``max_steps`` windows.
+        """
+        if self._run.window.batches_with_gradients:
+            return  # another batch of the window had a loss; what it gave was not stepped for another reason
+        self._windows_without += 1
+        if self._windows_without < self._run.progress.stepped_batches - self._windows_before:
+            return  # some window had a loss: this program skips batches
+        module, windows = self._run.module, self._windows_without
+        name = f"{type(module).__name__}.training_step"
+        if windows == 1 and returns_nothing(module.training_step):
+            raise ConfigurationError(
+                f"{name} has no return statement that returns a value, so nothing can be trained. End it with "
+                "`return loss`."
+            )
+        if windows >= self._run.limits.max_steps:
+            raise ConfigurationError(
+                f"{name} has returned None for every batch since the fit began, {windows} times what would be an "
+                f"optimizer step, so max_steps={self._run.limits.max_steps:.0f} is never reached. Return the loss; "
+                "None skips a batch."
+            )
+        if windows == 1:
+            rank_zero_warn(
+                f"{name} has returned None for every batch of the first optimizer step, so nothing was updated. If "
+                "these batches are skipped on purpose, nothing is wrong; else return the loss."
+            )
+
+
+def watch_losses(run: Run) -> LossWatch | None:
+    """A watch on the losses of this fit; ``None`` where a fit without losses is meant."""
+    if run.module.automatic_optimization and run.engine.strategy.optimizers:
+        return LossWatch(run)
+    return None
+
+
+def returns_nothing(function: Callable[..., Any]) -> bool:
+    """Whether the source of ``function`` has no ``return`` with a value; False if the source is not known."""
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+        definition = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return False
+    if not isinstance(definition, ast.FunctionDef):
+        return False  # a lambda, or a class with a __call__
+    return not any(
+        isinstance(node, ast.Return) and not _is_none(node.value) for node in _own_nodes(definition)
+    ) and not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(definition))
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return value is None or (isinstance(value, ast.Constant) and value.value is None)
+
+
+def _own_nodes(function: ast.AST) -> list[ast.AST]:
+    """The nodes of a function's body, without those of functions and classes inside it."""
+    nodes: list[ast.AST] = []
+    for node in ast.iter_child_nodes(function):
+        nodes.append(node)
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            nodes += _own_nodes(node)
+    return nodes
+
+
+def warn_of_eval_mode(run: Run) -> None:
+    """Warn if modules that are to be trained are in eval mode: their dropout is off and batch norm does not learn."""
+    found = _in_eval_mode(run.module)
+    if found:
+        total = sum(1 for _ in run.module.modules())
+        first = f"for example {found[0]!r}" if found[0] else "the model itself among them"
+        rank_zero_warn(
+            f"Modules in eval mode: {len(found)} of the {total} in {type(run.module).__name__} ({first}). They are "
+            "trained like that: dropout is off, and batch norm keeps its statistics. If this is not meant, call "
+            "model.train() before fit."
+        )
+
+
+def check_index_of_loader(run: Run, word: str) -> None:
+    """Check that the hooks around each batch take ``dataloader_idx``, because there are several loaders.
+
+    Args:
+        run: whose module and callbacks are looked at.
+        word: in the names of the hooks: "validation", "test" or "predict".
+
+    Raises:
+        ConfigurationError: one does not.
+    """
+    for hook in (f"on_{word}_batch_start", f"on_{word}_batch_end"):
+        for owner, base in run.hooks.overriders(hook):
+            signature = inspect.signature(getattr(owner, hook))
+            wanted = list(inspect.signature(getattr(base, hook)).parameters)
+            try:
+                signature.bind(*wanted[1:])
+            except TypeError:
+                arguments = ", ".join((*wanted[:-1], "dataloader_idx=0"))
+                raise ConfigurationError(
+                    f"{type(owner).__name__}.{hook} must take dataloader_idx, because there are several loaders. "
+                    f"Write def {hook}({arguments})."
+                ) from None
+
+
+def _in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
+    """Names of the modules in eval mode, without those that hold only frozen parameters, whose eval mode is meant."""
+    parameters = list(module.parameters())
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        return []
+    found = [] if module.training else [name]
+    for child, each in module.named_children():
+        found += _in_eval_mode(each, f"{name}.{child}" if name else child)
+    return found
+
+
+def no_batches(loader: Any, purpose: str = "train") -> str:
+    """The message about a loader, or several, without a batch; ``purpose``: what they are for, a verb."""
+    loader = getattr(loader, "iterables", loader)
+    if isinstance(loader, list) and len(loader) == 1:
+        loader = loader[0]
+    described, cures = list[str](), list[str]()
+    for path, each in leaves(loader):
+        text, cure = _without_batches(each)
+        described.append(f"{path}: {text}" if path else text)
+        cures += [] if cure in cures else [cure]
+    return f"There is nothing to {purpose} on: {'; '.join(described)}. {' '.join(cures)}"
+
+
+def _without_batches(loader: Any) -> tuple[str, str]:
+    name = type(loader).__name__
+    if not isinstance(loader, DataLoader):
+        return f"the {name} has the length 0", "Pass a loader with at least one batch."
+    dataset = f"the {type(loader.dataset).__name__}"
+    try:
+        samples = len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError:
+        return f"the {name} over {dataset} has the length 0", "Pass a dataset with samples."
+    text = f"the {name} over {dataset} of {samples} samples, with batch_size={loader.batch_size} and "
+    text += f"drop_last={loader.drop_last}, has no batch"
+    if samples == 0:
+        return text, "Pass a dataset with samples."
+    if loader.drop_last:
+        return text, "Write a smaller batch_size, or drop_last=False."
+    return text, f"Its sampler, a {type(loader.sampler).__name__}, draws none: give it samples."

@@ -1,0 +1,101 @@
+"""Where in a run an exception came: a note that Python prints below its traceback."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from types import FrameType
+
+import torch
+
+from drivetrain.base.rank_zero import log
+from drivetrain.errors import DrivetrainError
+from drivetrain.loops.progress import Phase, Progress, RunningStage
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_NOT_THE_USERS = (_OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
+_PACKAGES = ("site-packages", "dist-packages")  # below Python's own folder, and not part of it
+
+
+def note_place(error: BaseException, progress: Progress, rank: int) -> None:
+    """Add to ``error`` in which hook, batch and epoch, and on which rank it came.
+
+    Errors of drivetrain's own get none: their text says what to do. Python 3.10 cannot print notes; there it is logged.
+    """
+    if not isinstance(error, Exception) or isinstance(error, DrivetrainError):
+        return
+    hook = _hook_of(error) or _PARTS.get(progress.phase, "")
+    note = f"{f'in {hook}, ' if hook else ''}{_place(progress, fetching=not hook)}, on rank {rank}."
+    note = note[0].upper() + note[1:]
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        log.error("%s: %s", type(error).__name__, note)
+
+
+def _hook_of(error: Exception) -> str:
+    """The outermost function of the user's that the run has called; "" if there is none."""
+    entered = False
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        path = frame.f_code.co_filename
+        entered = entered or path.startswith(_OURS)
+        if entered and not _is_library(path):
+            return _name_of(frame)
+    return ""
+
+
+def _is_library(path: str) -> bool:
+    found = next((each for each in _NOT_THE_USERS if path.startswith(each + os.sep)), None)
+    if found is None:
+        return path.startswith("<frozen ")
+    return found != _NOT_THE_USERS[-1] or not any(f"{os.sep}{each}{os.sep}" in path for each in _PACKAGES)
+
+
+def _name_of(frame: FrameType) -> str:
+    name, owner = frame.f_code.co_name, frame.f_locals.get("self")
+    return name if owner is None else f"{type(owner).__name__}.{name}"
+
+
+def _place(progress: Progress, fetching: bool) -> str:
+    """The phase in words. ``fetching``: where the loop has asked for a batch, the loader is at work, and no hook."""
+    phase, stage, epoch, batch = progress.phase, progress.stage, progress.current_epoch, progress.batch_idx
+    if stage is None:
+        return f"while {progress.fn.value if progress.fn else 'the run'} was being set up"
+    if stage is RunningStage.TRAINING:
+        if phase is Phase.FETCH:
+            return f"{_before_or_after(batch, fetching)} of epoch {epoch}"
+        if Phase.BATCH_START <= phase <= Phase.VALIDATED:
+            return f"batch {batch} of epoch {epoch}"
+        return {
+            Phase.TRAIN_START: "at the start of training",
+            Phase.TRAIN_END: "at the end of training",
+            Phase.EPOCH_START: f"at the start of epoch {epoch}",
+            Phase.BETWEEN_EPOCHS: f"after epoch {epoch - 1}",
+        }.get(phase, f"at the end of epoch {epoch}")
+    name, done = _EVALUATIONS[stage], progress.eval_batch_idx
+    within = f" in epoch {epoch}" if progress.fn == "fit" and stage is RunningStage.VALIDATING else ""
+    return {
+        0: f"at the start of {name}{within}",
+        1: f"{_before_or_after(done, fetching)} of {name}{within}",
+        2: f"batch {done} of {name}{within}",
+        3: f"at the end of {name}{within}",
+    }[phase % 10]
+
+
+def _before_or_after(batch: int, fetching: bool) -> str:
+    if batch < 0:
+        return "while fetching the first batch" if fetching else "before the first batch"
+    return f"while fetching a batch after batch {batch}" if fetching else f"after batch {batch}"
+
+
+_PARTS = {
+    Phase.BACKWARD: "the backward pass",
+    Phase.OPTIMIZER_STEP: "the optimizer step",
+    Phase.LOG_FLUSH: "logging",
+}
+_EVALUATIONS = {
+    RunningStage.SANITY_CHECKING: "the sanity check",
+    RunningStage.VALIDATING: "the validation",
+    RunningStage.TESTING: "the test",
+    RunningStage.PREDICTING: "the prediction",
+}

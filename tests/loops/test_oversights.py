@@ -1,0 +1,329 @@
+"""What programs forget: the loss, train mode, samples, the closure, an argument. Each is said before it costs a run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
+
+from drivetrain import Callback, LightningModule
+from drivetrain.errors import ConfigurationError
+from drivetrain.loops.oversights import returns_nothing
+
+# ---- no loss ---------------------------------------------------------------------------------------------------------
+
+
+class Forgets(LightningModule):
+    """A step without a ``return``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.steps = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.steps += 1
+        self.layer(batch[0]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class SkipsUntil(Forgets):
+    """A step that returns None before its call number ``first``."""
+
+    def __init__(self, first: float) -> None:
+        super().__init__()
+        self.first = first
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.steps += 1
+        return self.layer(batch[0]).mean() if self.steps >= self.first else None
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_step_without_a_return_is_an_error_after_the_first_window(
+    loader: Any, make_trainer: Any, accumulate: int
+) -> None:
+    model = Forgets()
+    with pytest.raises(ConfigurationError, match=r"Forgets\.training_step has no return statement .* `return loss`"):
+        make_trainer(accumulate_grad_batches=accumulate).fit(model, loader)
+    assert model.steps == accumulate
+
+
+def test_a_step_of_which_all_batches_of_the_first_window_are_skipped_is_warned_of_once(
+    loader: Any, make_trainer: Any
+) -> None:
+    with pytest.warns(UserWarning, match="None for every batch of the first") as caught:
+        make_trainer(max_epochs=2).fit(SkipsUntil(6), loader)
+    assert len(caught) == 1
+
+
+def test_skipping_later_batches_or_a_part_of_the_first_window_is_fine(loader: Any, make_trainer: Any) -> None:
+    class SkipsLater(Forgets):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layer(batch[0]).mean() if batch_idx == 0 else None
+
+    make_trainer(max_epochs=2).fit(SkipsLater(), loader)
+    make_trainer(accumulate_grad_batches=2).fit(SkipsUntil(2), loader)
+
+
+def test_a_run_without_any_loss_ends_at_max_steps_windows(loader: Any, make_trainer: Any) -> None:
+    model = SkipsUntil(float("inf"))
+    trainer = make_trainer(max_epochs=-1, max_steps=6)
+    never = pytest.raises(ConfigurationError, match="6 times .* max_steps=6 is never reached")
+    with pytest.warns(UserWarning, match="None for every batch"), never:
+        trainer.fit(model, loader)
+    assert (model.steps, trainer.global_step) == (6, 0)
+
+
+def test_a_loss_in_time_lets_max_steps_count_steps(loader: Any, make_trainer: Any) -> None:
+    model = SkipsUntil(6)
+    trainer = make_trainer(max_epochs=-1, max_steps=6)
+    with pytest.warns(UserWarning, match="None for every batch"):
+        trainer.fit(model, loader)
+    assert (model.steps, trainer.global_step) == (11, 6)
+
+
+def test_without_optimizers_and_under_manual_optimization_no_loss_is_expected(loader: Any, make_trainer: Any) -> None:
+    class Reads(Forgets):
+        def configure_optimizers(self) -> Any:
+            return None
+
+    with pytest.warns(UserWarning, match="no optimizer"):
+        make_trainer().fit(Reads(), loader)
+
+    class Manual(Forgets):
+        automatic_optimization = False
+
+    make_trainer().fit(Manual(), loader)
+
+
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    def inner(*args: Any) -> None:
+        function(*args)
+
+    return inner
+
+
+def _nested(self: Any, batch: Any) -> None:
+    def loss() -> Any:
+        return batch
+
+    loss()
+
+
+def _bare(self: Any, batch: Any) -> Any:
+    if batch is None:
+        return None
+    return
+
+
+def _returns(self: Any, batch: Any) -> Any:
+    with torch.no_grad():
+        for _ in range(2):
+            return batch
+
+
+def _yields(self: Any, batch: Any) -> Any:
+    yield batch
+
+
+@pytest.mark.parametrize(
+    ("function", "nothing"),
+    [
+        (_nested, True),
+        (_bare, True),
+        (_wrapped(_returns), True),
+        (_returns, False),
+        (_yields, False),
+        (lambda self, batch: batch, False),
+        (len, False),
+        (eval("lambda self, batch: None"), False),
+    ],
+)
+def test_what_can_be_told_from_the_source(function: Any, nothing: bool) -> None:
+    assert returns_nothing(function) is nothing
+
+
+# ---- eval mode -------------------------------------------------------------------------------------------------------
+
+
+def _modes(make_trainer: Any, loader: Any, prepare: Callable[[Any], Any], *callbacks: Callback) -> list[str]:
+    class Net(Forgets):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.teacher = nn.Dropout(), nn.Sequential(nn.Linear(4, 1), nn.Dropout())
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.drop(self.layer(batch[0])).mean()
+
+    model = Net()
+    prepare(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(callbacks=list(callbacks)).fit(model, loader)
+    return [str(each.message) for each in caught]
+
+
+def test_a_model_in_eval_mode_is_warned_of_with_its_count(make_trainer: Any, loader: Any) -> None:
+    [message] = _modes(make_trainer, loader, lambda model: model.eval())
+    assert message.startswith("Modules in eval mode: 6 of the 6 in Net (the model itself among them)")
+    [message] = _modes(make_trainer, loader, lambda model: model.drop.eval())
+    assert message.startswith("Modules in eval mode: 1 of the 6 in Net (for example 'drop')")
+    assert "model.train()" in message
+
+
+def test_a_frozen_part_in_eval_mode_is_meant(make_trainer: Any, loader: Any) -> None:
+    assert _modes(make_trainer, loader, lambda model: model.teacher.eval().requires_grad_(False)) == []
+    assert _modes(make_trainer, loader, lambda model: None) == []
+
+
+def test_modes_that_are_set_in_on_train_start_count(make_trainer: Any, loader: Any) -> None:
+    class Sets(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.train()
+
+    assert _modes(make_trainer, loader, lambda model: model.eval(), Sets()) == []
+
+
+# ---- samples ---------------------------------------------------------------------------------------------------------
+
+
+class _Nothing(SequentialSampler):
+    def __len__(self) -> int:
+        return 0
+
+
+ROWS = TensorDataset(torch.ones(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("loader", "message", "cure"),
+    [
+        (
+            DataLoader(TensorDataset(torch.ones(0, 4)), batch_size=4),
+            "DataLoader over the TensorDataset of 0 samples, with batch_size=4 and drop_last=False",
+            "Pass a dataset with samples.",
+        ),
+        (
+            DataLoader(ROWS, batch_size=4, drop_last=True),
+            "TensorDataset of 3 samples, with batch_size=4 and drop_last=True",
+            "Write a smaller batch_size, or drop_last=False.",
+        ),
+        (DataLoader(ROWS, sampler=_Nothing(ROWS)), "TensorDataset of 3 samples", "a _Nothing, draws none"),
+        ({"a": DataLoader([]), "b": DataLoader([])}, "a: the DataLoader over the list of 0 samples", "b: the Data"),
+    ],
+)
+def test_a_training_loader_without_a_batch_is_an_error(
+    make_trainer: Any, regression: Any, loader: Any, message: str, cure: str
+) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        make_trainer().fit(regression(), loader)
+    assert "nothing to train on" in str(error.value)
+    assert message in str(error.value)
+    assert cure in str(error.value)
+
+
+def test_an_own_loader_of_length_zero_is_an_error(make_trainer: Any, regression: Any, ready: Any) -> None:
+    with pytest.raises(ConfigurationError, match="the Ready has the length 0. Pass a loader with at least one batch"):
+        make_trainer().fit(regression(), ready([]))
+
+
+def test_no_batches_on_purpose_are_no_error(make_trainer: Any, regression: Any) -> None:
+    make_trainer(limit_train_batches=0).fit(regression(), DataLoader([]))
+    make_trainer(max_epochs=0).fit(regression(), DataLoader([]))
+
+
+# ---- the closure, an output, an argument -----------------------------------------------------------------------------
+
+
+def test_an_optimizer_step_that_never_calls_its_closure_is_an_error(
+    make_trainer: Any, regression: Any, loader: Any
+) -> None:
+    class Drops(regression):  # type: ignore[misc]
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+            optimizer.step()
+
+    with pytest.raises(ConfigurationError, match=r"Drops\.optimizer_step has not called the closure .*closure=closure"):
+        make_trainer().fit(Drops(), loader)
+
+
+def test_an_optimizer_that_never_calls_its_closure_is_named(make_trainer: Any, regression: Any, loader: Any) -> None:
+    class Ignores(torch.optim.LBFGS):
+        def step(self, closure: Any) -> None:  # type: ignore[override]
+            pass
+
+    class Model(regression):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            return Ignores(self.parameters())
+
+    with pytest.raises(ConfigurationError, match=r"Ignores\.step has not called the closure"):
+        make_trainer().fit(Model(), loader)
+
+
+@pytest.mark.parametrize("output", [5, "loss", [1.0]])
+def test_a_manual_step_that_returns_something_else_is_an_error(make_trainer: Any, loader: Any, output: Any) -> None:
+    class Manual(Forgets):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return output
+
+    with pytest.raises(ConfigurationError, match="under manual optimization. Return a tensor, a dictionary, or None"):
+        make_trainer().fit(Manual(), loader)
+
+
+def test_a_manual_step_may_return_a_dictionary_without_a_loss(make_trainer: Any, loader: Any) -> None:
+    seen: list[Any] = []
+
+    class Manual(Forgets):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"extra": torch.ones(1, requires_grad=True) * 2}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append(outputs)
+
+    make_trainer(limit_train_batches=1).fit(Manual(), loader)
+    assert list(seen[0]) == ["extra"]
+    assert not seen[0]["extra"].requires_grad
+
+
+class TwoLoaders(Forgets):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0]).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+
+    test_step = validation_step
+
+
+class ModuleLacks(TwoLoaders):
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...  # type: ignore[override]
+
+
+class CallbackLacks(Callback):
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None: ...  # type: ignore[override]
+
+
+@pytest.mark.parametrize("num_sanity_val_steps", [0, 2])
+def test_a_hook_that_lacks_the_index_of_the_loader_is_an_error_where_there_are_several(
+    make_trainer: Any, loader: Any, num_sanity_val_steps: int
+) -> None:
+    two = [loader, loader]
+    given = {"num_sanity_val_steps": num_sanity_val_steps}
+    with pytest.raises(ConfigurationError) as error:
+        make_trainer(**given).fit(ModuleLacks(), loader, two)
+    assert "ModuleLacks.on_validation_batch_end must take dataloader_idx" in str(error.value)
+    assert "Write def on_validation_batch_end(self, outputs, batch, batch_idx, dataloader_idx=0)." in str(error.value)
+    with pytest.raises(ConfigurationError, match=r"CallbackLacks\.on_validation_batch_start must take dataloader_idx"):
+        make_trainer(callbacks=[CallbackLacks()], **given).fit(TwoLoaders(), loader, two)
+    make_trainer(callbacks=[CallbackLacks()], **given).fit(ModuleLacks(), loader, loader)  # one loader has no index
+    make_trainer(callbacks=[CallbackLacks()]).test(ModuleLacks(), two, verbose=False)  # not these hooks
