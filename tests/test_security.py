@@ -22,7 +22,8 @@ import drivetrain
 from drivetrain import Callback, Trainer
 from drivetrain.base import files
 from drivetrain.checkpoints.file import TorchCheckpointIO
-from drivetrain.clusters.local import LocalEnvironment
+from drivetrain.clusters.local import LocalEnvironment, free_port
+from drivetrain.strategies.meeting import Meeting
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(drivetrain.__file__).parent
@@ -192,6 +193,7 @@ USES_THE_NETWORK = {
     "compat/files.py",  # fsspec opens the address that the caller passes
     "launchers/ray.py",  # tries whether the Ray cluster that the user named listens
     "loggers/_event_file.py",  # this machine's name, which TensorBoard's file names hold
+    "strategies/meeting.py",  # binds the socket on which torch's store listens; tries a main address that is silent
     "testing/_ranks.py",  # finds a free port on the loopback interface
 }
 
@@ -237,19 +239,26 @@ def test_a_run_of_one_process_opens_no_socket(validated: Any, loader: Any, tmp_p
         assert sockets() - seen.before == {("127.0.0.1", server.getsockname()[1])}
 
 
-def test_ranks_meet_at_the_main_port_on_every_interface(regression: Any, loader: Any, tmp_path: Path) -> None:
-    """What the page warns of; the store is torch's, and so is the interface on which it listens."""
+def test_a_job_on_one_machine_listens_on_the_loopback_interface_only(
+    regression: Any, loader: Any, tmp_path: Path
+) -> None:
+    """With two ranks: tests/strategies/test_meeting.py, which also sees that another address would be found."""
     seen = AtEachBatch(psutil.CONN_LISTEN)
     trainer = Trainer(max_epochs=1, accelerator="cpu", devices=1, strategy="ddp", callbacks=seen, logger=False,
                       default_root_dir=tmp_path, enable_progress_bar=False)  # fmt: skip
     environment: Any = trainer.strategy
     port = environment.cluster_environment.main_port
     trainer.fit(regression(), loader)
-    listening = seen.new[0]
-    main = {ip for ip, number in listening if number == port}
-    assert main <= {"::", "0.0.0.0"}
-    assert main
-    assert len(listening - {(ip, port) for ip in main}) <= 1  # Gloo's, at the address of this machine's name
+    assert ("127.0.0.1", port) in seen.new[0]
+    assert {ip for ip, _ in seen.new[0]} == {"127.0.0.1"}
+
+
+def test_ranks_of_several_machines_meet_at_the_main_port_on_every_interface() -> None:
+    """What the page warns of; the store is torch's, and so is the interface on which it listens."""
+    before, port = sockets(psutil.CONN_LISTEN), free_port()
+    store = Meeting("127.0.0.1", port, rank=0, world_size=1, timeout=None).store(own_socket=False)
+    assert {ip for ip, number in sockets(psutil.CONN_LISTEN) - before if number == port} <= {"::", "0.0.0.0"}
+    del store
 
 
 def test_without_a_cluster_ranks_meet_on_the_loopback_interface() -> None:

@@ -122,6 +122,14 @@ class ClusterEnvironment:
         """Index of this machine in the job."""
         return self.number("GROUP_RANK", 0)
 
+    def is_one_machine(self, num_nodes: int) -> bool:
+        """Whether all processes of the job are on this machine; they meet on its loopback interface then, if they can.
+
+        Args:
+            num_nodes: machines, as the user has written.
+        """
+        return num_nodes == 1
+
     # ---- being put back into the queue --------------------------------------------------------------------------
 
     auto_requeue: bool = False

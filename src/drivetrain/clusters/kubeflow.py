@@ -19,3 +19,6 @@ class KubeflowEnvironment(ClusterEnvironment):
 
     def node_rank(self) -> int:
         return self.global_rank()
+
+    def is_one_machine(self, num_nodes: int) -> bool:
+        return self.world_size() == 1

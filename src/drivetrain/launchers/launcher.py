@@ -12,7 +12,7 @@ import torch
 
 from drivetrain.base.introspect import is_own_class
 from drivetrain.base.registry import Entry, Registry
-from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError, UnknownNameError, did_you_mean, shown
 
 LAUNCHER = "DRIVETRAIN_LAUNCHER"
@@ -20,6 +20,9 @@ LAUNCHER = "DRIVETRAIN_LAUNCHER"
 
 STARTED_IN = os.getcwd()
 """The working directory, before a script has changed it: this file is read when the Trainer is imported."""
+
+
+_LOOPBACK = (DEFAULT_ADDRESS, "localhost", "::1")
 
 
 def in_notebook() -> bool:
@@ -175,14 +178,18 @@ class LaunchError(DrivetrainError):
 def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> Iterator[dict[str, str]]:
     """The environment variables that tell each process of this machine who it is.
 
-    ``OMP_NUM_THREADS``, each one's share of the processors, is among them where the user has not set it.
+    ``OMP_NUM_THREADS``, each one's share of the processors, is among them where the user has not set it. On one machine
+    the processes meet at a loopback address, also where ``MASTER_ADDR`` is left from a job on several.
     """
     node, threads = environment.node_rank(), threads_each(num_processes)
+    address = environment.main_address
+    if num_nodes == 1 and address not in _LOOPBACK:
+        address = DEFAULT_ADDRESS
     common = {
         "NODE_RANK": node,
         "WORLD_SIZE": num_processes * num_nodes,
         "LOCAL_WORLD_SIZE": num_processes,
-        "MASTER_ADDR": environment.main_address,
+        "MASTER_ADDR": address,
         "MASTER_PORT": environment.main_port,
     } | ({} if threads is None else {"OMP_NUM_THREADS": threads})
     for local_rank in range(num_processes):

@@ -160,15 +160,10 @@ class ParallelStrategy(Strategy):
         environment = self.cluster_environment
         assert environment is not None
         assert self.accelerator is not None
-        environment.validate_address()
+        from drivetrain.strategies.meeting import meet  # here, so that importing the Trainer stays quick
+
         backend = self.process_group_backend or self._backends(self.accelerator)
-        dist.init_process_group(
-            backend,
-            init_method=f"tcp://{environment.main_address}:{environment.main_port}",
-            rank=self.global_rank,
-            world_size=self.world_size,
-            timeout=self.timeout,
-        )
+        meet(backend, environment, self.global_rank, self.world_size, self.num_nodes, self.timeout)
         _GROUP[:] = dist.group.WORLD, self.timeout, backend
         atexit.register(_leave_group)
 
@@ -302,7 +297,10 @@ class ParallelStrategy(Strategy):
 def _leave_group() -> None:
     if dist.is_initialized():
         gc.collect()  # what refers to the group, a DDP's reducer above all, must go before it
+        from drivetrain.strategies.meeting import forget_interface  # here, so that importing the Trainer stays quick
+
         dist.destroy_process_group()
+        forget_interface()
         _GROUP.clear()
         # The group's threads may still want Python's lock, to let go of the last tensors that were exchanged. One that
         # gets it only when Python has begun to end takes the process down with it.

@@ -1,0 +1,256 @@
+"""Where the processes of a job meet: torch's key-value store at the main address, within the job's timeout."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError, DrivetrainError
+from drivetrain.strategies._peers import some
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # where Gloo listens; torch reads it whenever a group is created
+_LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
+_WITHOUT_STORE = ("mpi", "fake")  # backends whose processes do not meet at a store
+_PROBE_S = 0.5
+_SHORTEST_S = 0.01
+_HERE = "drivetrain/meeting"  # keys of the store
+
+
+def meet(
+    backend: str,
+    environment: ClusterEnvironment,
+    rank: int,
+    world_size: int,
+    num_nodes: int,
+    timeout: timedelta | None,
+) -> None:
+    """Create the process group of all ranks.
+
+    On one machine whose main address is a loopback address, rank 0's store and Gloo listen on the loopback interface
+    only. Under torchrun, its agent owns the store, and decides where it listens.
+
+    Args:
+        backend: of ``torch.distributed``.
+        environment: says where the ranks meet.
+        rank, world_size: of this process and of the job.
+        num_nodes: machines.
+        timeout: for the ranks to meet, and of the group afterwards; ``None``: torch's own.
+
+    Raises:
+        ConfigurationError: rank 0 cannot listen at the main address, or this machine does not know it.
+        DrivetrainError: not all ranks have come there within the timeout.
+    """
+    environment.validate_address()
+    options: dict[str, Any] = {"rank": rank, "world_size": world_size, "timeout": timeout}
+    if backend in _WITHOUT_STORE:
+        address = f"tcp://{environment.main_address}:{environment.main_port}"
+        dist.init_process_group(backend, init_method=address, **options)
+        return
+    loopback = loopback_address(environment, num_nodes)
+    place = Meeting(loopback or environment.main_address, environment.main_port, rank, world_size, timeout)
+    store = place.store(own_socket=loopback is not None)
+    if loopback is not None:
+        _keep_gloo_on_loopback()
+    dist.init_process_group(backend, store=store, **options)
+
+
+def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | None:
+    """The main address as a number, if all processes are on this machine and it is a loopback address.
+
+    On several machines each may resolve the name differently: Debian resolves a machine's own name to 127.0.1.1.
+    """
+    if not environment.is_one_machine(num_nodes):
+        return None
+    found = {str(each[4][0]) for each in socket.getaddrinfo(environment.main_address, None, type=socket.SOCK_STREAM)}
+    if not all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found):
+        return None
+    return min(found, key=lambda each: (":" in each, each))  # "localhost" has one of each version
+
+
+class Meeting:
+    """One attempt of a rank to meet the others.
+
+    Args:
+        address, port: where rank 0 listens.
+        rank, world_size: of this process and of the job.
+        timeout: for all ranks to come; ``None``: torch's own.
+    """
+
+    def __init__(self, address: str, port: int, rank: int, world_size: int, timeout: timedelta | None) -> None:
+        self.address, self.port, self.rank, self.world_size = address, port, rank, world_size
+        self.timeout = timeout or dist.default_pg_timeout
+        self._deadline = time.monotonic() + self.timeout.total_seconds()
+        host = f"[{address}]" if ":" in address else address
+        self.name = f"{host}:{port}"
+
+    def store(self, own_socket: bool) -> Any:
+        """Return the store, when all ranks have come to it.
+
+        Args:
+            own_socket: let rank 0 listen at the address alone; torch itself listens on every interface.
+        """
+        # here, because some builds of torch are without them
+        from torch._C._distributed_c10d import TCPStore
+        from torch.distributed.rendezvous import _torchelastic_use_agent_store
+
+        serves = self.rank == 0 and not _torchelastic_use_agent_store()
+        options: dict[str, Any] = {} if not (serves and own_socket) else self._listening()
+        options.update(
+            world_size=self.world_size, is_master=serves, timeout=self.timeout, wait_for_workers=False,
+            multi_tenant=serves, use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+        )  # fmt: skip
+        try:
+            store = self._in_time(lambda: TCPStore(self.address, self.port, **options))
+        except RuntimeError as error:
+            if serves and ("EADDRINUSE" in str(error) or "EACCES" in str(error)):
+                raise self._cannot_listen(str(error)) from error
+            raise self._no_answer() from error
+        if store is None:
+            raise self._no_answer()
+        try:
+            complete = self._in_time(lambda: self._wait_for_all(store))
+        except RuntimeError as error:  # the store's own timeout, or rank 0 has ended
+            raise self._not_all(store) from error
+        if complete is None:
+            raise self._not_all(store)
+        return store
+
+    def _wait_for_all(self, store: Any) -> bool:
+        left = self._deadline - time.monotonic()
+        patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))  # then who is missing is asked
+        store.set(f"{_HERE}/{self.rank}", "")
+        if self.rank == 0:
+            store.wait([f"{_HERE}/{rank}" for rank in range(self.world_size)], patience)
+            store.set(_HERE, "")
+        store.wait([_HERE], patience)
+        return True
+
+    def _listening(self) -> dict[str, Any]:
+        """Return a socket that is bound to the address alone, as an argument of torch's store, which will own it.
+
+        Raises:
+            ConfigurationError: another program holds the port.
+        """
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as own:
+            if os.name == "posix":  # elsewhere the option lets two programs listen at one port
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                own.bind((self.address, self.port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE and (self.address, self.port) in _served:
+                    return {}  # an earlier store of this process, which torch uses again
+                raise self._cannot_listen(str(error)) from error
+            _served.add((self.address, self.port))
+            return {"master_listen_fd": own.detach()}
+
+    def _in_time(self, function: Callable[[], Any]) -> Any:
+        """Return the result of ``function``, or ``None`` if the deadline comes first.
+
+        It runs in a thread: torch waits without a limit for the first answer of a program that listens at the address,
+        and does not hear Ctrl-C meanwhile.
+        """
+        outcome: list[Any] = []
+        failure: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                outcome.append(function())
+            except BaseException as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=call, name="drivetrain meeting", daemon=True)
+        thread.start()
+        thread.join(max(0.0, self._deadline - time.monotonic()))
+        if failure:
+            raise failure[0]
+        return outcome[0] if outcome else None
+
+    # ---- errors --------------------------------------------------------------------------------------------------
+
+    @property
+    def _waited(self) -> str:
+        return f"Rank {self.rank} has waited {self.timeout.total_seconds():g} s (the strategy's timeout) at {self.name}"
+
+    def _cannot_listen(self, why: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"Rank 0 cannot listen at {self.name} (MASTER_ADDR:MASTER_PORT), where the {self.world_size} processes of "
+            f"this job meet: {why}. Another program, perhaps an earlier job, holds the port. End it, or set "
+            "MASTER_PORT to a free port for all processes."
+        )
+
+    def _no_answer(self) -> DrivetrainError:
+        found, cure = self._probed()
+        return DrivetrainError(f"{self._waited} (MASTER_ADDR:MASTER_PORT) for rank 0, and {found}. {cure}")
+
+    def _probed(self) -> tuple[str, str]:
+        """Return what is at the address, and what to do about it."""
+        try:
+            socket.create_connection((self.address, self.port), _PROBE_S).close()
+        except ConnectionRefusedError:
+            return "no program listens there", (
+                "Rank 0 has failed or was not started, or it meets elsewhere: see its output, and set MASTER_ADDR and "
+                "MASTER_PORT alike for all processes."
+            )
+        except OSError as error:
+            return f"this machine does not reach the address: {error}", (
+                "Set MASTER_ADDR to an address of rank 0's machine that every machine of the job reaches, and open "
+                "MASTER_PORT in its firewall."
+            )
+        return "the program that listens there does not answer as torch's store", (
+            "If it is another program, set MASTER_PORT to a free port for all processes."
+        )
+
+    def _not_all(self, store: Any) -> DrivetrainError:
+        missing = "not all of them have come"
+        try:
+            absent = self._in_own_time(
+                lambda: [rank for rank in range(self.world_size) if not store.check([f"{_HERE}/{rank}"])]
+            )
+        except RuntimeError:  # rank 0 has ended, and the store with it
+            absent = None
+        if absent:
+            missing = f"of {self.world_size} processes {len(absent)} have not come: rank{'s' * (len(absent) > 1)} "
+            missing += some(absent)
+        return DrivetrainError(
+            f"{self._waited} (MASTER_ADDR:MASTER_PORT) for the other processes, and {missing}. See in their output "
+            "why, start as many processes as num_nodes and devices say, or raise the strategy's timeout."
+        )
+
+    def _in_own_time(self, function: Callable[[], Any]) -> Any:
+        self._deadline = time.monotonic() + _PROBE_S
+        return self._in_time(function)
+
+
+_served: set[tuple[str, int]] = set()  # where this process has listened
+
+
+# ---- Gloo ------------------------------------------------------------------------------------------------------------
+
+_set_here: list[str] = []  # what this module has written to Gloo's variable
+
+
+def _keep_gloo_on_loopback() -> None:
+    """Let the connections of Gloo use the loopback interface, unless the user has chosen another."""
+    name = _LOOPBACK_INTERFACES.get(sys.platform)
+    if GLOO_INTERFACE not in os.environ and name in {each for _, each in socket.if_nameindex()}:
+        os.environ[GLOO_INTERFACE] = str(name)
+        _set_here[:] = [str(name)]
+
+
+def forget_interface() -> None:
+    """Leave Gloo's variable as the user had it, when the group is gone."""
+    if _set_here and os.environ.get(GLOO_INTERFACE) == _set_here[0]:
+        del os.environ[GLOO_INTERFACE]
+    _set_here.clear()
