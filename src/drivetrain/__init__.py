@@ -1,8 +1,7 @@
 """drivetrain: train PyTorch models on any hardware, with a Trainer or with a loop of your own.
 
-``import drivetrain as dt``. The public names below are imported when they are first used, so importing the package
-costs next to nothing. Everything else has the familiar import paths: ``drivetrain.callbacks``,
-``drivetrain.loggers``, ``drivetrain.accelerators``, ``drivetrain.strategies``, ``drivetrain.plugins``.
+``import drivetrain as dt``. The public names below, and the packages such as ``dt.callbacks`` and ``dt.loggers``, are
+imported when they are first used, so importing the package costs next to nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +12,23 @@ from drivetrain.base.lazy import lazy
 from drivetrain.base.moved import find_moved_modules
 
 if TYPE_CHECKING:
+    from drivetrain import accelerators as accelerators
+    from drivetrain import callbacks as callbacks
+    from drivetrain import checkpoints as checkpoints
+    from drivetrain import cli as cli
+    from drivetrain import clusters as clusters
+    from drivetrain import compat as compat
+    from drivetrain import data as data
+    from drivetrain import engine as engine
+    from drivetrain import errors as errors
+    from drivetrain import launchers as launchers
+    from drivetrain import loggers as loggers
+    from drivetrain import module as module
+    from drivetrain import parity as parity
+    from drivetrain import plugins as plugins
+    from drivetrain import precision as precision
+    from drivetrain import strategies as strategies
+    from drivetrain import testing as testing
     from drivetrain.base.seed import seed_everything as seed_everything
     from drivetrain.callback import Callback as Callback
     from drivetrain.engine.engine import Engine as Engine
@@ -32,9 +48,14 @@ _PUBLIC = {
     "WeightedLoss": "module",
     "seed_everything": "base.seed",
 }
+_MODULES = (
+    "accelerators", "callbacks", "checkpoints", "cli", "clusters", "compat", "data", "engine", "errors", "launchers",
+    "loggers", "module", "parity", "plugins", "precision", "strategies", "testing",
+)  # fmt: skip
 __all__ = [
     "Callback", "Engine", "LightningDataModule", "LightningModule", "Trainer", "WeightedLoss", "seed_everything",
 ]  # fmt: skip
 
 find_moved_modules()
-__getattr__, __dir__ = lazy(__name__, _PUBLIC)
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _PUBLIC, _MODULES)

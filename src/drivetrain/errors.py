@@ -20,8 +20,8 @@ import difflib
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -105,6 +105,29 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value
 
 
+def unknown_argument(owner: str, unknown: Mapping[str, Any], known: Iterable[str]) -> UnknownArgumentError:
+    """Return the error for arguments that ``owner`` does not have: the first of them, and a similar name."""
+    name = next(iter(unknown))
+    return UnknownArgumentError(f"{owner} has no argument {name}={shown(unknown[name])}. {did_you_mean(name, known)}")
+
+
+class NoMore(TypedDict):
+    """The type of ``**unknown: Unpack[NoMore]``: a type checker accepts no keyword there."""
+
+
+def accepts_no_more(fn: Callable[P, R]) -> Callable[P, R]:
+    """Decorator for a function that catches misspelt keywords in a last parameter ``**unknown``, to say so itself.
+
+    The parameter is not part of the function's signature. Unlike :func:`arguments_checked`, this adds no frame to a
+    traceback.
+    """
+    signature = inspect.signature(fn)
+    named = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    fn.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    fn.__annotations__.pop("unknown", None)
+    return fn
+
+
 def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
     """Decorator for entry points: an unknown argument of ``fn`` raises an error that suggests a similar one.
 
@@ -118,9 +141,7 @@ def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for key, value in kwargs.items():
             if key not in parameters:
-                raise UnknownArgumentError(
-                    f"{name} has no argument {key}={shown(value)}. {did_you_mean(key, parameters)}"
-                )
+                raise unknown_argument(name, {key: value}, parameters)
         return fn(*args, **kwargs)
 
     return checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import os
 import signal
@@ -397,3 +398,32 @@ def test_evaluating_after_a_fit_keeps_its_optimizers_for_a_checkpoint(
     assert len(torch.load(tmp_path / "x.ckpt", weights_only=True)["optimizer_states"]) == 1
     trainer.validate(validated(), loader, verbose=False)
     assert trainer.optimizers == []  # they belong to another model
+
+
+@pytest.mark.parametrize(
+    ("entry", "argument", "expected"),
+    [
+        ("fit", "train_dataloader", "Did you mean 'train_dataloaders'?"),
+        ("fit", "val_dataloader", "Did you mean 'val_dataloaders'?"),
+        ("fit", "data_module", "Did you mean 'datamodule'?"),
+        ("fit", "max_epochs", "it is one of the Trainer. Write Trainer(max_epochs=...)."),
+        ("fit", "resume_from_checkpoint", "Write ckpt_path=..."),
+        ("validate", "val_dataloaders", "Did you mean 'dataloaders'?"),
+        ("test", "dataloader", "Did you mean 'dataloaders'?"),
+        ("predict", "return_prediction", "Did you mean 'return_predictions'?"),
+    ],
+)
+def test_a_misspelt_keyword_of_an_entry_point_is_named_with_a_similar_one(
+    validated: Any, loader: Any, make_trainer: Any, entry: str, argument: str, expected: str
+) -> None:
+    with pytest.raises(TypeError, match=f"trainer.{entry} has no argument {argument}") as caught:
+        getattr(make_trainer(), entry)(validated(), **{argument: loader})
+    assert isinstance(caught.value, ConfigurationError)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("entry", ["fit", "validate", "test", "predict"])
+def test_what_catches_misspelt_keywords_is_no_part_of_the_signature(entry: str) -> None:
+    parameters = inspect.signature(getattr(Trainer, entry)).parameters
+    assert "unknown" not in parameters
+    assert list(parameters)[:2] == ["self", "model"]

@@ -4,28 +4,77 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+_offered: dict[str, tuple[str, ...]] = {}  # by package, its public names
 
-def lazy(package: str, files: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+
+def lazy(
+    package: str, files: Mapping[str, str], modules: Sequence[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         package: its ``__name__``.
         files: by public name, the module that defines it, relative to the package; one beside it begins with a dot.
+        modules: public modules in the package, which become its attributes.
     """
+    _offered[package] = (*files, *modules)
+    if not any(isinstance(finder, UnknownNames) for finder in sys.meta_path):
+        sys.meta_path.append(UnknownNames())
+    # Only of a package does ``from package import name`` ask the import hooks about a name that it lacks.
+    vars(sys.modules[package]).setdefault("__path__", [])
 
     def get(name: str) -> Any:
+        if name in modules:
+            return importlib.import_module(f"{package}.{name}")
         if name not in files:
-            from drivetrain.errors import did_you_mean
-
-            raise AttributeError(f"module {package!r} has no attribute {name!r}. {did_you_mean(name, files)}")
+            start = f"module {package!r} has no attribute {name!r}"
+            if not name.startswith("__"):  # those are asked for by tools, on the chance
+                start = _message(start, package, name)
+            # With the name set, and no object, Python does not add a suggestion of its own.
+            raise AttributeError(start, name=name)
         value = getattr(importlib.import_module(f".{files[name]}", package), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *files})
+    return get, lambda: public_names(package, _offered[package])
 
-    return get, names
+
+def public_names(module: str, names: Sequence[str]) -> list[str]:
+    """Return what ``dir()`` of ``module`` shows: its public ``names``, and those that Python gives every module."""
+    return sorted({*names, *(name for name in vars(sys.modules[module]) if name.startswith("__"))})
+
+
+class UnknownNames:  # importlib.abc, which has the base class, is slow to import
+    """Import hook, after all others: explains why a name cannot be imported from one of our packages.
+
+    Python looks for a module where ``from package import name`` finds no attribute, and its own message names neither a
+    similar name nor what this version lacks. The hook finds no module, ever; a name that it cannot explain is left to
+    Python.
+    """
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> None:
+        """Return ``None``.
+
+        Raises:
+            ModuleNotFoundError: the name is similar to one of the package's, or this version lacks it.
+        """
+        package, _, name = fullname.rpartition(".")
+        if package not in _offered or name.startswith("_"):
+            return
+        from drivetrain.base.missing import is_known_to_be_missing
+        from drivetrain.errors import closest
+
+        if is_known_to_be_missing(package, name) or closest(name, _offered[package]) is not None:
+            # Without a ``name``: importlib drops an error that bears the module's full name.
+            raise ModuleNotFoundError(_message(f"cannot import name {name!r} from {package!r}", package, name))
+
+
+def _message(start: str, package: str, name: str) -> str:
+    from drivetrain.base.missing import why_missing
+    from drivetrain.errors import did_you_mean
+
+    why = why_missing(package, name)
+    return f"{start}. {did_you_mean(name, _offered[package])}" if why is None else f"{start}: {why}"

@@ -64,4 +64,5 @@ _FILES = {
     "Timer": "timer",
 }
 
-__getattr__, __dir__ = lazy(__name__, _FILES)
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _FILES)

@@ -1,6 +1,18 @@
 """Where and how checkpoints are stored."""
 
-from drivetrain.checkpoints.file import TorchCheckpointIO
-from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
+from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.checkpoints.file import TorchCheckpointIO as TorchCheckpointIO
+    from drivetrain.checkpoints.io import CheckpointIO as CheckpointIO
+    from drivetrain.checkpoints.io import CheckpointRegistry as CheckpointRegistry
+
+_PUBLIC = {"CheckpointIO": "io", "CheckpointRegistry": "io", "TorchCheckpointIO": "file"}
 __all__ = ["CheckpointIO", "CheckpointRegistry", "TorchCheckpointIO"]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _PUBLIC)

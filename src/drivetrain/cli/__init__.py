@@ -27,4 +27,5 @@ __all__ = [
     "instantiate_class",
 ]
 
-__getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "lightning_cli"))
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "lightning_cli"))

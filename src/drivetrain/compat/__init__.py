@@ -13,11 +13,17 @@ import sys
 from collections.abc import Iterable
 
 from drivetrain import parity
+from drivetrain.base.lazy import public_names
 from drivetrain.compat import children, table
 from drivetrain.compat.finder import CompatFinder, ServedModule
 from drivetrain.errors import ConfigurationError, did_you_mean, shown
 
 __all__ = ["install", "uninstall"]
+
+
+def __dir__() -> list[str]:
+    return public_names(__name__, __all__)
+
 
 _finder = CompatFinder()
 _before: parity.Parity | None = None

@@ -1,5 +1,16 @@
 """Loaders and batches: combining loaders, splitting them over processes, moving batches to the device."""
 
-from drivetrain.data.combined import CombinedLoader
+from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.data.combined import CombinedLoader as CombinedLoader
+
+_PUBLIC = {"CombinedLoader": "combined"}
 __all__ = ["CombinedLoader"]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _PUBLIC)

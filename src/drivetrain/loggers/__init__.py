@@ -22,4 +22,5 @@ _FILES = {
     "TensorBoardLogger": "tensorboard",
 }
 
-__getattr__, __dir__ = lazy(__name__, _FILES)
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _FILES)

@@ -20,4 +20,5 @@ _PUBLIC = {
 }
 __all__ = ["LightningDataModule", "LightningModule", "LightningOptimizer", "WeightedLoss"]
 
-__getattr__, __dir__ = lazy(__name__, _PUBLIC)
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -1,9 +1,35 @@
 """The familiar import paths for plugins; the classes live in the folders of what they are."""
 
-from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
-from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
-from drivetrain.strategies import LayerSync, TorchSyncBatchNorm
+from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.checkpoints import CheckpointIO as CheckpointIO
+    from drivetrain.checkpoints import TorchCheckpointIO as TorchCheckpointIO
+    from drivetrain.plugins import environments as environments
+    from drivetrain.plugins import io as io
+    from drivetrain.plugins import layer_sync as layer_sync
+    from drivetrain.plugins import precision as precision
+    from drivetrain.precision import DoublePrecision as DoublePrecision
+    from drivetrain.precision import HalfPrecision as HalfPrecision
+    from drivetrain.precision import MixedPrecision as MixedPrecision
+    from drivetrain.precision import Precision as Precision
+    from drivetrain.strategies import LayerSync as LayerSync
+    from drivetrain.strategies import TorchSyncBatchNorm as TorchSyncBatchNorm
+
+_FILES = {
+    "CheckpointIO": ".checkpoints",
+    "TorchCheckpointIO": ".checkpoints",
+    "DoublePrecision": ".precision",
+    "HalfPrecision": ".precision",
+    "MixedPrecision": ".precision",
+    "Precision": ".precision",
+    "LayerSync": ".strategies",
+    "TorchSyncBatchNorm": ".strategies",
+}
 __all__ = [
     "CheckpointIO",
     "DoublePrecision",
@@ -14,3 +40,6 @@ __all__ = [
     "TorchCheckpointIO",
     "TorchSyncBatchNorm",
 ]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _FILES, ("environments", "io", "layer_sync", "precision"))

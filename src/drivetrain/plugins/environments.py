@@ -1,18 +1,44 @@
 """``drivetrain.plugins.environments``: see :mod:`drivetrain.clusters`."""
 
-from drivetrain.clusters import (
-    ClusterEnvironment,
-    HTCondorEnvironment,
-    KubeflowEnvironment,
-    LightningEnvironment,
-    LocalEnvironment,
-    LSFEnvironment,
-    MPIEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.clusters import ClusterEnvironment as ClusterEnvironment
+    from drivetrain.clusters import HTCondorEnvironment as HTCondorEnvironment
+    from drivetrain.clusters import KubeflowEnvironment as KubeflowEnvironment
+    from drivetrain.clusters import LightningEnvironment as LightningEnvironment
+    from drivetrain.clusters import LocalEnvironment as LocalEnvironment
+    from drivetrain.clusters import LSFEnvironment as LSFEnvironment
+    from drivetrain.clusters import MPIEnvironment as MPIEnvironment
+    from drivetrain.clusters import SLURMEnvironment as SLURMEnvironment
+    from drivetrain.clusters import TorchElasticEnvironment as TorchElasticEnvironment
+
+_FILES = {
+    "ClusterEnvironment": "..clusters",
+    "HTCondorEnvironment": "..clusters",
+    "KubeflowEnvironment": "..clusters",
+    "LSFEnvironment": "..clusters",
+    "LightningEnvironment": "..clusters",
+    "LocalEnvironment": "..clusters",
+    "MPIEnvironment": "..clusters",
+    "SLURMEnvironment": "..clusters",
+    "TorchElasticEnvironment": "..clusters",
+}
 __all__ = [
-    "ClusterEnvironment", "HTCondorEnvironment", "KubeflowEnvironment", "LSFEnvironment", "LightningEnvironment",
-    "LocalEnvironment", "MPIEnvironment", "SLURMEnvironment", "TorchElasticEnvironment",
-]  # fmt: skip
+    "ClusterEnvironment",
+    "HTCondorEnvironment",
+    "KubeflowEnvironment",
+    "LSFEnvironment",
+    "LightningEnvironment",
+    "LocalEnvironment",
+    "MPIEnvironment",
+    "SLURMEnvironment",
+    "TorchElasticEnvironment",
+]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _FILES)

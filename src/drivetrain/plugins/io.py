@@ -1,5 +1,23 @@
 """``drivetrain.plugins.io``: see :mod:`drivetrain.checkpoints`."""
 
-from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
+from __future__ import annotations
 
-__all__ = ["CheckpointIO", "TorchCheckpointIO"]
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.checkpoints import CheckpointIO as CheckpointIO
+    from drivetrain.checkpoints import TorchCheckpointIO as TorchCheckpointIO
+
+_FILES = {
+    "CheckpointIO": "..checkpoints",
+    "TorchCheckpointIO": "..checkpoints",
+}
+__all__ = [
+    "CheckpointIO",
+    "TorchCheckpointIO",
+]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _FILES)

@@ -1,5 +1,23 @@
 """``drivetrain.plugins.layer_sync``: see :mod:`drivetrain.strategies`."""
 
-from drivetrain.strategies import LayerSync, TorchSyncBatchNorm
+from __future__ import annotations
 
-__all__ = ["LayerSync", "TorchSyncBatchNorm"]
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.strategies import LayerSync as LayerSync
+    from drivetrain.strategies import TorchSyncBatchNorm as TorchSyncBatchNorm
+
+_FILES = {
+    "LayerSync": "..strategies",
+    "TorchSyncBatchNorm": "..strategies",
+}
+__all__ = [
+    "LayerSync",
+    "TorchSyncBatchNorm",
+]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _FILES)

@@ -21,4 +21,5 @@ _MODULES = {
 }
 __all__ = ["DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision", "PrecisionRegistry"]
 
-__getattr__, __dir__ = lazy(__name__, _MODULES)
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _MODULES)

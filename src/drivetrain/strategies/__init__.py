@@ -45,4 +45,5 @@ __all__ = [
     "TorchSyncBatchNorm",
 ]
 
-__getattr__, __dir__ = lazy(__name__, _MODULES)
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -23,4 +23,5 @@ __all__ = [
     "fake_devices", "random_program",
 ]  # fmt: skip
 
-__getattr__, __dir__ = lazy(__name__, _MODULES)
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -12,4 +12,5 @@ if TYPE_CHECKING:
 _PUBLIC = {"Trainer": "trainer"}
 __all__ = ["Trainer"]
 
-__getattr__, __dir__ = lazy(__name__, _PUBLIC)
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _PUBLIC)

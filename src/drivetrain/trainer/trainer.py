@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +23,7 @@ from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
-from drivetrain.errors import ConfigurationError, UnknownArgumentError, shown
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, accepts_no_more, shown, unknown_argument
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions, results_table
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
@@ -43,7 +45,9 @@ from drivetrain.trainer.switches import torch_switches
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+    from typing_extensions import Unpack
 
+    from drivetrain.errors import NoMore
     from drivetrain.loggers.logger import Logger
 
 
@@ -63,6 +67,21 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
         init(*args, **complete(kwargs))
 
     return complete_and_init
+
+
+def _unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> UnknownArgumentError:
+    """Return the error for an argument that the entry point of ``fn`` does not have."""
+    name = next(iter(unknown))
+    if name in {field.name for field in dataclasses.fields(Settings)}:
+        return UnknownArgumentError(
+            f"trainer.{fn.value} has no argument {name}={shown(unknown[name])}: it is one of the Trainer. "
+            f"Write Trainer({name}=...)."
+        )
+    if name in ("resume_from_checkpoint", "checkpoint_path", "checkpoint"):
+        return UnknownArgumentError(f"trainer.{fn.value} has no argument {name}. Write ckpt_path=...")
+    return unknown_argument(
+        f"trainer.{fn.value}", unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:]
+    )
 
 
 class Trainer(TrainerView):
@@ -156,6 +175,7 @@ class Trainer(TrainerView):
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
+    @accepts_no_more
     def fit(
         self,
         model: LightningModule,
@@ -164,6 +184,7 @@ class Trainer(TrainerView):
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
+        **unknown: Unpack[NoMore],
     ) -> None:
         """Train ``model``.
 
@@ -180,9 +201,12 @@ class Trainer(TrainerView):
             ConfigurationError: something is missing, or arguments contradict each other; nothing has run yet.
             SystemExit: with code 1 after Ctrl-C, when everything is cleaned up.
         """
+        if unknown:
+            raise _unknown(TrainerFn.FITTING, unknown)
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
         self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only))
 
+    @accepts_no_more
     def validate(
         self,
         model: LightningModule | None = None,
@@ -191,6 +215,7 @@ class Trainer(TrainerView):
         verbose: bool = True,
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
+        **unknown: Unpack[NoMore],
     ) -> list[dict[str, float]]:
         """Run one pass over the validation loaders, without gradients.
 
@@ -205,8 +230,11 @@ class Trainer(TrainerView):
         Returns:
             One dictionary of metrics per loader.
         """
+        if unknown:
+            raise _unknown(TrainerFn.VALIDATING, unknown)
         return self._evaluate(TrainerFn.VALIDATING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
+    @accepts_no_more
     def test(
         self,
         model: LightningModule | None = None,
@@ -215,10 +243,14 @@ class Trainer(TrainerView):
         verbose: bool = True,
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
+        **unknown: Unpack[NoMore],
     ) -> list[dict[str, float]]:
         """Run one pass over the test loaders, with the arguments of :meth:`validate`."""
+        if unknown:
+            raise _unknown(TrainerFn.TESTING, unknown)
         return self._evaluate(TrainerFn.TESTING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
+    @accepts_no_more
     def predict(
         self,
         model: LightningModule | None = None,
@@ -227,6 +259,7 @@ class Trainer(TrainerView):
         return_predictions: bool | None = None,
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
+        **unknown: Unpack[NoMore],
     ) -> list[Any]:
         """Return the output of ``predict_step`` for every batch, in host memory.
 
@@ -241,6 +274,8 @@ class Trainer(TrainerView):
             One output per batch; with several loaders, a list of outputs for each. Empty with
             ``return_predictions=False``.
         """
+        if unknown:
+            raise _unknown(TrainerFn.PREDICTING, unknown)
         fn = TrainerFn.PREDICTING
         model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
         self.predictions = Predictions(keeps=return_predictions is not False)

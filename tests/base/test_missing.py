@@ -1,0 +1,76 @@
+"""Names of Lightning that this version lacks: the message says so, and the table is complete and true."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from drivetrain.base.missing import MISSING
+
+ORIGINAL = json.loads((Path(__file__).parents[1] / "compat" / "public_names.json").read_text(encoding="utf-8"))
+COUNTERPARTS = {
+    "drivetrain": "lightning.pytorch",
+    **{
+        f"drivetrain.{name}": f"lightning.pytorch.{name}"
+        for name in ("callbacks", "cli", "loggers", "strategies", "accelerators", "plugins", "plugins.environments")
+    },
+    **{f"drivetrain.plugins.{name}": f"lightning.pytorch.plugins.{name}" for name in ("io", "layer_sync", "precision")},
+    "drivetrain.precision": "lightning.pytorch.plugins.precision",
+    "drivetrain.checkpoints": "lightning.pytorch.plugins.io",
+    "drivetrain.clusters": "lightning.pytorch.plugins.environments",
+}
+OF_NO_USE = {"LIGHTNING_LOGO", "cli_lightning_logo"}
+LACKING = [(package, name) for package, names in MISSING.items() for name in names]
+
+
+def attribute(package: str, name: str) -> object:
+    return getattr(importlib.import_module(package), name)
+
+
+@pytest.mark.parametrize("package", COUNTERPARTS)
+def test_every_name_of_lightning_is_here_or_in_the_table(package: str) -> None:
+    here = {*importlib.import_module(package).__all__, *MISSING.get(package, {})}
+    assert set(ORIGINAL[COUNTERPARTS[package]]) - OF_NO_USE <= here
+
+
+def test_every_package_of_lightning_is_here_or_in_the_table() -> None:
+    folders = {path.split(".")[2] for path in ORIGINAL if path.startswith("lightning.pytorch.")}
+    ours = Path(drivetrain.__file__).parent
+    assert {name for name in folders if not (ours / name).is_dir()} <= set(MISSING["drivetrain"])
+
+
+@pytest.mark.parametrize(("package", "name"), LACKING)
+def test_no_name_of_the_table_is_here(package: str, name: str) -> None:
+    """So that a feature that is added takes its name out of the table."""
+    module = importlib.import_module(package)
+    assert name not in module.__all__
+    assert not hasattr(module, name)
+
+
+@pytest.mark.parametrize(("package", "name"), LACKING)
+def test_a_name_that_this_version_lacks_says_so_as_attribute_and_in_an_import(package: str, name: str) -> None:
+    with pytest.raises(AttributeError, match="this version of drivetrain does not have it") as asked:
+        attribute(package, name)
+    with pytest.raises(ImportError, match="this version of drivetrain does not have it") as imported:
+        exec(f"from {package} import {name}")
+    for error in (asked.value, imported.value):
+        assert "Did you mean" not in str(error)
+        assert name in str(error)
+        assert package in str(error)
+
+
+@pytest.mark.parametrize("statement", ["import drivetrain.profilers", "from drivetrain.tuner import Tuner"])
+def test_a_package_that_this_version_lacks_says_so(statement: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match="this version of drivetrain does not have it yet"):
+        exec(statement)
+
+
+def test_what_does_the_same_work_is_named() -> None:
+    with pytest.raises(AttributeError, match=r"write drivetrain\.Engine"):
+        _ = drivetrain.Fabric
+    with pytest.raises(ImportError, match="docs/own_strategy.md"):
+        exec("from drivetrain.strategies import FSDPStrategy")
