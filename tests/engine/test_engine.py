@@ -291,6 +291,7 @@ def test_a_module_may_stay_where_it_is() -> None:
         (lambda e, m, o: e.setup(o, m), "as the module. Pass an nn.Module first"),
         (lambda e, m, o: e.setup(m, m), "where an optimizer belongs"),
         (lambda e, m, o: e.setup_dataloaders(3), "Pass a DataLoader"),
+        (lambda e, m, o: e.setup_dataloaders([DataLoader([1]), DataLoader([2])]), "Pass each loader as an argument"),
         (lambda e, m, o: e.setup_dataloaders(), "Pass one"),
         (lambda e, m, o: e.setup_optimizers(), "Pass one"),
         (lambda e, m, o: e.launch(lambda: 1), "engine as its first argument"),

@@ -6,11 +6,12 @@ import gc
 import multiprocessing
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from drivetrain import Callback, LightningModule
+from drivetrain import Callback, LightningDataModule, LightningModule
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.errors import ConfigurationError
 
@@ -78,6 +79,96 @@ def test_t38_every_mode_of_a_combined_loader(make_trainer: Any, mode: str, expec
 def test_t38_training_on_a_sequence_of_loaders_is_an_error(make_trainer: Any) -> None:
     with pytest.raises(ConfigurationError, match='Write mode="max_size_cycle"'):
         make_trainer().fit(Seen(), CombinedLoader([numbers(1), numbers(2)], "sequential"))
+
+
+ONE = [torch.ones(1), torch.zeros(1)]
+LISTS: list[tuple[str, Any, int]] = [  # what is passed, and how many loaders it is
+    ("tensors", ONE, 1),
+    ("a tuple of tensors", tuple(ONE), 1),
+    ("pairs", [(one, one) for one in ONE], 1),
+    ("lists", [[one, one] for one in ONE], 1),
+    ("dictionaries", [{"x": one} for one in ONE], 1),
+    ("arrays", [np.ones(1), np.zeros(1)], 1),
+    ("numbers", [1, 2.5], 1),
+    ("numbers of numpy", [np.float32(1), np.int64(2)], 1),
+    ("texts", ["a", "b"], 1),
+    ("a tensor and an iterable", [torch.ones(1), range(2)], 1),
+    ("one DataLoader", [numbers(1, 2)], 1),
+    ("two DataLoaders", [numbers(1, 2), numbers(3)], 2),
+    ("nested DataLoaders", [[numbers(1)], {"a": numbers(2), "b": numbers(3)}], 3),
+    ("iterables", [range(2), {4, 5}], 2),
+    ("a DataLoader and an iterable", [numbers(1), range(2)], 2),
+    ("a dictionary of DataLoaders", {"a": numbers(1), "b": numbers(2)}, 2),
+    ("a dictionary of lists of batches", {"a": ONE, "b": [torch.ones(1)]}, 2),
+    ("a dictionary of lists of iterables", {"a": [range(2), range(1)], "b": ONE}, 3),
+]
+
+
+@pytest.mark.parametrize(("given", "count"), [each[1:] for each in LISTS], ids=[each[0] for each in LISTS])
+@pytest.mark.parametrize("source", ["argument", "module", "datamodule"])
+def test_a_list_is_several_loaders_if_every_element_is_one_else_one_loader_of_batches(
+    make_trainer: Any, given: Any, count: int, source: str
+) -> None:
+    module, trainer = Validating(), make_trainer(num_sanity_val_steps=0)
+    if source == "argument":
+        trainer.fit(module, given, given)
+    else:
+        datamodule = module if source == "module" else LightningDataModule()
+        datamodule.train_dataloader = datamodule.val_dataloader = lambda: given
+        trainer.fit(module, datamodule=None if source == "module" else datamodule)
+
+    assert len(trainer.num_val_batches) == count
+    assert {index for index, _ in module.validated} == set(range(count))
+    if count == 1 and not isinstance(given[0], DataLoader):
+        assert trainer.train_dataloader is given
+        assert trainer.val_dataloaders is given
+        assert all(seen is batch for seen, batch in zip(module.trained, given, strict=True) if isinstance(batch, str))
+        assert trainer.num_training_batches == len(given)
+    else:
+        assert isinstance(trainer.train_dataloader, CombinedLoader)
+        assert len(trainer.train_dataloader.flattened) == count
+
+
+@pytest.mark.parametrize("call", ["validate", "test", "predict"])
+def test_a_list_of_batches_is_one_loader_of_every_stage(make_trainer: Any, call: str) -> None:
+    class Module(Validating):
+        test_step = Validating.validation_step
+
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return batch
+
+    module = Module()
+    result = getattr(make_trainer(), call)(module, ["a", "b"])
+    assert result == ["a", "b"] if call == "predict" else module.validated == [(0, "a"), (0, "b")]
+
+
+MIXED: list[tuple[str, Any, str, str]] = [
+    ("a tensor", [numbers(1), torch.ones(1)], "at position 1, a Tensor", "DataLoader(batches, batch_size=None)"),
+    ("a text", ["train", numbers(1)], "at position 0, a str: 'train'", "Give a DataLoader"),
+    ("a nested batch", [numbers(1), [range(2), torch.ones(1)]], "at position 1/1, a Tensor", "batch_size=None"),
+    ("a dataset", [numbers(1), TensorDataset(torch.ones(1))], "at position 1, a TensorDataset", "Wrap the dataset"),
+    ("datasets", [TensorDataset(torch.ones(1))] * 2, "at position 0, a TensorDataset", "Wrap the dataset"),
+    ("a class", [DataLoader], "at position 0, the class DataLoader itself", "Write DataLoader(...)"),
+    ("a method", [numbers(1).__iter__], "at position 0, a method", "Call it"),
+    ("None", [numbers(1), None], "at position 1, None", "Give a DataLoader"),
+    ("a batch in a dictionary", {"x": torch.ones(1)}, "a dict with a Tensor: tensor([1.]) at 'x'", "[batch]"),
+    ("a number in a dictionary", {"a": range(2), "b": 3}, "a dict with an int: 3 at 'b'", "[batch]"),
+]
+
+
+@pytest.mark.parametrize(("given", "what", "cure"), [each[1:] for each in MIXED], ids=[each[0] for each in MIXED])
+@pytest.mark.parametrize("from_hook", [False, True])
+def test_what_is_no_loader_among_loaders_is_an_error_that_names_the_position(
+    make_trainer: Any, given: Any, what: str, cure: str, from_hook: bool
+) -> None:
+    module = Seen()
+    if from_hook:
+        module.train_dataloader = lambda: given  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError) as caught:
+        make_trainer().fit(module, None if from_hook else given)
+    assert str(caught.value).startswith("train_dataloader gave" if from_hook else "trainer.fit(train_dataloaders=...)")
+    assert what in str(caught.value)
+    assert cure in str(caught.value)
 
 
 @pytest.mark.parametrize("combined", [True, False])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import copy
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, zip_longest
-from numbers import Integral
+from numbers import Integral, Number
 from typing import Any
 from weakref import WeakSet
 
-from torch.utils.data import DataLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from drivetrain.base.tree import map_leaves
-from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
+from drivetrain.base.tree import leaves, map_leaves
+from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean
 
 _INF = float("inf")
 _END = object()  # what next() returns at a loader's end: None may be a batch
@@ -303,3 +306,103 @@ def _checked(loaders: list[Any]) -> list[Any]:
 
 def _has(loader: Any, method: str) -> bool:
     return callable(getattr(loader, method, None))
+
+
+# ---- what a user means by a list -------------------------------------------------------------------------------------
+
+
+class BatchList:
+    """A list of batches that is one loader in a tree of loaders, where a list would be a branch."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def check_iterable(loader: Any, start: str) -> None:
+    """Check that ``loader`` yields batches. ``start`` begins the message if it does not.
+
+    Raises:
+        ConfigurationError: it cannot be iterated, or is a text.
+    """
+    if hasattr(loader, "__iter__") and not isinstance(loader, (str, bytes, type)):
+        return
+    cure = "Give a DataLoader or another iterable."
+    if isinstance(loader, type):
+        cure = f"Write {loader.__name__}(...)."
+    elif inspect.isroutine(loader):
+        cure = "Call it, and give what it returns."
+    elif hasattr(loader, "__getitem__") and not isinstance(loader, (str, bytes)):
+        cure = "Wrap the dataset: DataLoader(dataset, batch_size=32)."
+    raise ConfigurationError(f"{start} {described(loader)}, which cannot be iterated. {cure}")
+
+
+def is_loader(element: Any) -> bool:
+    """Return whether an element of a list is a loader: a DataLoader, or an iterable that is no kind of batch.
+
+    Batches are lists, tuples, mappings, tensors, arrays, texts, numbers, and whatever can be moved with ``to``.
+    """
+    if isinstance(element, (DataLoader, CombinedLoader)):
+        return True
+    if isinstance(element, (list, tuple, Mapping, Tensor, str, bytes, Number, type)):
+        return False
+    return hasattr(element, "__iter__") and not hasattr(element, "to") and not hasattr(element, "__array__")
+
+
+def has_data_loader(given: Any) -> bool:
+    """Return whether a DataLoader is anywhere in nested lists, tuples and mappings: then all of it is loaders."""
+    return any(isinstance(leaf, (DataLoader, CombinedLoader)) for _, leaf in leaves(given))
+
+
+def arranged(given: Any, start: str) -> Any:
+    """Return what a user passed as loaders as a tree with one loader at each leaf.
+
+    A list or tuple is several loaders if each of its elements is one (:func:`is_loader`), else one loader of batches,
+    which becomes a :class:`BatchList`. A mapping is always several loaders, by name. Lists and mappings that contain a
+    DataLoader may be nested, and then every leaf must be a loader. Anything else is one loader.
+
+    Args:
+        given: an argument of the Trainer's methods, or what a loader hook returned.
+        start: begins the messages, for example "train_dataloader gave".
+
+    Raises:
+        ConfigurationError: a loader cannot be iterated, or something else is in its place.
+    """
+    if not isinstance(given, (list, tuple, Mapping)):
+        check_iterable(given, start)
+        return given
+    if has_data_loader(given):
+        for path, leaf in leaves(given):
+            _check_leaf(leaf, f"{start}, at position {path},")
+        return given
+    if isinstance(given, Mapping):
+        tree: Any = copy.copy(given)
+        for key, value in given.items():
+            if isinstance(value, (Tensor, Number)) or hasattr(value, "__array__"):
+                raise ConfigurationError(
+                    f"{start} a {type(given).__name__} with {described(value)} at {key!r}. A {type(given).__name__} "
+                    "holds a loader for each name. If it is one batch, put it into a list: [batch]."
+                )
+            tree[key] = arranged(value, f"{start}, at position {key},")
+        return tree
+    if all(map(is_loader, given)):
+        return given
+    for position, element in enumerate(given):
+        if isinstance(element, (type, Dataset)) or inspect.isroutine(element):
+            check_iterable(element, f"{start}, at position {position},")  # no batch, and no loader either
+    return BatchList(given)
+
+
+def _check_leaf(leaf: Any, start: str) -> None:
+    """Check a leaf of a tree in which there is a DataLoader."""
+    check_iterable(leaf, start)
+    if not is_loader(leaf):
+        raise ConfigurationError(
+            f"{start} {described(leaf)}, beside a DataLoader. Then every element must be a loader. Wrap batches in "
+            "one: DataLoader(batches, batch_size=None)."
+        )

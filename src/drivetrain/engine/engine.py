@@ -17,6 +17,7 @@ from drivetrain.base.seed import Generators, seed_everything
 from drivetrain.base.tree import move
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.data.combined import has_data_loader
 from drivetrain.data.feed import seed_workers
 from drivetrain.engine.parts import check_parts, launcher_of, listed, logger_of, strategy_of, verbs_of
 from drivetrain.engine.ranks import Ranks
@@ -211,6 +212,11 @@ class Engine(Ranks):
                 raise ConfigurationError(
                     f"Engine.setup_dataloaders got {described(loader)}. "
                     "Pass a DataLoader, or what can be iterated, that is not set up already."
+                )
+            if isinstance(loader, (list, tuple, Mapping)) and has_data_loader(loader):
+                raise ConfigurationError(
+                    f"Engine.setup_dataloaders got a {type(loader).__name__} with a DataLoader in it as one loader. "
+                    "Pass each loader as an argument: first, second = engine.setup_dataloaders(first, second)."
                 )
             seed_workers(loader, self.strategy.data.index if self.strategy.is_distributed else None)
         if not loaders:

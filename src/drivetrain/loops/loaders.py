@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +11,13 @@ from torch.utils.data import DataLoader
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import leaves, map_leaves
-from drivetrain.data.combined import CombinedLoader
+from drivetrain.data.combined import CombinedLoader, arranged, check_iterable
 from drivetrain.data.feed import count_batches, count_of, fetches_ahead, seed_workers, sized_length
 from drivetrain.data.kept import loader_states, set_loader_states
 from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses, passes_over
 from drivetrain.data.resample import without_shuffle
-from drivetrain.errors import ConfigurationError, described
+from drivetrain.errors import ConfigurationError
 from drivetrain.module.hooks import DataHooks
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.strategies.group import Group
@@ -35,24 +34,6 @@ _LIMITS = {
     "test": "limit_test_batches",
     "predict": "limit_predict_batches",
 }
-
-
-def check_iterable(loader: Any, start: str) -> None:
-    """Whether ``loader`` gives batches. ``start`` begins the message if not.
-
-    Raises:
-        ConfigurationError: it cannot be iterated, or is a text.
-    """
-    if hasattr(loader, "__iter__") and not isinstance(loader, (str, bytes, type)):
-        return
-    cure = "Give a DataLoader or another iterable."
-    if isinstance(loader, type):
-        cure = f"Write {loader.__name__}(...)."
-    elif inspect.isroutine(loader):
-        cure = "Call it, and give what it returns."
-    elif hasattr(loader, "__getitem__") and not isinstance(loader, (str, bytes)):
-        cure = "Wrap the dataset: DataLoader(dataset, batch_size=32)."
-    raise ConfigurationError(f"{start} {described(loader)}, which cannot be iterated. {cure}")
 
 
 def check_counts(counts: Sequence[float], word: str) -> None:
@@ -176,10 +157,10 @@ class Loaders:
         if self._training is None:
             self.makes_training = True
             try:
-                made = self._prepared("fit")
+                made, is_tree = self._prepared("fit")
             finally:
                 self.makes_training = False
-            if not isinstance(made, CombinedLoader) and isinstance(made, (list, tuple, Mapping)):
+            if is_tree:
                 if not list(leaves(made)):
                     raise ConfigurationError(f"train_dataloader gave an empty {type(made).__name__}. Give a loader.")
                 made = CombinedLoader(made, "max_size_cycle")
@@ -242,11 +223,11 @@ class Loaders:
     def evaluation(self, stage: str) -> list[EvalLoader]:
         """The loaders of an evaluation stage, flattened in order."""
         if stage not in self._evaluation:
-            made = self._prepared(stage)
+            made, is_tree = self._prepared(stage)
             if isinstance(made, CombinedLoader):
                 found = made.flattened if made.mode == "sequential" else [made]
             else:
-                found = [loader for _, loader in leaves(made)]
+                found = [loader for _, loader in leaves(made)] if is_tree else [made]
             self._evaluation[stage] = [EvalLoader(loader, 0, fetches_ahead(loader)) for loader in found]
             self.count_evaluation(stage)
         return self._evaluation[stage]
@@ -283,19 +264,24 @@ class Loaders:
                 return owner
         return None
 
-    def _prepared(self, stage: str) -> Any:
-        """What ``stage`` iterates, each loader in it checked and made ready."""
+    def _prepared(self, stage: str) -> tuple[Any, bool]:
+        """Return what ``stage`` iterates, each loader in it checked and made ready, and whether it is a tree of them.
+
+        A CombinedLoader is not called a tree.
+        """
         made = self._make(stage)
         self._made_in[stage] = self._made_before.pop(stage, self._epoch())
+        start = f"{LOADER_HOOKS[stage]} gave"
         combined = isinstance(made, CombinedLoader)
-        several = (combined and made.mode != "sequential") or (
-            stage == "fit" and not combined and isinstance(made, (list, tuple, Mapping))
-        )
+        tree = made if combined else arranged(made, start)
+        is_tree = isinstance(tree, (list, tuple, Mapping))
+        several = made.mode != "sequential" if combined else stage == "fit" and is_tree
 
         data = None if self._data is None else self._data()
 
         def prepare(loader: Any) -> Any:
-            check_iterable(loader, f"{LOADER_HOOKS[stage]} gave")
+            if combined:
+                check_iterable(loader, start)
             seed_workers(loader, None if data is None else data.index)
             if self._overfits and stage in ("fit", "validate"):
                 loader = without_shuffle(loader)
@@ -306,10 +292,10 @@ class Loaders:
         if isinstance(made, CombinedLoader):
             made = made if self._share is None else copy.copy(made)  # the user's own may be shared out again
             made.flattened = [prepare(loader) for loader in made.flattened]
-            return made
-        if isinstance(made, (list, tuple, Mapping)):
-            return map_leaves(prepare, made)
-        return prepare(made)
+            return made, False
+        if is_tree:
+            return map_leaves(prepare, tree), True
+        return prepare(made), False  # the user's own list, not the BatchList
 
     def _make(self, stage: str) -> Any:
         if (given := self._passed.get(stage)) is not None:

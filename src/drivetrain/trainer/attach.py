@@ -23,8 +23,9 @@ from drivetrain.base.registry import load
 from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.data.combined import arranged
 from drivetrain.errors import ConfigurationError, NotSupportedError, closest, described
-from drivetrain.loops.loaders import LOADER_HOOKS, Loaders, check_iterable
+from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.module import LightningModule
@@ -243,11 +244,11 @@ def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodul
     for stage, loaders in passed.items():
         argument = {"fit": "train_dataloaders", "validate": "val_dataloaders"}.get(stage, "dataloaders")
         start = f"{call}({argument if fn is TrainerFn.FITTING else 'dataloaders'}=...) got"
-        found = [] if loaders is None else list(leaves(loaders))
-        if stage == "fit" and loaders is not None and not found:
+        if loaders is None:
+            continue
+        tree = arranged(loaders, start)
+        if stage == "fit" and not list(leaves(tree)):
             raise ConfigurationError(f"{start} an empty {type(loaders).__name__}. Give a loader.")
-        for _, loader in found:
-            check_iterable(loader, start)
 
 
 def check_module(module: LightningModule, fn: TrainerFn, settings: Settings) -> None:

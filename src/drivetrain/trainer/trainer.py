@@ -190,7 +190,8 @@ class Trainer(TrainerView):
 
         Args:
             model: what to train.
-            train_dataloaders: the training loader; ``None`` asks the datamodule, then the model.
+            train_dataloaders: the training loader, or a list or dictionary of them; a list of batches is one
+                loader. ``None`` asks the datamodule, then the model.
             val_dataloaders: the validation loader or a list of them; ``None`` asks the datamodule, then the model.
             datamodule: where the data comes from, instead of loaders.
             ckpt_path: resume from this checkpoint ("best" and "last" name those of the ModelCheckpoint).
