@@ -136,6 +136,6 @@ def test_what_the_readme_calls_not_there_yet_is_refused_and_nothing_else_is_in_t
 
 
 def test_the_plan_in_the_readme_is_what_the_trainer_prints() -> None:
-    trainer = Trainer(accelerator="cpu", devices=2, precision="bf16-mixed", logger=False)
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp_spawn", precision="bf16-mixed", logger=False)
     shown = [line.strip() for line in str(trainer.plan).splitlines()[1:] if not line.strip().startswith("logger")]
     assert "\n".join(shown) in re.sub("^ +", "", README, flags=re.MULTILINE)

@@ -20,6 +20,7 @@ from drivetrain.accelerators import (
 )
 from drivetrain.base.registry import Entry, Registry
 from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
+from drivetrain.clusters.environment import detect
 from drivetrain.clusters.local import LocalEnvironment
 from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
@@ -647,9 +648,46 @@ def test_processes_that_are_started_here(strategy: Any, start: str) -> None:
     plan = plan_for(accelerator="cpu", devices=2, strategy=strategy)
     assert (plan.start_method, plan.num_processes) == (start, 2)
     choice, why = reasons(plan)["processes"]
-    assert choice == f"2, started here by {start}"
+    assert choice == f"2, started by {start}"
     assert why.endswith("; DDPStrategy starts them so")
     assert plan_for(torchrun(2), accelerator="cpu", strategy=strategy).start_method is None
+
+
+NOBODY = "no launcher or cluster has started the program"
+BY_HAND = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "1"}
+ONE_OF_TWO = {**BY_HAND, "NODE_RANK": "0", "LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2"}
+IN_TORCHRUN = {**ONE_OF_TWO, "TORCHELASTIC_RUN_ID": "a", "GROUP_RANK": "0"}
+IN_SLURM = {
+    "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NAME": "train",
+    "SLURM_JOB_ID": "7", "SLURM_NODELIST": "a",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "choice", "why"),
+    [
+        ({}, {}, "this one", NOBODY),
+        ({}, {"strategy": "ddp"}, "this one", NOBODY),
+        ({}, {"devices": 2}, "2, started by popen", f"{NOBODY}; DDPStrategy starts them so"),
+        ({}, {"devices": 2, "strategy": "ddp_spawn"}, "2, started by spawn", f"{NOBODY}; DDPStrategy starts them so"),
+        (BY_HAND, {"devices": 2, "num_nodes": 2}, "2 on each of 2 machines, started by popen",
+         f"{NOBODY}; DDPStrategy starts them so"),
+        (BY_HAND, {"devices": 1, "num_nodes": 2}, "one on each of 2 machines", NOBODY),
+        (ONE_OF_TWO, {"devices": 2}, "2, started already",
+         "LOCAL_RANK=1 says that a launcher has started this process"),
+        (ONE_OF_TWO, {"devices": 2, "strategy": "ddp_spawn"}, "2, started already",
+         "LOCAL_RANK=1 says that a launcher has started this process"),
+        (IN_TORCHRUN, {}, "2, started by TorchElastic", "torchrun has set TORCHELASTIC_RUN_ID"),
+        (IN_TORCHRUN, {"strategy": "ddp_spawn"}, "2, started by TorchElastic", "torchrun has set TORCHELASTIC_RUN_ID"),
+        (IN_SLURM, {}, "1, started by SLURM", "SLURM has set SLURM_NTASKS, and the job is not interactive"),
+        ({**IN_SLURM, "SLURM_JOB_NAME": "bash"}, {}, "this one", NOBODY),
+    ],
+)  # fmt: skip
+def test_the_plan_never_says_that_nobody_has_started_a_process_that_was_started(
+    environ: dict[str, str], arguments: dict[str, Any], choice: str, why: str
+) -> None:
+    plan = plan_for(replace(MACHINE, environment=detect(environ)), accelerator="cpu", **arguments)
+    assert reasons(plan)["processes"] == (choice, why)
 
 
 def test_several_devices_in_a_notebook() -> None:
@@ -687,7 +725,7 @@ def test_a_cluster_environment_of_ones_own_wins() -> None:
     own = LocalEnvironment({"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"})
     plan = plan_for(torchrun(1), accelerator="cpu", plugins=own)
     assert plan.environment is own
-    assert reasons(plan)["processes"] == ("2, started by Local", "it was passed in plugins=")
+    assert reasons(plan)["processes"] == ("2, started already", "it was passed in plugins=")
     with pytest.raises(ConfigurationError, match="Give the cluster environment once"):
         plan_for(accelerator="cpu", plugins=own, strategy=DDPStrategy(cluster_environment=LocalEnvironment({})))
 

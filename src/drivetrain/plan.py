@@ -157,6 +157,8 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     else:
         strategy = given
     start_method = _start_method(settings, strategy, accelerator, devices, environment)
+    count, nodes = len(devices), settings.num_nodes
+    processes = _processes(environment, why_environment, strategy, count, nodes, start_method)
     precision, why_precision = _precision(settings, plugins.get(Precision), strategy, accelerator)
     checkpoint_io: CheckpointIO | None = plugins.get(CheckpointIO)
     layer_sync = _layer_sync(settings, plugins.get(LayerSync))
@@ -176,7 +178,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
             Decision("accelerator", accelerator.name, why_accelerator),
             Decision("devices", ", ".join(map(str, devices)), why_devices),
             Decision("strategy", _class_of(strategy).__name__, why_strategy),
-            Decision("processes", *_processes(environment, why_environment, strategy, len(devices), start_method)),
+            Decision("processes", *processes),
             Decision("precision", precision.name, why_precision),
             Decision("logger", logger or "none", why_logger),
         ),
@@ -192,13 +194,18 @@ def _processes(
     why: str,
     strategy: Entry[Strategy] | Strategy,
     count: int,
+    num_nodes: int,
     start_method: str | None,
 ) -> tuple[str, str]:
+    """Return which processes the job has, and the reason; both are true in all of them and in the one that starts."""
     if start_method is not None:
-        return f"{count}, started here by {start_method}", f"{why}; {_class_of(strategy).__name__} starts them so"
-    if environment.creates_processes_externally:
-        return f"{environment.world_size()}, started by {type(environment).__name__.removesuffix('Environment')}", why
-    return "this one", why
+        each = f"{count}, started" if num_nodes == 1 else f"{count} on each of {num_nodes} machines, started"
+        return f"{each} by {start_method}", f"{why}; {_class_of(strategy).__name__} starts them so"
+    if not environment.creates_processes_externally:
+        return "this one" if num_nodes == 1 else f"one on each of {num_nodes} machines", why
+    if isinstance(environment, LocalEnvironment):
+        return f"{environment.world_size()}, started already", why
+    return f"{environment.world_size()}, started by {type(environment).__name__.removesuffix('Environment')}", why
 
 
 def _plugins(given: Any) -> dict[type, Any]:
@@ -280,7 +287,10 @@ def _environment(
         return carried, "the strategy carries it"
     if plugin is not None:
         return plugin, "it was passed in plugins="
-    return machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
+    environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
+    if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:
+        evidence = f"LOCAL_RANK={environment.local_rank()} says that a launcher has started this process"
+    return environment, evidence
 
 
 def _start_of(strategy: Entry[Strategy] | Strategy) -> str | None:

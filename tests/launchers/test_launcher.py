@@ -66,7 +66,7 @@ def test_a_launcher_is_registered_by_being_defined_and_strategies_have_its_name(
     assert type(made.launcher) is own
     assert made.launch(lambda engine: None) == (2, 1)
     assert "ddp_own_find_unused_parameters_false" in StrategyRegistry.available()
-    assert "2, started here by own" in str(made.plan)
+    assert "2, started by own" in str(made.plan)
 
 
 def test_a_subclass_does_not_take_the_name_of_its_parent() -> None:

@@ -55,7 +55,7 @@ def test_a_notebook_trains_on_two_processes(tmp_path: Path) -> None:
         "print(trainer.global_step, tuple(predicted.shape), float((predicted - wanted).abs().max()) < 0.2)",
     )
     assert re.search(r"strategy +DDPStrategy +because there are 2 devices, and this is a notebook", said)
-    assert "2, started here by fork" in said
+    assert "2, started by fork" in said
     assert said.splitlines()[-1] == "80 (32, 1) True"
 
 

@@ -21,7 +21,7 @@ class LocalEnvironment(ClusterEnvironment):
     """
 
     detect_priority = 0
-    evidence = "no launcher or cluster has started this process"
+    evidence = "no launcher or cluster has started the program"
 
     _main_port: int | None = None
 
