@@ -414,6 +414,11 @@ def _devices(
         _check_numbers(given, parsed, accelerator)
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
+    if accelerator.device_count_is_limit and len(devices) > (there := accelerator.auto_device_count()):
+        raise ConfigurationError(
+            f"devices={given!r} means {len(devices)} devices, but the accelerator {accelerator.name!r} has {there} "
+            f"here. Write devices={there}."
+        )
     return devices, why
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from drivetrain import Trainer
 from drivetrain.accelerators import (
     Accelerator,
     AcceleratorRegistry,
@@ -21,6 +22,7 @@ from drivetrain.accelerators import (
     XLAAccelerator,
 )
 from drivetrain.errors import ConfigurationError, UnknownNameError
+from drivetrain.testing import fake_devices
 
 
 @pytest.fixture
@@ -216,11 +218,28 @@ def test_c4_autocast_runs_on_a_custom_device(
     assert set(dtypes) == {torch.bfloat16}
 
 
+class Unlimited(Accelerator):
+    """Devices without numbers, as the host's processes are."""
+
+    parse_devices = staticmethod(lambda devices: devices)
+    get_parallel_devices = staticmethod(lambda devices: [torch.device("cpu") for _ in devices])
+    auto_device_count = staticmethod(lambda: 2)
+    is_available = staticmethod(lambda: True)
+
+    def get_device_stats(self, device: torch.device) -> dict[str, float]:
+        return {}
+
+
+class Limited(Unlimited):
+    device_count_is_limit = True
+
+
 def test_an_author_need_not_declare_anything(xpu: type[Accelerator]) -> None:
     accelerator = xpu()
     assert accelerator.auto_priority is None
     assert accelerator.supports_float64
     assert accelerator.supports_several_devices
+    assert not accelerator.device_count_is_limit
     assert accelerator.why_unavailable() == "is_available() says so"
 
 
@@ -369,6 +388,36 @@ def test_s0_12_the_names_of_ours() -> None:
         "cpu": CPUAccelerator, "cuda": CUDAAccelerator, "mps": MPSAccelerator,
         "tpu": XLAAccelerator, "xla": XLAAccelerator,
     }  # fmt: skip
+
+
+def test_simulated_devices_are_not_offered_and_no_accelerator_is_offered_twice(
+    registry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(XLAAccelerator, "is_available", staticmethod(lambda: True))
+    with pytest.raises(ConfigurationError, match=r"Known: auto, cpu, cuda, gpu, mps, tpu, xla\.$"):
+        Trainer(accelerator="faker")
+    with pytest.raises(ConfigurationError, match=r"Available: cpu, tpu\. "):
+        Trainer(accelerator="mps")
+    with fake_devices(2):
+        assert Trainer(accelerator="fake", devices=2, strategy="ddp_spawn").accelerator.name == "fake"
+    assert "fake" not in registry.available()  # nor now that it was used
+    registry.register("fake", CPUAccelerator, override=True)  # of the user's own
+    assert "fake" in registry.available()
+
+
+@pytest.mark.parametrize("devices", [3, "3"], ids=["number", "text"])
+def test_more_devices_than_a_count_that_is_a_limit_are_refused(devices: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"means 3 devices, but the accelerator 'limited' has 2 here\. Write "):
+        Trainer(accelerator=Limited(), devices=devices, strategy="ddp_spawn")
+    assert Trainer(accelerator=Limited(), devices=-1, strategy="ddp_spawn").num_devices == 2
+    assert Trainer(accelerator=Limited(), devices=2, strategy="ddp_spawn").num_devices == 2
+    assert Trainer(accelerator=Unlimited(), devices=devices, strategy="ddp_spawn").num_devices == 3
+
+
+def test_processes_of_the_host_have_no_limit_and_other_devices_of_torchs_have() -> None:
+    assert {cls.device_count_is_limit for cls in (TorchDeviceAccelerator, CUDAAccelerator, MPSAccelerator)} == {True}
+    assert XLAAccelerator.device_count_is_limit
+    assert not CPUAccelerator.device_count_is_limit
 
 
 def test_s0_10_priorities_stand_in_the_order_of_auto() -> None:

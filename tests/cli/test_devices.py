@@ -97,7 +97,7 @@ def test_ours_are_listed_with_what_is_missing(listed: Any) -> None:
     assert set(found) >= {"cpu", "cuda", "mps", "tpu", "xla", "other"}
     assert found["cpu"] == {
         "name": "cpu", "description": "The host's processors.", "available": True, "reason": "", "devices": 1,
-        "total_memory": [psutil.virtual_memory().total], "auto_priority": 0,
+        "total_memory": [psutil.virtual_memory().total], "auto_priority": 0, "also": [],
     }  # fmt: skip
     for name in ("cuda", "mps", "tpu", "xla"):
         cls = AcceleratorRegistry.entry(name).cls
@@ -105,6 +105,18 @@ def test_ours_are_listed_with_what_is_missing(listed: Any) -> None:
         if not found[name]["available"]:
             assert found[name]["reason"] == cls.why_unavailable()
             assert (found[name]["devices"], found[name]["total_memory"]) == (0, [])
+
+
+def test_an_accelerator_with_two_names_has_one_line(listed: Any, table: Any) -> None:
+    assert table()["tpu,"].startswith("tpu, xla  ")
+    assert "xla" not in table()
+    assert (listed()["tpu"]["also"], listed()["xla"]["also"]) == (["xla"], ["tpu"])
+
+
+def test_simulated_devices_are_not_listed_but_can_be_named(listed: Any, table: Any) -> None:
+    assert "fake" not in listed()
+    assert "fake" not in table()
+    assert AcceleratorRegistry.get("fake").is_available()
 
 
 @pytest.mark.parametrize(

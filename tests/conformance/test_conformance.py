@@ -66,6 +66,7 @@ def outcomes(accelerator: type[Accelerator], tmp_path: Path) -> dict[str, str]:
 def test_five_methods_pass_every_row_that_they_claim(tmp_path: Path) -> None:
     found = outcomes(Plain, tmp_path)
     assert {name: why for name, why in found.items() if why != "passed"} == {
+        "test_no_more_devices_than_there_are": "not claimed: Plain.device_count_is_limit is False",
         "test_streams_and_events_order_work": "not claimed: Plain.supports_streams is False",
         "test_memory_is_counted": "not claimed: Plain.memory_allocated gives None",
     }
@@ -129,6 +130,16 @@ class NeverFrees(Plain):
         return self.total
 
 
+class Clamps(Plain):
+    """Takes what there is where more is asked for."""
+
+    device_count_is_limit = True
+
+    @staticmethod
+    def parse_devices(devices: Any) -> Any:
+        return min(CPUAccelerator.parse_devices(devices), 1)
+
+
 class ClaimsStreams(Plain):
     supports_streams = True
 
@@ -145,6 +156,7 @@ class ClaimsStreams(Plain):
         (Infinite, {"test_s0_6_its_figures_are_plain_numbers"}),
         (NeverFrees, {"test_memory_is_counted"}),
         (ClaimsStreams, {"test_streams_and_events_order_work"}),
+        (Clamps, {"test_no_more_devices_than_there_are"}),
         (Repeats, {"test_s0_3_numbers_become_devices"}),
     ],
 )

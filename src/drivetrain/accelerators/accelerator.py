@@ -102,6 +102,9 @@ class Accelerator(ABC):
     supports_several_devices: bool = True
     """Whether one job may use more than one of them."""
 
+    device_count_is_limit: bool = False
+    """Whether :meth:`auto_device_count` is how many devices there are, so that more are refused."""
+
     @property
     def autocast_device_type(self) -> str:
         """The ``device_type`` that ``torch.autocast`` gets on this accelerator."""
@@ -159,10 +162,26 @@ class Accelerator(ABC):
         return None if properties is None else getattr(properties(device), "total_memory", None)
 
 
+_SIMULATED = "fake"  # the entry point of drivetrain.testing
+
+
 class _Accelerators(Registry[Accelerator]):
     def available_accelerators(self) -> list[str]:
         """Return every name that is registered; those of torch's other devices work too."""
         return self.available()
+
+    def available(self) -> list[str]:
+        """Return the names to offer, sorted. ``"fake"``, the simulated devices for tests, works but is not one."""
+        return [name for name in super().available() if name != _SIMULATED or name in self._registered]
+
+    def other_names(self, name: str) -> list[str]:
+        """Return the names under which the same class is registered with the same arguments; none is imported."""
+        own = self._registered.get(name)
+        same = [] if own is None else [
+            other for other, entry in self._registered.items()
+            if other != name and (entry.cls, dict(entry.init_params)) == (own.cls, dict(own.init_params))
+        ]  # fmt: skip
+        return sorted(same)
 
     def check_name(self, name: str) -> None:
         if name in ("auto", "gpu"):

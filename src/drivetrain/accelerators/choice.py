@@ -78,8 +78,13 @@ def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
 
 
 def available() -> str:
-    """Return the names of the available accelerators, for messages."""
-    return ", ".join(entry.name for entry in AcceleratorRegistry.entries() if entry.cls.is_available())
+    """Return the names of the available accelerators, for messages; one name for each."""
+    entries = [entry for entry in AcceleratorRegistry.entries() if entry.cls.is_available()]
+    return ", ".join(
+        entry.name
+        for entry in entries
+        if all(entry.name < other for other in AcceleratorRegistry.other_names(entry.name))
+    )
 
 
 def _likely_accelerator(given: str) -> str:

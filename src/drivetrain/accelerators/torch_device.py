@@ -28,6 +28,7 @@ class TorchDeviceAccelerator(Accelerator):
     type: ClassVar[str] = ""
     auto_priority = 100
     supports_streams = True
+    device_count_is_limit = True
 
     @classmethod
     def device_type(cls) -> str:

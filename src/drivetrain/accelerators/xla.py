@@ -25,6 +25,7 @@ class XLAAccelerator(Accelerator):
     auto_priority = 400
     supports_float16 = False
     supports_several_devices = False  # not by the strategies that there are
+    device_count_is_limit = True
 
     @classmethod
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:

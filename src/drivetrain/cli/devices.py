@@ -27,6 +27,7 @@ class Row:
         devices: how many.
         total_memory: bytes of each; ``None`` where that is not known.
         auto_priority: its priority in ``accelerator="auto"``; ``None``: not considered.
+        also: its other names.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Row:
     devices: int = 0
     total_memory: list[int | None] = field(default_factory=list)
     auto_priority: int | None = None
+    also: list[str] = field(default_factory=list)
 
     @property
     def state(self) -> str:
@@ -69,6 +71,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain devices
     from drivetrain.accelerators import AcceleratorRegistry, torch_device  # bring torch, which --help has no use for
 
     rows = list(_registered())
+    for row in rows:
+        row.also = AcceleratorRegistry.other_names(row.name)
     other = sorted(set(torch_device.known_types()) - set(AcceleratorRegistry.available()))
     for name in other:
         entry = AcceleratorRegistry.fallback(name)
@@ -116,7 +120,11 @@ def _shown(error: Exception) -> str:
 
 
 def _print(rows: Sequence[Row], absent: Sequence[str]) -> None:
-    table = [("accelerator", "here", "what it is"), *((row.name, row.state, row.description) for row in rows)]
+    firsts = [row for row in rows if all(row.name < other for other in row.also)]  # an accelerator has one line
+    table = [
+        ("accelerator", "here", "what it is"),
+        *((", ".join([row.name, *row.also]), row.state, row.description) for row in firsts),
+    ]
     wide_name, wide_state = (max(len(line[column]) for line in table) for column in (0, 1))
     for name, state, description in table:
         print(f"{name:<{wide_name}}  {state:<{wide_state}}  {description}".rstrip())

@@ -111,6 +111,12 @@ class AcceleratorConformance:
         """Return the plan for this accelerator with ``devices``."""
         return Engine(accelerator=self.accelerator(), devices=devices).plan
 
+    def test_no_more_devices_than_there_are(self) -> None:
+        """Where the count is a limit, one device more raises a ConfigurationError."""
+        self.claimed("device_count_is_limit")
+        with pytest.raises(ConfigurationError):
+            self.plan_of(self.accelerator.auto_device_count() + 1)
+
     def test_s0_3_numbers_become_devices(self) -> None:
         """``get_parallel_devices`` gives one ``torch.device`` per number, of one type, in order."""
         count = self.accelerator.auto_device_count()

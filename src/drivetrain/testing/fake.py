@@ -15,7 +15,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import parse_indices
-from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError, is_count, shown
 from drivetrain.testing._machine import Machine
 from drivetrain.testing._modes import CallMode, OperationMode
@@ -42,7 +41,11 @@ class FakeAccelerator(Accelerator):
     CPU. Within one, ``tensor.device`` tells them apart, a tensor is moved by a real copy, and what would fail on a GPU
     fails: an operation on tensors of two devices, or of a device and the host, a missing device, ``numpy()`` of a
     tensor that was not brought back. A recording is of its thread: each process of a job enters its own.
+
+    ``accelerator="fake"`` works, but no list of accelerators offers it: it is for tests.
     """
+
+    device_count_is_limit = True
 
     @staticmethod
     def parse_devices(devices: Any) -> list[int]:
@@ -78,10 +81,6 @@ class FakeAccelerator(Accelerator):
             "allocated_bytes.all.current": float(record.bytes_alive(device)),
             "allocated_bytes.all.peak": float(record.peak_bytes(device)),
         }
-
-    @classmethod
-    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
-        accelerator_registry.register("fake", cls, description="Pretend devices that record moves and host syncs")
 
     @classmethod
     def why_unavailable(cls) -> str:
