@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.accelerators.choice import available, choose
+from drivetrain.accelerators.choice import available, check_limit, check_numbers, choose
 from drivetrain.accelerators.torch_device import as_numbers
 from drivetrain.base.registry import Entry, Registry
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
@@ -407,31 +407,15 @@ def _devices(
             parsed = list(range(accelerator.auto_device_count() if parsed == -1 else parsed))
             counted = True
         if not counted:
-            _check_numbers(given, parsed, accelerator)
+            check_numbers(given, parsed, accelerator)
         why = f"devices={given!r}"
     devices = tuple(accelerator.get_parallel_devices(parsed))
     if given != "auto" and devices and devices[0].index is not None:  # the processes of the host have no numbers
-        _check_numbers(given, parsed, accelerator)
+        check_numbers(given, parsed, accelerator)
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
-    if accelerator.device_count_is_limit and len(devices) > (there := accelerator.auto_device_count()):
-        raise ConfigurationError(
-            f"devices={given!r} means {len(devices)} devices, but the accelerator {accelerator.name!r} has {there} "
-            f"here. Write devices={there}."
-        )
+    check_limit(given, len(devices), accelerator)
     return devices, why
-
-
-def _check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
-    """Whether device numbers that an accelerator has handed through are there, each once."""
-    if not isinstance(parsed, (list, tuple)) or not all(type(index) is int for index in parsed):
-        return  # in the accelerator's own terms
-    there = accelerator.auto_device_count()
-    if len(set(parsed)) != len(parsed) or any(not 0 <= index < there for index in parsed):
-        raise ConfigurationError(
-            f"devices={given!r} means the devices {list(parsed)}, but the accelerator {accelerator.name!r} has {there} "
-            "here, numbered from 0. Name each device once, or write devices=-1 for all."
-        )
 
 
 def _precision(

@@ -94,3 +94,32 @@ def _likely_accelerator(given: str) -> str:
         device = "" if numbered[1] == "cpu" else f", devices=[{numbered[2]}]"
         return f'Did you mean {numbered[1]!r}? Write accelerator="{numbered[1]}"{device}.'
     return did_you_mean(given, known)
+
+
+def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
+    """Check that device numbers that an accelerator has handed through exist, each once.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    if not isinstance(parsed, (list, tuple)) or not all(type(index) is int for index in parsed):
+        return  # in the accelerator's own terms
+    there = accelerator.auto_device_count()
+    if len(set(parsed)) != len(parsed) or any(not 0 <= index < there for index in parsed):
+        raise ConfigurationError(
+            f"devices={given!r} means the devices {list(parsed)}, but the accelerator {accelerator.name!r} has {there} "
+            "here, numbered from 0. Name each device once, or write devices=-1 for all."
+        )
+
+
+def check_limit(given: Any, count: int, accelerator: Accelerator) -> None:
+    """Check that ``count`` devices are no more than there are, where the accelerator says that it has a limit.
+
+    Raises:
+        ConfigurationError: they are more.
+    """
+    if accelerator.device_count_is_limit and count > (there := accelerator.auto_device_count()):
+        raise ConfigurationError(
+            f"devices={given!r} means {count} devices, but the accelerator {accelerator.name!r} has {there} here. "
+            f"Write devices={there}."
+        )
