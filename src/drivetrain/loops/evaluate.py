@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -448,48 +447,3 @@ def validation_follows(run: Run) -> bool:
     if not validates_in(run, progress.current_epoch):
         return False
     return validation_due(run, val_check_every(limits, progress.num_training_batches), progress.is_last_batch)
-
-
-def results_table(stage: str, results: list[dict[str, float]], width: int | None = None) -> str:
-    """Return the metrics of each loader as a table for people: one row per metric, one column per loader.
-
-    The suffix of several loaders (``/dataloader_idx_1``) is the column's heading. A loader that has not logged a metric
-    has an empty field there. A table that is wider than the terminal continues below, with the next loaders.
-
-    Args:
-        stage: the title.
-        results: what :func:`evaluate` returned.
-        width: columns of the terminal; ``None``: as many as it has.
-    """
-    columns = [
-        {name.removesuffix(f"/dataloader_idx_{index}"): number_text(value) for name, value in result.items()}
-        for index, result in enumerate(results)
-    ]
-    names = sorted({name for column in columns for name in column})
-    if not names:
-        return f"{stage}: nothing was logged"
-    first = max(len(name) for name in names) + 2  # with the indent
-    if len(columns) == 1:
-        return "\n".join([f"{stage}:", *(f"{'  ' + name:<{first}}  {columns[0][name]}" for name in names)])
-    headings = [f"loader {index}" for index in range(len(columns))]
-    wide = [max(map(len, (heading, *column.values()))) + 2 for heading, column in zip(headings, columns, strict=True)]
-    first = max(first, len(stage) + 1)
-    fits = max(1, ((width or shutil.get_terminal_size().columns) - first) // max(wide))
-    lines: list[str] = []
-    for begin in range(0, len(columns), fits):
-        shown = range(begin, min(begin + fits, len(columns)))
-        lines.append(f"{stage + ':':<{first}}" + "".join(f"{headings[i]:>{wide[i]}}" for i in shown))
-        lines += [
-            f"{'  ' + name:<{first}}" + "".join(f"{columns[i].get(name, ''):>{wide[i]}}" for i in shown)
-            for name in names
-            if any(name in columns[i] for i in shown)
-        ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def number_text(value: float) -> str:
-    """Return a metric's value as people write it: six digits, no exponent where it can be read without one."""
-    if 1e6 <= abs(value) < 1e15:
-        return f"{value:.0f}"
-    digits, exponent, power = f"{value:.6g}".partition("e")
-    return f"{digits}{exponent}{int(power)}" if exponent else digits

@@ -25,7 +25,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, accepts_no_more, shown, unknown_argument
 from drivetrain.logbook.logbook import Logbook
-from drivetrain.loops.evaluate import Predictions, results_table
+from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
 from drivetrain.loops.run import Limits, Run
 from drivetrain.module.datamodule import LightningDataModule
@@ -342,6 +342,8 @@ class Trainer(TrainerView):
         model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
         results = self.run_job(self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only))
         if verbose:
+            from drivetrain.loops.results import results_table  # here, so that importing the Trainer stays quick
+
             self.print(encodable(results_table(fn.value, results)))
         return results
 
