@@ -64,7 +64,7 @@ def warn_once(cls: type, names: frozenset[str], remark: str) -> None:
     found = sorted(overridden_members(cls).keys() & names)
     if found and (cls, names) not in _warned:
         _warned.add((cls, names))
-        rank_zero_warn(f"{cls.__name__} overrides {', '.join(found)}, {remark}")
+        rank_zero_warn(f"{cls.__name__} overrides {', '.join(found)}, {remark}", about=cls)
 
 
 def overridden_members(cls: type) -> dict[str, type]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,6 +57,57 @@ def rank_zero_info(message: str) -> None:
 
 
 @rank_zero_only
-def rank_zero_warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 4) -> None:
-    """Issue a Python warning that points at the caller's caller."""
-    warnings.warn(message, category, stacklevel=stacklevel)
+def rank_zero_warn(
+    message: str,
+    category: type[Warning] = UserWarning,
+    stacklevel: int | None = None,
+    about: type | Callable[..., Any] | None = None,
+) -> None:
+    """Issue a Python warning that points at a line of the user's.
+
+    Args:
+        message: what the user should know.
+        category: of the warning.
+        stacklevel: the line is that many calls up, as in ``warnings.warn``; ``None``: the innermost call that comes
+            from outside drivetrain and torch.
+        about: the class, function or method of the user's that the warning is about; the line is where it is defined.
+    """
+    if stacklevel is not None:
+        warnings.warn(message, category, stacklevel=stacklevel)
+        return
+    file, line, module = _definition_of(about) or _line_outside(sys._getframe(1))
+    registry = vars(sys.modules[module]).setdefault("__warningregistry__", {}) if module in sys.modules else None
+    warnings.warn_explicit(message, category, file, line, module=module, registry=registry)
+
+
+_INSIDE = frozenset({
+    "drivetrain", "torch", "jsonargparse", "contextlib", "functools", "importlib", "threading", "multiprocessing",
+})  # fmt: skip
+"""Packages whose calls stand between a line of the user's and ours."""
+
+_Place = tuple[str, int, str]  # file, line, module
+
+
+def _line_outside(frame: FrameType | None) -> _Place:
+    """Return the innermost line that is not in :data:`_INSIDE`; where there is none, the outermost."""
+    file, line, module = "drivetrain", 1, "drivetrain"
+    while frame is not None:
+        file, line, module = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in _INSIDE and not file.startswith("<frozen "):
+            break
+        frame = frame.f_back
+    return file, line, module
+
+
+def _definition_of(thing: type | Callable[..., Any] | None) -> _Place | None:
+    """Return where a class or function is defined; ``None`` where its source is not there."""
+    if thing is None:
+        return None
+    code = getattr(inspect.unwrap(thing), "__code__", None)
+    if code is not None:
+        return code.co_filename, code.co_firstlineno, thing.__module__
+    try:
+        file = inspect.getsourcefile(thing)
+        return None if file is None else (file, inspect.getsourcelines(thing)[1], thing.__module__)
+    except (OSError, TypeError):
+        return None

@@ -65,7 +65,7 @@ def rank_zero_info(message: object, *args: Any, stacklevel: int = 4, **kwargs: A
     log.info(message, *args, **kwargs)
 
 
-def rank_zero_deprecation(message: str, stacklevel: int = 5, **_: Any) -> None:
+def rank_zero_deprecation(message: str, stacklevel: int | None = None, **_: Any) -> None:
     """Issue a :class:`LightningDeprecationWarning`."""
     rank_zero_warn(str(message), category=LightningDeprecationWarning, stacklevel=stacklevel)
 
@@ -78,13 +78,13 @@ def rank_prefixed_message(message: str, rank: int | None) -> str:
 class WarningCache(set[str]):
     """Issues each message once."""
 
-    def warn(self, message: str, stacklevel: int = 5, **kwargs: Any) -> None:
+    def warn(self, message: str, stacklevel: int | None = None, **kwargs: Any) -> None:
         """Warn of ``message`` unless it has been said."""
         if message not in self:
             self.add(message)
             rank_zero_warn(message, stacklevel=stacklevel, **kwargs)
 
-    def deprecation(self, message: str, stacklevel: int = 6, **_: Any) -> None:
+    def deprecation(self, message: str, stacklevel: int | None = None, **_: Any) -> None:
         """The same as a deprecation."""
         if message not in self:
             self.add(message)

@@ -358,13 +358,15 @@ def check_hooks(parties: Iterable[Any]) -> None:
         for method, hook in near_misses(type(party), base, hooks):
             rank_zero_warn(
                 f"{name}.{method} is never called by the Trainer. Did you mean {hook}? "
-                "If the name is meant, nothing is wrong."
+                "If the name is meant, nothing is wrong.",
+                about=getattr(type(party), method),
             )
         for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
             if callable(getattr(party, gone, None)):
                 rank_zero_warn(
                     f"{name}.{gone} is never called by the Trainer: this hook no longer exists. Do its work in "
-                    f"{instead}."
+                    f"{instead}.",
+                    about=getattr(type(party), gone, None),
                 )
 
 
