@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
+import re
+import sys
+import types
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ import torch
 from torch import nn
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers._child import read_result, write_result
+from drivetrain.launchers._child import Sealed, read_result, write_result
 
 
 class Own:
@@ -90,3 +94,30 @@ def test_a_full_disk_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(OSError, match="no space left on device"):
         write_result(tmp_path, torch.ones(3))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("notebook", "file", "said"),
+    [
+        (True, None, 'is defined in this notebook. Write strategy="ddp_notebook"'),
+        (False, None, 'is defined in this interactive session. Write strategy="ddp_fork"'),
+        (False, "train.py", None),
+    ],
+    ids=["notebook", "interactive", "file"],
+)
+def test_what_a_new_process_cannot_import_is_refused_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, notebook: bool, file: str | None, said: str | None
+) -> None:
+    cell = types.ModuleType("__main__")
+    if file is not None:
+        cell.__file__ = file
+    exec("class Model: ...\ndef loss(): ...", vars(cell))
+    monkeypatch.setitem(sys.modules, "__main__", cell)
+    monkeypatch.setattr("drivetrain.launchers._child.in_notebook", lambda: notebook)
+    for value, name in ((cell.Model(), "Model"), ([cell.loss], "loss")):
+        if said is None:
+            assert pickle.dumps(Sealed(value))
+            continue
+        with pytest.raises(ConfigurationError, match=re.escape(f"cannot import {name}, which {said}")):
+            pickle.dumps(Sealed(value))
+    assert pickle.dumps(Sealed(nn.Linear(1, 1)))  # classes of a file are found wherever the model is made

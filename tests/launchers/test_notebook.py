@@ -8,7 +8,6 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 MODEL = """
 import torch, warnings
@@ -60,6 +59,19 @@ def test_a_notebook_trains_on_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_a_strategy_that_runs_the_program_again_is_refused_in_a_notebook(tmp_path: Path) -> None:
-    with pytest.raises(CellExecutionError, match='would run the notebook again in each of them. Write strategy="ddp_n'):
-        run(tmp_path, 'Trainer(**quiet, devices=2, strategy="ddp").fit(model, loader)')
+def test_strategies_that_do_not_work_in_a_notebook_name_the_one_that_does(tmp_path: Path) -> None:
+    said = run(
+        tmp_path,
+        'for name in ("ddp", "ddp_spawn", "ddp_forkserver"):\n'
+        "    try:\n"
+        "        Trainer(**quiet, devices=2, strategy=name).fit(model, loader)\n"
+        "    except Exception as error:\n"
+        '        print(name, type(error).__name__, error, sep=": ")\n',
+    )
+    again, *pickling = said.splitlines()
+    assert re.search('^ddp: ConfigurationError: .*the notebook again in each of them. Write .*="ddp_notebook"', again)
+    for name, line in zip(("ddp_spawn", "ddp_forkserver"), pickling, strict=True):
+        assert line == (
+            f"{name}: ConfigurationError: The new processes cannot import Model, which is defined in this notebook. "
+            'Write strategy="ddp_notebook", whose processes are copies of this one, or import it from a file.'
+        )

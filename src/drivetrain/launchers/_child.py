@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from drivetrain.base import files
 from drivetrain.checkpoints import container
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers._process_state import ProcessState
+from drivetrain.launchers.launcher import in_notebook
 
 T = TypeVar("T")
 
@@ -73,11 +75,32 @@ class _ByValue(ForkingPickler):
         self._memories: dict[tuple[int, torch.dtype], torch.TypedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, FunctionType)) and obj.__module__ == "__main__":
+            _check_main(obj)
         if isinstance(obj, (torch.TypedStorage, torch.UntypedStorage)):
             return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if not isinstance(obj, torch.Tensor) or _in_shared_memory(obj):
             return NotImplemented
         return by_value(obj, self._memories)
+
+
+def _check_main(obj: Any) -> None:
+    """Check that a new Python can import a class or function of ``__main__``.
+
+    Raises:
+        ConfigurationError: the program is no file: a notebook, or an interactive session.
+    """
+    main = sys.modules.get("__main__")
+    if in_notebook():
+        where, strategy = "this notebook", "ddp_notebook"
+    elif getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None:
+        where, strategy = "this interactive session", "ddp_fork"
+    else:
+        return
+    raise ConfigurationError(
+        f"The new processes cannot import {obj.__qualname__}, which is defined in {where}. Write "
+        f'strategy="{strategy}", whose processes are copies of this one, or import it from a file.'
+    )
 
 
 def by_value(tensor: torch.Tensor, memories: dict[tuple[int, torch.dtype], torch.TypedStorage]) -> tuple[Any, ...]:
