@@ -93,6 +93,43 @@ def test_an_id_in_a_comment_is_found() -> None:
     assert not cites_an_id("spec = find_spec(name)  # T is a type variable, and 1.0 a version")
 
 
+INTERNAL = re.compile(rf"{ID.pattern}|(?<![\w*/-])_[a-z]\w*|\._[a-z]\w*|#\d+\b")
+"""An id, or a name with an underscore in front."""
+
+
+def messages_of(source: str) -> list[str]:
+    """The texts of four words or more in a file that are no docstrings, with "X" for what is filled in."""
+    tree = ast.parse(source)
+    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    apart = {id(part) for node in joined for part in node.values}
+    apart |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [
+        "".join(part.value if isinstance(part, ast.Constant) else "X" for part in node.values) for node in joined
+    ] + [
+        node.value for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in apart
+    ]  # fmt: skip
+    return [text for text in texts if len(text.split()) >= 4]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_messages_name_no_internals(path: Path) -> None:
+    if path.relative_to(PACKAGE).as_posix() == "compat/table.py":
+        return  # the table lists names of another library
+    assert [text for text in messages_of(path.read_text("utf-8")) if INTERNAL.search(text)] == []
+
+
+def test_an_internal_name_in_a_message_is_found() -> None:
+    source = (
+        "def f(n):\n    '''Set self._x, a docstring.'''\n    raise E(f'{n} has no attribute self._book' ' here.')\n"
+    )
+    assert messages_of(source) == ["X has no attribute self._book here."]
+    for text in ("see T12 for the reason", "the field _devices is empty", "set trainer._x to that", "as in issue #42"):
+        assert INTERNAL.search(text)
+    for text in ("add_X_args and --X_y are options", "a_name of 16 bits", "dataloader_idx_0", "file X_1.ckpt"):
+        assert not INTERNAL.search(text)
+
+
 POSIX_ONLY = {"fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "posix", "syslog", "readline"}
 
 

@@ -71,6 +71,12 @@ def test_a_value_of_the_wrong_kind_is_described(value: Any, text: str) -> None:
     assert described(value) == text
 
 
+def test_a_value_is_shown_without_its_address() -> None:
+    assert shown(object()) == "<object object>"
+    assert described(test_one_root_catches_everything) == "a function: <function test_one_root_catches_everything>"
+    assert shown("at 0 x, and 0x12") == "'at 0 x, and 0x12'"
+
+
 def test_a_long_value_is_shown_in_one_line_and_cut() -> None:
     text = shown(nn.Sequential(*(nn.Linear(1, 1) for _ in range(9))))
     assert "\n" not in text

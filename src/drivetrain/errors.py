@@ -20,12 +20,14 @@ import difflib
 import functools
 import inspect
 import numbers
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _LONGEST_REPR = 100  # characters; a model's own text would fill pages
 
 
@@ -75,8 +77,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return ``repr(value)`` for a message: in one line, and cut if it is long."""
-    text = " ".join(repr(value).split())
+    """Return ``repr(value)`` for a message: in one line, without addresses in memory, and cut if it is long."""
+    text = _ADDRESS.sub("", " ".join(repr(value).split()))
     return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 3]}..."
 
 

@@ -147,17 +147,17 @@ class ClaimsStreams(Plain):
 @pytest.mark.parametrize(
     ("broken", "rows"),
     [
-        (NeedsAnArgument, {"test_c1_it_is_made_without_arguments"}),
-        (Unsure, {"test_s0_5_it_says_whether_it_is_there"}),
-        (Countless, {"test_s0_4_it_counts_its_devices"}),
-        (TakesAnything, {"test_s0_2_device_numbers_are_parsed"}),
-        (WrongAutocast, {"test_c4_a_run_is_on_its_device"}),
-        (BadStats, {"test_s0_6_its_figures_are_plain_numbers"}),
-        (Infinite, {"test_s0_6_its_figures_are_plain_numbers"}),
+        (NeedsAnArgument, {"test_it_is_made_without_arguments"}),
+        (Unsure, {"test_it_says_whether_it_is_there"}),
+        (Countless, {"test_it_counts_its_devices"}),
+        (TakesAnything, {"test_device_numbers_are_parsed"}),
+        (WrongAutocast, {"test_a_run_is_on_its_device"}),
+        (BadStats, {"test_its_figures_are_plain_numbers"}),
+        (Infinite, {"test_its_figures_are_plain_numbers"}),
         (NeverFrees, {"test_memory_is_counted"}),
         (ClaimsStreams, {"test_streams_and_events_order_work"}),
         (Clamps, {"test_no_more_devices_than_there_are"}),
-        (Repeats, {"test_s0_3_numbers_become_devices"}),
+        (Repeats, {"test_numbers_become_devices"}),
     ],
 )
 def test_what_is_wrong_fails_its_row(broken: type[Accelerator], rows: set[str], tmp_path: Path) -> None:

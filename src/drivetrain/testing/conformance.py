@@ -76,7 +76,7 @@ class AcceleratorConformance:
 
     # ---- what it says of itself ----------------------------------------------------------------------------------
 
-    def test_c1_it_is_made_without_arguments(self) -> None:
+    def test_it_is_made_without_arguments(self) -> None:
         """``Accelerator()`` works, has a name, and can be set up and torn down twice."""
         for _ in range(2):
             accelerator = self.accelerator()
@@ -86,18 +86,18 @@ class AcceleratorConformance:
             accelerator.setup(None)
             accelerator.teardown()
 
-    def test_s0_5_it_says_whether_it_is_there(self) -> None:
+    def test_it_says_whether_it_is_there(self) -> None:
         """``is_available()`` is a bool and ``why_unavailable()`` a text; neither needs an instance."""
         assert self.accelerator.is_available() is True
         assert isinstance(self.accelerator.why_unavailable(), str)
 
-    def test_s0_4_it_counts_its_devices(self) -> None:
+    def test_it_counts_its_devices(self) -> None:
         """``auto_device_count()`` is an int of at least 1."""
         count = self.accelerator.auto_device_count()
         assert type(count) is int
         assert count >= 1
 
-    def test_s0_2_device_numbers_are_parsed(self) -> None:
+    def test_device_numbers_are_parsed(self) -> None:
         """1, "1" and "auto" mean the first device; a value that names no device raises a ConfigurationError."""
         for devices in (1, "1"):
             assert list(self.plan_of(devices).devices) == [self.accelerator.get_parallel_devices([0])[0]]
@@ -117,7 +117,7 @@ class AcceleratorConformance:
         with pytest.raises(ConfigurationError):
             self.plan_of(self.accelerator.auto_device_count() + 1)
 
-    def test_s0_3_numbers_become_devices(self) -> None:
+    def test_numbers_become_devices(self) -> None:
         """``get_parallel_devices`` gives one ``torch.device`` per number, of one type, in order."""
         count = self.accelerator.auto_device_count()
         devices = list(self.accelerator.get_parallel_devices(list(range(count))))
@@ -128,14 +128,14 @@ class AcceleratorConformance:
             assert [device.index for device in devices] == list(range(count))
             assert self.accelerator.get_parallel_devices([count - 1])[0].index == count - 1
 
-    def test_c4_a_run_is_on_its_device(self) -> None:
+    def test_a_run_is_on_its_device(self) -> None:
         """The root device is the accelerator's, and so is the device type of autocast."""
         engine = Engine(accelerator=self.accelerator(), devices=1)
         assert engine.device == self.accelerator.get_parallel_devices([0])[0]
         context = torch.autocast(engine.accelerator.autocast_device_type, dtype=torch.bfloat16)
         assert context.device == engine.device.type
 
-    def test_s0_6_its_figures_are_plain_numbers(self) -> None:
+    def test_its_figures_are_plain_numbers(self) -> None:
         """``get_device_stats`` returns finite floats by name."""
         stats = self.accelerator().get_device_stats(self.device)
         assert isinstance(stats, dict)
