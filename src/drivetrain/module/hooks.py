@@ -6,7 +6,7 @@ overrides is an empty tuple, so it costs an empty ``for`` in a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
