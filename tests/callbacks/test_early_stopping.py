@@ -145,8 +145,11 @@ def test_a_run_that_was_stopped_is_not_trained_further_when_it_is_resumed(tmp_pa
             epochs, callback = restarted(tmp_path)
         assert epochs == 3
         assert callback.stopping_reason is Reason.PATIENCE_EXHAUSTED
-        assert "EarlyStopping had stopped this run in epoch 2: score has not improved on 1 for 2 checks" in caplog.text
-        assert "It is not trained further. To continue, change patience" in caplog.text
+        assert (
+            "EarlyStopping('score') had stopped this run in epoch 2: score has not improved on 1 for 2 checks"
+            in caplog.text
+        )
+        assert "It stops it again. To continue training, change its patience" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -165,8 +168,8 @@ def test_what_stopped_it_was_changed_so_it_continues(
     with caplog.at_level(logging.INFO):
         found, _ = restarted(tmp_path, callback=EarlyStopping("score", **callback), **arguments)
     assert found == epochs
-    assert "EarlyStopping had stopped this run: score has not improved on 1 for 2 checks" in caplog.text
-    assert f"Now {change}: training continues." in caplog.text
+    assert "EarlyStopping('score') had stopped this run: score has not improved on 1 for 2 checks" in caplog.text
+    assert f"Now {change}, so it does not stop it again." in caplog.text
 
 
 def test_fewer_epochs_are_no_reason_to_continue(tmp_path: Path) -> None:

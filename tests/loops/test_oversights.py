@@ -192,6 +192,22 @@ def test_modes_that_are_set_in_on_train_start_count(make_trainer: Any, loader: A
     assert _modes(make_trainer, loader, lambda model: model.eval(), Sets()) == []
 
 
+# ---- parameters ------------------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_that_no_checkpoint_contains_is_warned_of(make_trainer: Any, regression: Any, loader: Any) -> None:
+    class Outside(regression):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.outside = [nn.Parameter(torch.ones(2, 3))]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([*self.parameters(), *self.outside], lr=0.1)
+
+    with pytest.warns(UserWarning, match=r"Optimizer 0 \(SGD\) has 1 parameters .* shape \(2, 3\).* do not contain"):
+        make_trainer().fit(Outside(), loader)
+
+
 # ---- samples ---------------------------------------------------------------------------------------------------------
 
 

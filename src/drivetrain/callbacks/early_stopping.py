@@ -174,15 +174,16 @@ class EarlyStopping(Callback):
         if changed:
             self.stopped_epoch = 0
             rank_zero_info(
-                f"EarlyStopping had stopped this run: {why} Now {', and '.join(changed)}: training continues."
+                f"EarlyStopping({self.monitor!r}) had stopped this run: {why} Now {', and '.join(changed)}, so it does "
+                "not stop it again."
             )
             return
         self.stopping_reason, self.stopping_reason_message = EarlyStoppingReason(state["stopping_reason"]), why
         self._max_epochs = saved.get("max_epochs")
         trainer.should_stop = True
         rank_zero_info(
-            f"EarlyStopping had stopped this run in epoch {self.stopped_epoch}: {why} It is not trained further. To "
-            "continue, change patience or a threshold, or raise max_epochs."
+            f"EarlyStopping({self.monitor!r}) had stopped this run in epoch {self.stopped_epoch}: {why} It stops it "
+            "again. To continue training, change its patience or a threshold, or raise max_epochs."
         )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -22,7 +22,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.epoch import run_batches
 from drivetrain.loops.evaluate import agree_on_counts, sanity_check
-from drivetrain.loops.oversights import no_batches, warn_of_eval_mode, watch_losses
+from drivetrain.loops.oversights import no_batches, warn_of_eval_mode, warn_of_unsaved_parameters, watch_losses
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.resume import enter_epoch, restore_loaders, restore_random_state, restore_results
 from drivetrain.loops.run import Run, val_check_every
@@ -40,6 +40,7 @@ def fit(run: Run) -> None:
         return
     run.hooks.call("on_train_start")
     warn_of_eval_mode(run)
+    warn_of_unsaved_parameters(run)
     run.losses = watch_losses(run)
     run.validated_at = time.monotonic()
     while run.restart is not None or not run.training_done():

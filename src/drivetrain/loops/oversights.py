@@ -15,6 +15,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import Run
+from drivetrain.module.optimizers import parameters_of
 
 
 class LossWatch:
@@ -141,6 +142,19 @@ def _in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
     for child, each in module.named_children():
         found += _in_eval_mode(each, f"{name}.{child}" if name else child)
     return found
+
+
+def warn_of_unsaved_parameters(run: Run) -> None:
+    """Warn of parameters that an optimizer has and no module: no checkpoint contains their values."""
+    saved = {id(parameter) for parameter in run.module.parameters()}
+    for index, optimizer in enumerate(run.engine.strategy.optimizers):
+        shapes = [tuple(each.shape) for each in parameters_of(optimizer) if id(each) not in saved]
+        if shapes:
+            rank_zero_warn(
+                f"Optimizer {index} ({type(optimizer).__name__}) has {len(shapes)} parameters that are in no module, "
+                f"the first of shape {shapes[0]}. Checkpoints do not contain their values. Assign them to the module, "
+                "for example self.scale = nn.Parameter(...), or save them in on_save_checkpoint."
+            )
 
 
 def no_batches(loader: Any, purpose: str = "train") -> str:
