@@ -26,6 +26,8 @@ class GradientAccumulationScheduler(Callback):
             accumulates already or the module optimizes by hand.
     """
 
+    on_every_rank = True
+
     def __init__(self, scheduling: Mapping[int, int]) -> None:
         if not scheduling:
             raise ConfigurationError(
@@ -40,6 +42,10 @@ class GradientAccumulationScheduler(Callback):
                 )
         self.scheduling = {0: 1, **dict(sorted(scheduling.items()))}
         self._in_charge = False
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(scheduling=self.scheduling)
 
     def going_to_accumulate_grad_batches(self) -> bool:
         """Return whether any epoch accumulates at all."""

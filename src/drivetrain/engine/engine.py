@@ -168,6 +168,8 @@ class Engine(Ranks):
         self._check_module(module)
         self._check_optimizers(optimizers)
         self._begin()
+        if self.strategy.world.size > 1:
+            self._compare(module, optimizers)
         prepared, made, scheduler = self._verbs.set_up(module, optimizers, scheduler, move_to_device)
         model = EngineModule(prepared, module, self)
         handles = [self._handle(optimizer) for optimizer in made]
@@ -178,6 +180,14 @@ class Engine(Ranks):
                 hook(engine=self, module=model)
         parts = (model, *handles, *([] if scheduler is None else [scheduler]))
         return parts if len(parts) > 1 else model
+
+    def _compare(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Compare with the other ranks what this one sets up; what differs is an error on all of them."""
+        from drivetrain.strategies.agreement import Facts, compare, of_module, of_optimizers, of_program, seed
+
+        job = {"the method called": "Engine.setup", **of_program(self.strategy), "num_nodes": str(self.plan.num_nodes)}
+        model = {**of_module(module), **of_optimizers(optimizers)}
+        compare(self.strategy.world, self.strategy.data, Facts(job, model, seed()))
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> EngineModule:
         """:meth:`setup` for a module alone, where optimizers are built afterwards, from its final parameters."""

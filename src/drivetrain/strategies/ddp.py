@@ -91,6 +91,12 @@ class DDPStrategy(ParallelStrategy):
         self._sync: LayerSync | None = None  # of a fit that runs
         self._averaged: set[int] = set()  # parameters, by identity
 
+    def agreed_options(self) -> dict[str, Any]:
+        state, hook, wrapper = self.comm
+        names = {"ddp_comm_state": type(state), "ddp_comm_hook": hook, "ddp_comm_wrapper": wrapper}
+        averages = {"model_averaging_period": None if self._averaging is None else self._averaging.period}
+        return {**super().agreed_options(), **names, **averages, **self.ddp_arguments}
+
     def setup(self, trainer: Any) -> None:
         self._wraps = trainer is None or trainer.progress.fn == "fit"
         asked = trainer is not None and (trainer.settings.sync_batchnorm or self.layer_sync is not None)

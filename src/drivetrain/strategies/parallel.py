@@ -70,6 +70,10 @@ class ParallelStrategy(Strategy):
         devices = self.parallel_devices or self.own_devices
         return devices[self.local_rank]
 
+    def agreed_options(self) -> dict[str, Any]:
+        own = {"timeout": self.timeout, "process_group_backend": self.process_group_backend}
+        return {**super().agreed_options(), **own}
+
     @property
     def num_processes(self) -> int:
         """How many processes this machine has."""

@@ -276,6 +276,10 @@ class Strategy(Stepping, ABC):
         self._groups = world, data
         return self._groups
 
+    def agreed_options(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks of this strategy's options, by name; ranks compare it."""
+        return {"strategy": type(self)}
+
     def check_collectives(self, check: bool | None) -> None:
         """Begin a run in which the ranks compare collectives on tensors before they run.
 

@@ -67,7 +67,12 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn.value
     model, datamodule, fn = job.model, job.datamodule, job.fn
     trainer.engine.launch()
-    for logger in trainer.loggers:
+    several = strategy.world.size > 1
+    if several:
+        from drivetrain.trainer import comparison  # here, so that importing the Trainer stays quick
+
+        agreed = comparison.compare_start(trainer, fn, job.passed, loaders, datamodule, job.ckpt_path is not None)
+    for logger in trainer.loggers if not several or agreed.loggers else ():
         logger.agree_on_run(strategy.broadcast)
     trainer.logbook.join(strategy.root_device, strategy.data, strategy.world)
     for party in (datamodule, model):
@@ -80,6 +85,8 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     hooks.call_method("setup", stage)
     with trainer.engine.init_module(), trainer.engine.sharded_model():
         hooks.call_method("configure_model")
+    if several and agreed.changes:
+        comparison.compare_model(trainer)
     restore = functools.partial(checkpoint.restore, trainer, job.ckpt_path, job.weights_only)
     loaded = None if strategy.restore_checkpoint_after_setup else restore()
     if fn is TrainerFn.FITTING and not trainer.settings.barebones:
@@ -121,6 +128,10 @@ def _set_up_optimizers(trainer: Trainer, run: Run) -> None:
             f"{type(trainer.lightning_module).__name__}.configure_optimizers returned no optimizer, so gradients are "
             "computed and nothing is updated."
         )
+    if strategy.world.size > 1:
+        from drivetrain.trainer.comparison import compare_optimizers  # here, so that importing the Trainer stays quick
+
+        compare_optimizers(trainer)
     strategy.connect_precision()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()

@@ -1,0 +1,230 @@
+"""Whether the ranks of a job were given the same: one small exchange, and the details only where they differ."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import ConfigurationError, shown
+from drivetrain.strategies._peers import peers_of, some
+from drivetrain.strategies.group import Group, TorchGroup
+from drivetrain.strategies.strategy import Strategy
+
+_MOST = 8  # differences in a message
+_MISSING = "none"
+_OWN_VALUES = (bool, int, float, str, type(None))  # of options; other values may have an address in their text
+
+
+@dataclass
+class Facts:
+    """What one rank was given, as text by name.
+
+    Attributes:
+        job: what must be the same on all ranks.
+        model: what must be the same on the ranks of one data group; other ranks may hold another part of the model.
+        seed: of ``seed_everything``; ranks may have different ones.
+        loggers: ranks may have different ones.
+        changes: whether the model may still change before it is trained; then no rank's is compared.
+    """
+
+    job: Mapping[str, str] = field(default_factory=dict)
+    model: Mapping[str, str] = field(default_factory=dict)
+    seed: str = ""
+    loggers: str = ""
+    changes: bool = False
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the exchange has shown, the same on all ranks.
+
+    Attributes:
+        changes: the model of at least one rank may still change.
+        loggers: all ranks have the same loggers.
+    """
+
+    changes: bool = False
+    loggers: bool = True
+
+
+def compare(world: Group, data: Group, facts: Facts) -> Agreement:
+    """Compare what the ranks were given; every rank must call it.
+
+    The ranks exchange one text of fixed size, which holds digests. Only if these differ do they exchange what they were
+    given. Different seeds are a warning: parameters and the order of the data come from rank 0 in any case, and a seed
+    for each rank is a common way to let the ranks augment their samples differently.
+
+    Args:
+        world: all ranks. data: the ranks that have the same part of the model as this one.
+        facts: of this rank.
+
+    Raises:
+        ConfigurationError: on all ranks, where something differs; it shows what each of them has.
+    """
+    if world.size == 1:
+        return Agreement(facts.changes)
+    rows = [text.split() for text in _gathered(world, " ".join(_digests(facts, data.ranks[0])))]
+    jobs, parts, models, seeds, loggers, changes = ([row[index] for row in rows] for index in range(6))
+    final = "1" not in changes  # else the models are compared when they are
+    same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
+    if not same or len(set(seeds)) > 1:
+        everyones: list[Facts] = world.gather_objects(facts)
+        if not same:
+            raise ConfigurationError(_differing(everyones, parts if final else [], world.ranks))
+        each = _each([theirs.seed for theirs in everyones], world.ranks)
+        rank_zero_warn(
+            f"The ranks have different seeds: {each}. DDP takes the parameters and the order of the data from rank 0, "
+            "but what your code draws itself differs, for example a random split of a dataset. Write the same "
+            "seed_everything(...) on every rank unless you want that."
+        )
+    return Agreement(not final, len(set(loggers)) == 1)
+
+
+def _digests(facts: Facts, part: int) -> Iterable[str]:
+    yield _digest(facts.job)
+    yield str(part)
+    yield _digest(facts.model)
+    yield _digest({"seed": facts.seed})[:8]
+    yield _digest({"loggers": facts.loggers})[:8]
+    yield str(int(facts.changes))
+
+
+def _digest(texts: Mapping[str, str]) -> str:
+    """The order counts: DDP pairs parameters by it."""
+    return hashlib.sha256(repr(list(texts.items())).encode()).hexdigest()[:32]
+
+
+def _gathered(world: Group, text: str) -> list[str]:
+    if not isinstance(world, TorchGroup):
+        return world.gather_objects(text)
+    peers = peers_of("compare", world.handle, world.device)
+    assert peers is not None  # there are several
+    rows = peers.meet(text)
+    if any(row.call != "compare" for row in rows):
+        peers.check(rows)  # raises: some ranks do something else
+    return [row.text.removeprefix("compare(").removesuffix(")") for row in rows]
+
+
+def _differing(everyones: Sequence[Facts], parts: Sequence[str], ranks: Sequence[int]) -> str:
+    found = _differences([facts.job for facts in everyones], ranks)
+    for part in dict.fromkeys(parts):
+        members = [index for index, other in enumerate(parts) if other == part]
+        found += _differences([everyones[index].model for index in members], [ranks[index] for index in members])
+    more = f"; and {len(found) - _MOST} more" if len(found) > _MOST else ""
+    return (
+        f"The ranks of this job differ. {'; '.join(found[:_MOST])}{more}. Give every rank the same, outside of "
+        "conditions that differ between ranks."
+    )
+
+
+def _differences(each: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> list[str]:
+    names = dict.fromkeys(name for texts in each for name in texts)
+    missing = {name for name in names if any(name not in texts for texts in each)}
+    found = [
+        f"{name}: {_each([_cut(texts.get(name, _MISSING)) for texts in each], ranks)}"
+        for name in names
+        if len({texts.get(name) for texts in each}) > 1 and name.partition(" of ")[2].partition(",")[0] not in missing
+    ]
+    orders = [list(texts) for texts in each]
+    if not found and any(order != orders[0] for order in orders):
+        first = next(index for index in range(len(names)) if len({order[index] for order in orders}) > 1)
+        found.append(f"entry {first} of the same list: {_each([order[first] for order in orders], ranks)}")
+    return found
+
+
+def _each(texts: Sequence[str], ranks: Sequence[int]) -> str:
+    """Return each different text once: "rank 0 has 1.0, ranks 1, 2 have None"."""
+    owners: dict[str, list[int]] = {}
+    for rank, text in zip(ranks, texts, strict=True):
+        owners.setdefault(text, []).append(rank)
+    return ", ".join(
+        f"rank {whose[0]} has {text}" if len(whose) == 1 else f"ranks {some(whose)} have {text}"
+        for text, whose in owners.items()
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+# ---- what there is to compare ----------------------------------------------------------------------------------------
+
+
+def of_program(strategy: Strategy) -> dict[str, str]:
+    """Return the versions, and what any run on ``strategy`` depends on."""
+    import drivetrain  # here, because it is the package of this module
+
+    return {
+        "the version of Python": ".".join(platform.python_version_tuple()[:2]),
+        "the version of torch": str(torch.__version__),
+        "the version of drivetrain": drivetrain.__version__,
+        "accelerator": type(strategy.accelerator).__name__,
+        "precision": f"{strategy.precision_plugin.name!r} ({type(strategy.precision_plugin).__name__})",
+        "the checkpoint store": type(strategy.checkpoint_io).__name__,
+        "the layer sync": "None" if strategy.layer_sync is None else type(strategy.layer_sync).__name__,
+        **{name: text_of(value) for name, value in strategy.agreed_options().items()},
+    }
+
+
+def of_module(module: nn.Module) -> dict[str, str]:
+    """Return name, type, shape and ``requires_grad`` of each parameter and buffer."""
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())  # torch's own name for what DDP leaves alone
+    texts = {"the class of the model": f"{type(module).__module__}.{type(module).__qualname__}"}
+    for name, tensor in module.named_parameters():
+        frozen = "" if tensor.requires_grad else ", frozen"
+        texts[f"parameter {name}"] = f"{_kind(tensor)}{frozen}"
+    for name, tensor in module.named_buffers():  # type: ignore[assignment]
+        texts[f"buffer {name}"] = _kind(tensor)
+    return {name: text for name, text in texts.items() if name.partition(" ")[2] not in ignored}
+
+
+def of_optimizers(optimizers: Sequence[Optimizer], schedulers: Sequence[Any] = ()) -> dict[str, str]:
+    """Return classes and options; not the parameters, which an optimizer may divide among the ranks."""
+    texts = {"the number of optimizers": str(len(optimizers)), "the number of schedulers": str(len(schedulers))}
+    for index, optimizer in enumerate(optimizers):
+        texts[f"optimizer {index}"] = type(optimizer).__name__
+        for number, group in enumerate(optimizer.param_groups):
+            for name, value in group.items():
+                if name not in ("params", "param_names"):
+                    texts[f"{name} of optimizer {index}, group {number}"] = text_of(value)
+    for index, config in enumerate(schedulers):
+        scheduler = getattr(config, "scheduler", config)
+        parts = [type(scheduler).__name__]
+        parts += [f"{name}={getattr(config, name, None)!r}" for name in ("interval", "frequency", "monitor")]
+        texts[f"scheduler {index}"] = " ".join(parts)
+    return texts
+
+
+def seed() -> str:
+    """Return the seed of ``seed_everything`` in this process."""
+    return os.environ.get("PL_GLOBAL_SEED", "none")
+
+
+def text_of(value: Any) -> str:
+    """Return a text of an option that is the same in every process: plain values, and the names of other things."""
+    if isinstance(value, _OWN_VALUES):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(text_of, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {text_of(item)}' for name, item in value.items())}}}"
+    if isinstance(value, (torch.dtype, torch.Size)) or type(value).__module__ in ("datetime", "pathlib", "enum"):
+        return shown(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return type(value).__qualname__
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+        return "without a shape so far"
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
