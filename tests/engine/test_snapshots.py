@@ -108,6 +108,22 @@ def test_what_is_no_plain_data_is_refused_by_name(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_file_fits_with_and_without_a_compiled_submodule(saves: bool, loads: bool, tmp_path: Path) -> None:
+    def net(compiles: bool) -> nn.Sequential:
+        layer: Any = nn.Linear(2, 3)
+        return nn.Sequential(torch.compile(layer, backend="eager") if compiles else layer)
+
+    engine = Engine(accelerator="cpu")
+    source, target = engine.setup(net(saves)), engine.setup(net(loads))
+    engine.save(tmp_path / "x.ckpt", {"model": source})
+    assert list(engine.load(tmp_path / "x.ckpt")["model"]) == ["0.weight", "0.bias"]
+    engine.load(tmp_path / "x.ckpt", {"model": target})
+    for one, other in zip(source.parameters(), target.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_load_raw_reads_a_bare_state_dict(tmp_path: Path) -> None:
     engine, model, optimizer, _ = parts()
     torch.save(model.state_dict(), tmp_path / "model.pt")

@@ -134,7 +134,10 @@ def test_a_compiled_module_and_compiling_the_wrapper(net: Net) -> None:
     engine = Engine(accelerator="cpu", precision="bf16-mixed")
     expected = engine.setup(copy.deepcopy(net))(x)
     assert torch.equal(torch.compile(engine.setup(net), backend="eager")(x), expected)
-    assert torch.equal(engine.setup(torch.compile(net, backend="eager"))(x), expected)
+    model = engine.setup(torch.compile(net, backend="eager"))
+    assert torch.equal(model(x), expected)
+    assert model.module is net  # compiled in place
+    assert not [name for name in model.state_dict() if "_orig_mod" in name]
 
 
 @pytest.mark.parametrize("by_name", [True, False])

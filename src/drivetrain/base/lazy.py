@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ def lazy(
             return importlib.import_module(f"{package}.{name}")
         if name not in files:
             start = f"module {package!r} has no attribute {name!r}"
-            if not name.startswith("__"):  # those are asked for by tools, on the chance
+            if not (name.startswith("__") or _is_private_module(package, name)):  # imports and tools ask for those
                 start = _message(start, package, name)
             # With the name set, and no object, Python does not add a suggestion of its own.
             raise AttributeError(start, name=name)
@@ -40,6 +41,11 @@ def lazy(
         return value
 
     return get, lambda: public_names(package, _offered[package])
+
+
+def _is_private_module(package: str, name: str) -> bool:
+    """Return whether ``name`` is a module in the package: an import asks for the attribute first."""
+    return any(os.path.exists(os.path.join(folder, f"{name}.py")) for folder in vars(sys.modules[package])["__path__"])
 
 
 def public_names(module: str, names: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.compiled import compiled_in_place
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.seed import Generators, seed_everything
 from drivetrain.base.tree import move
@@ -154,7 +155,8 @@ class Engine(Ranks):
         """Put ``module`` on the device, in this precision, under this strategy, and let ``optimizers`` follow it.
 
         Args:
-            module: the model; its parameters are moved in place.
+            module: the model; its parameters are moved in place. One that ``torch.compile`` returned is compiled in
+                place too, so that its names are the original's.
             optimizers: built on its parameters.
             scheduler: built on an optimizer; handed back as it is where the strategy does not step it.
             move_to_device: leave the module where it is, if False.
@@ -165,6 +167,7 @@ class Engine(Ranks):
         Raises:
             ConfigurationError: something is set up already, or is no module or optimizer.
         """
+        module = compiled_in_place(module)
         self._check_module(module)
         self._check_optimizers(optimizers)
         self._begin()

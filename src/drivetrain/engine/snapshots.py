@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain import parity
+from drivetrain.base.compiled import own_names
 from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
 from drivetrain.engine.wrappers import EngineModule, unwrapped
 from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean, shown
@@ -106,6 +107,8 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
         if _stateful(state[name]) and not isinstance(held[name], Mapping):
             raise CheckpointError(f"{where} is {described(held[name])} and no state dict. Use another file.")
         if isinstance(state[name], nn.Module) and not states.loads_modules:
+            if isinstance(held[name], Mapping):
+                held[name] = own_names(_original(state[name]), held[name])
             _check_fits(state[name], held[name], strict, where)
         if isinstance(state[name], Optimizer) and not states.loads_optimizers:
             _check_groups(state[name], held[name], where)

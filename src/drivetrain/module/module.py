@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from drivetrain.base.compiled import own_names
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
@@ -56,6 +57,13 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     def configure_callbacks(self) -> list[Callback] | Callback:
         """Callbacks that belong to the model; each replaces the Trainer's callbacks of its own class."""
         return []
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state dict as ``nn.Module`` does, whether or not submodules were compiled, here or where it was saved.
+
+        ``torch.compile`` puts ``_orig_mod.`` into the names of parameters; checkpoints hold the names without.
+        """
+        return super().load_state_dict(own_names(self, state_dict), strict=strict, assign=assign)
 
     # ---- logging -------------------------------------------------------------------------------------------------
 
@@ -329,8 +337,10 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         self.train()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A run holds threads, files and the whole data: none of it belongs to a copy of the model.
-        return {**self.__dict__, "_trainer": None, "_book": None, "_engine": None, "_toggles": []}
+        # A run holds threads, files and the whole data: none of it belongs to a copy of the model. A compiled call is
+        # that of the original, and would run it in place of the copy.
+        own = {name: value for name, value in self.__dict__.items() if name != "_compiled_call_impl"}
+        return {**own, "_trainer": None, "_book": None, "_engine": None, "_toggles": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

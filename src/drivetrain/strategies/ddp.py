@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.compiled import compiled_method
 from drivetrain.base.registry import Entry, Registry, first_line
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -138,8 +139,7 @@ class DDPStrategy(ParallelStrategy):
 
     def bind(self, name: str) -> Callable[..., Any]:
         if name != "training_step":
-            method: Callable[..., Any] = getattr(self.lightning_module, name)
-            return method
+            return compiled_method(self.lightning_module, name)
         if isinstance(self.model, DistributedDataParallel) and _trained(self.lightning_module) - self._averaged:
             # layers have thawed that it does not know of, and would leave to each rank
             self.model = self._wrapped(self.lightning_module)

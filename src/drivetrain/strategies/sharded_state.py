@@ -36,6 +36,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base.compiled import own_names, plain_names
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import leaves, map_leaves, move_to_host
 from drivetrain.errors import CheckpointError
@@ -97,7 +98,7 @@ def whole_model_state(module: nn.Module) -> State:
 
     Every rank must call it. Besides its result it needs memory for one whole parameter at a time.
     """
-    return _whole(module.state_dict())
+    return _whole(plain_names(module.state_dict()))
 
 
 def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
@@ -109,7 +110,7 @@ def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: 
         RuntimeError: torch's own, if names or shapes do not fit.
     """
     own = module.state_dict(keep_vars=True)
-    sharded = {name: _like(value, own.get(name)) for name, value in state.items()}
+    sharded = {name: _like(value, own.get(name)) for name, value in own_names(module, state).items()}
     assign = any(isinstance(value, Tensor) and value.is_meta for value in own.values())
     module.load_state_dict(sharded, strict=strict, assign=assign)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base.compiled import compiled_method
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.tree import move
 from drivetrain.precision.precision import Precision
@@ -183,7 +184,7 @@ class Stepping:
 
     def bind(self, name: str) -> Callable[..., Any]:
         """The module's method of this name, in a form whose call goes through what is wrapped around the module."""
-        method: Callable[..., Any] = getattr(self.lightning_module, name)
+        method = compiled_method(self.lightning_module, name)
         assert self.model is not None  # setup() came first
         return redirected(method, self.lightning_module, self.model, self.calls_through_forward)
 

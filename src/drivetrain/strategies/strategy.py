@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from drivetrain import parity
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.compiled import own_names, plain_names
 from drivetrain.base.introspect import overrides
 from drivetrain.base.registry import Registry, check_contract_version
 from drivetrain.base.restoring import check_optimizer_state, load_states
@@ -366,14 +367,14 @@ class Strategy(Stepping, ABC):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the module's state under the module's own names; every rank must call it.
+        """Return the module's state under the names that it has without ``torch.compile``; every rank must call it.
 
         Rank 0 writes what it returns; the result of the other ranks may be empty.
 
         Raises:
             CheckpointError: the module holds DTensors, and this strategy does not override the method.
         """
-        state: dict[str, Any] = self.lightning_module.state_dict()
+        state = plain_names(self.lightning_module.state_dict())
         self._refuse_dtensors(state, "lightning_module_state_dict")
         return state
 
@@ -385,7 +386,8 @@ class Strategy(Stepping, ABC):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load ``checkpoint["state_dict"]`` into the module."""
-        self.lightning_module.load_state_dict(checkpoint["state_dict"], strict=strict)
+        module: nn.Module = self.lightning_module
+        module.load_state_dict(own_names(module, checkpoint["state_dict"]), strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load ``checkpoint["optimizer_states"]``, one entry for each optimizer, in their order.

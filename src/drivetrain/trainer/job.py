@@ -37,6 +37,7 @@ class Job:
         datamodule: the user's datamodule.
         ckpt_path: the file to begin from.
         weights_only: how it is read.
+        compiled_by: the context of the model that torch.compile returned, if it was passed; it is not pickled with it.
         checked: the launching process has checked the combination already.
     """
 
@@ -46,6 +47,7 @@ class Job:
     datamodule: LightningDataModule | None
     ckpt_path: str | None
     weights_only: bool | None
+    compiled_by: Any = None
     checked: bool = False
 
 

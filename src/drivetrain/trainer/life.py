@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base.compiled import compile_in_place, keep_out_of_graphs
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint
@@ -16,6 +17,7 @@ from drivetrain.loops.run import Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
+from drivetrain.module.optimizers import LightningOptimizer
 from drivetrain.strategies.stepping import Stepping
 from drivetrain.trainer import attach, checkpoint
 from drivetrain.trainer.job import Job
@@ -28,6 +30,14 @@ if TYPE_CHECKING:
 def connect(trainer: Trainer, job: Job) -> Loaders:
     """Do everything that precedes the first process and the first device, in the order of docs/hooks.md."""
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
+    if job.compiled_by is not None:
+        keep_out_of_graphs(LightningModule, LightningOptimizer)
+        compile_in_place(model, job.compiled_by)  # again, in a process that was started
+        if job.compiled_by.fullgraph:
+            rank_zero_info(
+                f"torch.compile(fullgraph=True): calls of {type(model).__name__} run compiled, and its steps as they "
+                "are, because a step that logs is never one graph."
+            )
     progress.begin_run(fn)
     trainer.ranks_of_job = []
     datamodule = trainer.datamodule = job.datamodule

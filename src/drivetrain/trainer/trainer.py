@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import encodable
 from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.rank_zero import rank_zero_info
@@ -371,6 +372,7 @@ class Trainer(TrainerView):
         weights_only: bool | None,
     ) -> Job:
         """Check the arguments of an entry point and return the job; nothing is built."""
+        model = compiled_in_place(model)
         first = next(iter(passed))
         if isinstance(passed[first], LightningDataModule):
             passed, datamodule = {**passed, first: None}, passed[first]
@@ -383,7 +385,7 @@ class Trainer(TrainerView):
             check_precision(precision, [model, *self.callbacks], fn, self.settings)
         attach.check_savers(self, fn)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
-        return Job(fn, model, passed, datamodule, checkpoint_path, weights_only)
+        return Job(fn, model, passed, datamodule, checkpoint_path, weights_only, context_of(model))
 
     def run_job(self, job: Job) -> list[Any]:
         """Run ``job``, here or in processes started for it; clean up and re-raise on any exception."""

@@ -1,0 +1,150 @@
+"""Modules that torch.compile has wrapped: compiled in place instead, and their parameters' names without the wrapper's.
+
+``torch.compile(module)`` returns another module, which calls the original. Its class is not the original's, and
+``_orig_mod.`` is in front of the names in its state dict. Compiling in place, as ``module.compile()`` does, changes
+neither.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+_CONTEXT = "drivetrain_context"  # of the compiled call; torch drops that where a module is copied or pickled
+_WRAPPER = "_orig_mod."
+_IN_A_NAME = re.compile(rf"(?<![^.]){re.escape(_WRAPPER)}")
+
+
+def original(module: Any) -> Any:
+    """Return the module inside of what ``torch.compile`` returned; any other object as it is."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # what it returns is made there
+    while dynamo is not None and isinstance(module, dynamo.OptimizedModule):
+        module = module._orig_mod
+    return module
+
+
+def compiled_in_place(module: Any) -> Any:
+    """Return :func:`original` of ``module``, compiled in place with what ``torch.compile`` was given.
+
+    The object that ``torch.compile`` returned stays valid.
+    """
+    inner = original(module)
+    if inner is not module:
+        compile_in_place(inner, module.dynamo_ctx)
+    return inner
+
+
+def compile_in_place(module: nn.Module, context: Any) -> None:
+    """Let calls of ``module`` run compiled by ``context``, the ``dynamo_ctx`` of what ``torch.compile`` returned."""
+    if context_of(module) is context:
+        return
+    from torch._dynamo import external_utils, trace_rules  # imported already, by what made the context
+
+    call: Any = module._call_impl
+    if trace_rules.check(module.forward):  # of torch's own modules, whose frames are not compiled by themselves
+        call = external_utils.wrap_inline(call)
+    call = context(call)
+    setattr(call, _CONTEXT, context)
+    module._compiled_call_impl = call
+
+
+def context_of(module: nn.Module) -> Any:
+    """Return the context by which ``module`` was compiled in place here; ``None`` if it was not."""
+    return getattr(module.__dict__.get("_compiled_call_impl"), _CONTEXT, None)
+
+
+def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
+    """Return the method of this name, compiled if ``module`` was compiled in place here.
+
+    With ``fullgraph=True`` only calls of the module are compiled: a step that logs is never one graph.
+    """
+    method: Callable[..., Any] = getattr(module, name)
+    context = context_of(module)
+    if context is None or context.fullgraph:
+        return method
+    compiled: Callable[..., Any] = context(method)
+    return compiled
+
+
+# What user code reads in forward, in the middle of a graph: nothing there changes from step to step.
+_TRACED = {
+    "forward", "training_step", "validation_step", "test_step", "predict_step", "hparams", "hparams_initial", "device",
+    "dtype", "automatic_optimization", "example_input_array",
+}  # fmt: skip
+
+
+@functools.cache
+def keep_out_of_graphs(*classes: type) -> None:
+    """Let torch.compile leave out of its graphs what a step calls of drivetrain, such as ``self.log``.
+
+    It would trace into the logbook and the loops, and compile the step again whenever one of their counters changes.
+    Where a step calls something that is left out, its graph ends and another one begins.
+
+    Args:
+        classes: those whose members a step may call.
+    """
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    from torch._dynamo import trace_rules
+
+    package = Path(__file__).parent.parent
+    folders = [folder for folder in sorted(package.iterdir()) if folder.is_dir() and folder.name != "module"]
+    trace_rules.SKIP_DIRS.extend(f"{folder}/" for folder in folders)
+    trace_rules._recompile_re()
+    # What these call is left out too, such as an optimizer's step and a metric's update.
+    left_out = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    for owner in {base for cls in classes for base in cls.__mro__ if base.__module__.startswith("drivetrain.")}:
+        for name, member in vars(owner).items():
+            function: Any = member.fget if isinstance(member, property) else member
+            if name not in _TRACED and not name.startswith("_") and hasattr(function, "__code__"):
+                set_code_exec_strategy(function.__code__, left_out)
+                function._torchdynamo_disable = True  # as torch's own decorators mark a function
+
+
+# ---- names in state dicts --------------------------------------------------------------------------------------------
+
+
+def plain_names(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a module's state dict without the names of wrappers, so that it fits with and without ``torch.compile``.
+
+    Both the keys and torch's metadata about them are renamed; a state without such names is returned as it is.
+    """
+    return _renamed(state, lambda name: _IN_A_NAME.sub("", name)) if _names_wrappers(state) else state
+
+
+def own_names(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``state`` with the names of the wrappers that ``module`` has around its submodules, and of no others."""
+    wrapped = [
+        f"{name}." for name, _ in module.named_modules(remove_duplicate=False) if f".{name}.".endswith(f".{_WRAPPER}")
+    ]  # outer ones come first
+    if not (wrapped or _names_wrappers(state)):
+        return state
+
+    def own(name: str) -> str:
+        name = _IN_A_NAME.sub("", name)
+        for inside in wrapped:
+            outside = inside.removesuffix(_WRAPPER)
+            if name.startswith(outside):
+                name = inside + name.removeprefix(outside)
+        return name
+
+    return _renamed(state, own)
+
+
+def _names_wrappers(state: Mapping[str, Any]) -> bool:
+    return any(isinstance(name, str) and _IN_A_NAME.search(name) for name in state)
+
+
+def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    renamed: Any = type(state)() if isinstance(state, dict) else {}
+    renamed.update((rename(name), value) for name, value in state.items())
+    metadata = getattr(state, "_metadata", None)  # versions of the modules, by their names
+    if metadata is not None:
+        renamed._metadata = {rename(f"{name}.")[:-1]: value for name, value in metadata.items()}
+    result: dict[str, Any] = renamed
+    return result
