@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from drivetrain import Callback, LightningModule, Trainer, WeightedLoss
 from drivetrain.errors import CheckpointError, ConfigurationError
@@ -186,6 +186,55 @@ def test_t36_a_rank_without_batches_is_an_error_on_all_before_anything_is_traine
     for text, steps in pool.run(refused, counts, val_counts, sanity, group=False):
         assert text.startswith(message)
         assert steps == 0
+
+
+def shared_differently(what: str, validates: bool) -> str:
+    ours = trainer(use_distributed_sampler=True, max_epochs=1)
+    rank = ours.global_rank
+    loader: Any = DataLoader(data_of(0, 4), batch_size=2)
+    other: Any = loader
+    if rank == 1 and what == "samples":
+        other = DataLoader(data_of(0, 6), batch_size=2)
+    elif rank == 1 and what == "batch_size":
+        other = DataLoader(data_of(0, 4), batch_size=4)
+    elif rank == 1 and what == "shuffle":
+        other = DataLoader(data_of(0, 4), batch_size=2, shuffle=True)
+    elif rank == 1 and what == "splits itself":
+        other = DataLoader(data_of(0, 4), batch_size=2, sampler=DistributedSampler(range(15), 2, 1))
+    try:
+        ours.fit(Regression(), loader if validates else other, other if validates else loader)
+    except ConfigurationError as error:
+        return str(error)
+    return "trained"
+
+
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("samples", "rank 0: {n} samples of a SequentialSampler in batches of 2; rank 1: {m} samples of a Seq"),
+        ("batch_size", "rank 0: {n} samples of a SequentialSampler in batches of 2; rank 1: {n} samples of a Sequential"
+                       "Sampler in batches of 4"),
+        ("shuffle", "rank 1: {n} samples of a RandomSampler, replacement=False in batches of 2"),
+        ("splits itself", "rank 1: a loader that is not split"),
+        ("nothing", ""),
+    ],
+    ids=["samples", "batch_size", "shuffle", "own sampler", "nothing"],
+)  # fmt: skip
+def test_ranks_that_share_one_order_need_the_same_data_set_and_batch_size(
+    pool: Any, what: str, text: str, validates: bool
+) -> None:
+    texts = pool.run(shared_differently, what, validates, group=False)
+    if what == "nothing":  # the control
+        assert texts == ["trained", "trained"]
+        return
+    n, m = len(data_of(0, 4)), len(data_of(0, 6))
+    for found in texts:
+        if what == "splits itself" and not validates:  # the ranks of such loaders tell each other their lengths before
+            assert found.startswith("The ranks of the group cannot do this together")
+            continue
+        assert found.startswith(f"The {'validation' if validates else 'training'} loaders of the ranks differ")
+        assert text.format(n=n, m=m) in found
 
 
 class Fetching(Regression):

@@ -10,7 +10,7 @@ from drivetrain.base.introspect import takes_iterator
 from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loops.evaluate import evaluate, validates_in, validation_due
-from drivetrain.loops.loaders import check_counts
+from drivetrain.loops.loaders import check_counts, check_orders, order_shared
 from drivetrain.loops.pieces import Step
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.restart import validation_start, watch_exceptions
@@ -219,8 +219,10 @@ def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
 
     uneven = run.uneven = UnevenInputs(run, loader)
     done = 0 if resumed is None else resumed.done
-    asked = run.engine.strategy.data.gather_objects((num_batches, done < num_batches or passes.can_repeat))
-    counts = [count for count, _ in asked]
+    data, can_resume = run.engine.strategy.data, done < num_batches or passes.can_repeat
+    asked = data.gather_objects((num_batches, can_resume, order_shared(loader)))
+    check_orders([order for *_, order in asked], data.ranks, "training")
+    counts = [count for count, *_ in asked]
     check_counts(counts, "training")
     longest = max(counts)
     run.progress.expect_batches(longest)  # a limit may be another on this rank alone
@@ -229,7 +231,7 @@ def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
             "The checkpoint was saved in the middle of an epoch, by one of several processes whose loader has no "
             "length, so they had fetched ahead. Resume from one that was saved at the end of an epoch."
         )
-    if done < longest and not all(can_resume for _, can_resume in asked):
+    if done < longest and not all(can for _, can, _ in asked):
         raise CheckpointError(
             f"The checkpoint was saved after {done} batches of an epoch, when some ranks repeated their last batch: "
             f"the ranks' loaders have {', '.join(f'{count:g}' for count in counts)} batches. This kind of loader "

@@ -21,7 +21,7 @@ from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.kept import generators_kept, workers_kept
 from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.logbook import Row
-from drivetrain.loops.loaders import EvalLoader, check_counts
+from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, order_shared
 from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.progress import Phase, copied
 from drivetrain.loops.run import Run, val_check_every
@@ -214,13 +214,16 @@ def agree_on_counts(run: Run, stage: Stage, loaders: Sequence[EvalLoader]) -> No
     """
     if run.window.gather is None:
         return
-    everyones = run.engine.strategy.data.gather_objects([source.num_batches for source in loaders])
+    data = run.engine.strategy.data
+    everyones = data.gather_objects([(source.num_batches, order_shared(source.loader)) for source in loaders])
     if len({len(counts) for counts in everyones}) > 1:
         raise ConfigurationError(
             f"The ranks have {', '.join(str(len(counts)) for counts in everyones)} {_KINDS[stage].word} loaders. "
             "Give all ranks as many."
         )
-    for source, counts in zip(loaders, zip(*everyones, strict=True), strict=True):
+    for source, facts in zip(loaders, zip(*everyones, strict=True), strict=True):
+        counts, orders = zip(*facts, strict=True)
+        check_orders(orders, data.ranks, _KINDS[stage].word)
         check_counts(counts, _KINDS[stage].word)
         source.counts = list(counts)
 

@@ -49,6 +49,41 @@ def check_counts(counts: Sequence[float], word: str) -> None:
         )
 
 
+def order_shared(loader: Any) -> str:
+    """Return which order of samples the Trainer shares out by ``loader``, as text for :func:`check_orders`."""
+    from drivetrain.data.samplers import RankBatches, SlicedBatches, order_of  # here, as in _is_shared
+
+    if isinstance(loader, CombinedLoader):
+        return " and ".join(map(order_shared, loader.flattened))
+    places = [getattr(loader, place, None) for place in ("batch_sampler", "sampler")]
+    batches = next((place for place in places if isinstance(place, RankBatches)), None)
+    order = None if batches is None else order_of(loader)
+    if order is None:
+        return "a loader that is not split"
+    options = "".join(f", {name}={value}" for name, value in order["options"].items())
+    size = ""
+    if isinstance(batches, SlicedBatches):
+        size = f" in batches of {batches.batch_size}{', without the last part' * batches.drop_last}"
+    count = order["dataset"] if order["samples"] is None else order["samples"]
+    return f"{count} samples of a {order['sampler']}{options}{size}"
+
+
+def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None:
+    """Whether all ranks share out the same order; ``orders`` are those of each rank's ``word`` loader.
+
+    Raises:
+        ConfigurationError: they do not, so samples would be left out or seen twice.
+    """
+    if len(set(orders)) > 1:
+        from drivetrain.strategies._peers import by_rank  # here, so that importing the Trainer stays quick
+
+        raise ConfigurationError(
+            f"The {word} loaders of the ranks differ, and the Trainer divides one order of samples among all: "
+            f"{by_rank(orders, ranks)}. Give every rank the same dataset and batch_size, or write "
+            "Trainer(use_distributed_sampler=False)."
+        )
+
+
 def _is_shared(loader: Any) -> bool:
     """Whether the Trainer has shared ``loader`` out, so that it has the same length on every rank."""
     from drivetrain.data.samplers import RankBatches  # here, so that importing the Trainer stays quick

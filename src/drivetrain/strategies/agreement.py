@@ -21,6 +21,7 @@ from drivetrain.strategies.strategy import Strategy
 
 _MOST = 8  # differences in a message
 _MISSING = "none"
+_CALL = "compare_ranks"  # what a message calls it if another rank does something else
 _OWN_VALUES = (bool, int, float, str, type(None))  # of options; other values may have an address in their text
 
 
@@ -100,18 +101,18 @@ def _digests(facts: Facts, part: int) -> Iterable[str]:
 
 def _digest(texts: Mapping[str, str]) -> str:
     """The order counts: DDP pairs parameters by it."""
-    return hashlib.sha256(repr(list(texts.items())).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr(list(texts.items())).encode()).hexdigest()[:16]
 
 
 def _gathered(world: Group, text: str) -> list[str]:
     if not isinstance(world, TorchGroup):
         return world.gather_objects(text)
-    peers = peers_of("compare", world.handle, world.device)
+    peers = peers_of(_CALL, world.handle, world.device)
     assert peers is not None  # there are several
     rows = peers.meet(text)
-    if any(row.call != "compare" for row in rows):
+    if any(row.call != _CALL for row in rows):
         peers.check(rows)  # raises: some ranks do something else
-    return [row.text.removeprefix("compare(").removesuffix(")") for row in rows]
+    return [row.text.removeprefix(f"{_CALL}(").removesuffix(")") for row in rows]
 
 
 def _differing(everyones: Sequence[Facts], parts: Sequence[str], ranks: Sequence[int]) -> str:
