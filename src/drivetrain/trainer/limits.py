@@ -1,4 +1,4 @@
-"""The limits of a run as properties of the Trainer: they can be read, and changed while it runs."""
+"""The Trainer's arguments as its properties: limits can be changed while it runs, the others can be read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, shown
+from drivetrain.loops.progress import Progress
 from drivetrain.loops.run import ENDLESS, Limits, Run
 from drivetrain.settings import Settings, check, val_interval_of
 
@@ -16,7 +17,7 @@ def _limit(
     doc: str,
     field: str = "",
     kept: Callable[[Any], Any] | None = None,
-    shown: Callable[[Any], Any] | None = None,
+    read_as: Callable[[Any], Any] | None = None,
 ) -> Any:  # a property; the class body below gives each its type
     """Return the property ``name`` of a :class:`LimitsView`, kept in a field of its ``Limits``.
 
@@ -25,18 +26,33 @@ def _limit(
         doc: its docstring.
         field: the field, where it has another name.
         kept: turns a value that was written into the field's value; by default they are the same.
-        shown: turns the field's value into the property's; by default they are the same.
+        read_as: turns the field's value into the property's; by default they are the same.
     """
     field = field or name
 
     def read(view: LimitsView) -> Any:
         limit = getattr(view.limits, field)
-        return limit if shown is None else shown(limit)
+        return limit if read_as is None else read_as(limit)
 
     def write(view: LimitsView, value: Any) -> None:
         check(name, value)
         setattr(view.limits, field, value if kept is None else kept(value))
         view._touch()
+
+    return property(read, write, doc=doc)
+
+
+def _argument(name: str, doc: str) -> Any:
+    """Return the property ``name``, which is the Trainer's argument of this name, and cannot be changed."""
+
+    def read(view: LimitsView) -> Any:
+        return getattr(view.settings, name)
+
+    def write(view: LimitsView, value: Any) -> None:
+        # With the name set, and no object, Python does not add a suggestion of its own.
+        raise AttributeError(
+            f"trainer.{name} cannot be changed. Write Trainer({name}={shown(value)}) instead.", name=name
+        )
 
     return property(read, write, doc=doc)
 
@@ -54,25 +70,26 @@ def _or(default: Any) -> Callable[[Any], Any]:
 
 
 class LimitsView:
-    """The Trainer's writable properties about when and how much.
+    """The Trainer's arguments as properties.
 
-    A write is checked as the argument of the same name is, ``None`` means that argument's default, and the value counts
-    from the next batch on; one of ``limit_*_batches`` from the next pass over the data. It holds for later runs of this
-    Trainer too.
+    Those about when and how much are writable. A write is checked as the argument of the same name is, ``None`` means
+    that argument's default, and the value counts from the next batch on; one of ``limit_*_batches`` from the next pass
+    over the data. It holds for later runs of this Trainer too.
     """
 
     settings: Settings
     limits: Limits
+    progress: Progress
     _run_parts: Run | None
 
-    max_epochs: int | None = _limit("max_epochs", "Epochs at most; -1: no limit.", kept=_endless, shown=_minus_one)
+    max_epochs: int | None = _limit("max_epochs", "Epochs at most; -1: no limit.", kept=_endless, read_as=_minus_one)
     min_epochs: int | None = _limit("min_epochs", "Epochs at least.", kept=_or(0))
-    max_steps: int = _limit("max_steps", "Optimizer steps at most; -1: no limit.", kept=_endless, shown=_minus_one)
+    max_steps: int = _limit("max_steps", "Optimizer steps at most; -1: no limit.", kept=_endless, read_as=_minus_one)
     min_steps: int | None = _limit(
         "min_steps",
         "Optimizer steps at least; ``None``: no such limit.",
         kept=_or(0),
-        shown=lambda limit: limit or None,
+        read_as=lambda limit: limit or None,
     )
     log_every_n_steps: int = _limit(
         "log_every_n_steps", "Optimizer steps from one flush of logged values to the next.", kept=_or(50)
@@ -100,6 +117,46 @@ class LimitsView:
         "reload_dataloaders_every_n_epochs",
         "Loaders that a hook returns are built again every so many epochs; 0: never.", "reload_every",
     )  # fmt: skip
+
+    num_sanity_val_steps: float = _limit(
+        "num_sanity_val_steps", "Validation batches of the sanity check; ``inf``: all.", "sanity_batches",
+        lambda value: 2 if value is None else _endless(value),
+    )  # fmt: skip
+
+    barebones: bool = _argument("barebones", "Whether everything is off that costs time beyond the step.")
+    enable_autolog_hparams: bool = _argument("enable_autolog_hparams", "Whether hyperparameters are logged.")
+    fast_dev_run: int | bool = _argument(
+        "fast_dev_run", "How many batches of every stage a trial runs; False: no trial."
+    )
+    gradient_clip_algorithm: str | None = _argument("gradient_clip_algorithm", '"norm", "value", or ``None``: "norm".')
+    gradient_clip_val: float | None = _argument(
+        "gradient_clip_val", "Gradients are clipped to it; ``None``: not at all."
+    )
+    overfit_batches: int | float = _argument(
+        "overfit_batches", "On how many batches alone the fit trains; 0.0: on all."
+    )
+
+    @property
+    def val_check_batch(self) -> float | None:
+        """Training batches between validations; ``inf``: only the end of the epoch, of an unknown length.
+
+        ``None`` where time decides, and for a fraction until the number of batches is known.
+        """
+        if self.limits.val_check_seconds is not None:
+            return None
+        interval, count = self.limits.val_check_interval, self.progress.num_training_batches
+        if isinstance(interval, int):
+            return interval
+        if not count:
+            return None
+        return count if count == ENDLESS else max(1, int(count * interval))
+
+    @property
+    def profiler(self) -> Any:
+        """An object with a profiler's methods that measures nothing: this version has no profilers."""
+        from drivetrain.trainer.no_profiler import NoProfiler  # here, so that importing the Trainer stays quick
+
+        return NoProfiler()
 
     @property
     def accumulate_grad_batches(self) -> int:

@@ -389,12 +389,13 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps of the whole fit; ``inf`` without a limit. Creates the training loader if there is none yet.
+        """Optimizer steps of the whole fit; ``inf`` without a limit or a training loader.
 
-        With several processes whose loaders may differ in length, read it on all of them.
+        Creates the training loader if there is none yet. With several processes whose loaders may differ in
+        length, read it on all of them.
         """
         run = self._run_parts
-        if run is None or self.limits.max_epochs == ENDLESS:
+        if run is None or self.limits.max_epochs == ENDLESS or not run.loaders.available("fit"):
             return self.limits.max_steps
         batches = run.loaders.count_training()
         if batches == ENDLESS:
@@ -406,11 +407,6 @@ class TrainerView(LimitsView, RankFacts):
         else:
             steps = sum(ceil(batches / schedule.get_accumulate_grad_batches(epoch)) for epoch in epochs)
         return min(steps, self.limits.max_steps)
-
-    @property
-    def fast_dev_run(self) -> int | bool:
-        """The argument of this name."""
-        return self.settings.fast_dev_run
 
     @property
     def state(self) -> Progress:
