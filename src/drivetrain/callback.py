@@ -36,7 +36,7 @@ class Callback:
     needs_batch_indices: bool = False
     """Whether it needs the sample indices of prediction batches; they are recorded only for such a callback."""
 
-    on_every_rank: bool = False
+    needs_every_rank: bool = False
     """Its hooks exchange values with the other ranks, or change how they train, so every rank needs it with the same
     options. The ranks compare the ``state_key`` of these callbacks when a run begins."""
 
@@ -206,7 +206,7 @@ class Checkpoint(Callback):
 
     position = "last"
     monitors = True
-    on_every_rank = True
+    needs_every_rank = True
 
     saves_on_exception: bool = False
     """Whether it saves when a run ends by an exception. The loop then keeps a copy of each window's start."""

@@ -441,7 +441,7 @@ MAY_DIFFER = {
     "precision": "what it stands for is compared",
     "plugins": "their classes are compared, where ranks exchange anything through them",
     "devices": "machines may have different devices",
-    "callbacks": "those that need every rank are compared: Callback.on_every_rank",
+    "callbacks": "those that need every rank are compared: Callback.needs_every_rank",
     "logger": "only rank 0 writes",
     "enable_progress_bar": "only rank 0 shows one",
     "enable_model_summary": "only rank 0 prints it",

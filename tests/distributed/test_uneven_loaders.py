@@ -249,7 +249,7 @@ def fetching() -> str:
     return str(refusal.value)
 
 
-def test_a_step_that_fetches_its_batches_needs_as_many_on_every_rank(pool: Any) -> None:
+def test_a_step_that_fetches_its_batches_needs_as_many_needs_every_rank(pool: Any) -> None:
     for text in pool.run(fetching, group=False):
         assert "takes dataloader_iter, and the loaders of the ranks have different lengths, [3, 2] batches" in text
 

@@ -46,7 +46,7 @@ def gather_under(cases: Sequence[Sequence[Sequence[str]]]) -> list[str]:
     ]
 
 
-def test_t8_different_names_are_an_error_on_every_rank_that_says_who_lacks_what(pool: Any) -> None:
+def test_t8_different_names_are_an_error_needs_every_rank_that_says_who_lacks_what(pool: Any) -> None:
     for found in pool.run(gather_under, [names for names, _ in NAMES], world_size=3):
         for text, (names, wanted) in zip(found, NAMES, strict=True):
             assert all(part in text for part in wanted), (names, text)
@@ -140,7 +140,7 @@ def reduce_what_has_no_such_operation() -> list[str]:
     ]
 
 
-def test_a_type_without_the_operation_is_an_error_on_every_rank(pool: Any) -> None:
+def test_a_type_without_the_operation_is_an_error_needs_every_rank(pool: Any) -> None:
     for complex_, bits, unsigned, sparse in pool.run(reduce_what_has_no_such_operation):
         assert "max of complex64 of shape (2,)" in complex_
         assert "band of float32" in bits
@@ -160,7 +160,7 @@ def broadcast_wrongly() -> list[str]:
     return [*found, str(collectives.broadcast(rank, 1)), str(collectives.gather_objects(rank))]  # the group still works
 
 
-def test_an_object_that_cannot_travel_is_an_error_on_every_rank(pool: Any) -> None:
+def test_an_object_that_cannot_travel_is_an_error_needs_every_rank(pool: Any) -> None:
     for rank, found in enumerate(pool.run(broadcast_wrongly, world_size=3)):
         differ, outside, unpicklable, not_in_group, one_unpicklable, control, other_control = found
         assert "rank 0: broadcast(src=0); rank 1: broadcast(src=1)" in differ

@@ -66,7 +66,7 @@ class EarlyStopping(Callback):
     """
 
     monitors = True
-    on_every_rank = True
+    needs_every_rank = True
 
     @arguments_checked
     def __init__(

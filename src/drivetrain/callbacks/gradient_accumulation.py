@@ -26,7 +26,7 @@ class GradientAccumulationScheduler(Callback):
             accumulates already or the module optimizes by hand.
     """
 
-    on_every_rank = True
+    needs_every_rank = True
 
     def __init__(self, scheduling: Mapping[int, int]) -> None:
         if not scheduling:

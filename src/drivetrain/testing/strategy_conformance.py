@@ -42,7 +42,7 @@ _VERBS = sorted(name for name, value in vars(Stepping).items() if callable(value
 _IN_A_STEP = {"training_step", "backward", "pre_backward", "post_backward", "zero_grad", "optimizer_step"}
 
 
-def on_every_rank(row: Callable[[Any, Path], None]) -> Any:
+def needs_every_rank(row: Callable[[Any, Path], None]) -> Any:
     """Make a row a test that runs it on every rank; ``test.row`` is the row itself."""
 
     def test(self: StrategyConformance, tmp_path: Path) -> None:
@@ -134,23 +134,23 @@ class StrategyConformance:
 
     # ---- training ------------------------------------------------------------------------------------------------
 
-    @on_every_rank
+    @needs_every_rank
     def test_it_trains_like_the_plain_loop(self, folder: Path) -> None:
         """Weights, losses, gradients and optimizer state are those of a loop over the global batches."""
         self.compare(self.fit(Small()), self.plain_loop())
 
-    @on_every_rank
+    @needs_every_rank
     def test_it_accumulates(self, folder: Path) -> None:
         """A window's gradient is the mean over its batches, also of the last, smaller window of an epoch."""
         self.compare(self.fit(Small(), accumulate_grad_batches=4), self.plain_loop(accumulate=4))
 
-    @on_every_rank
+    @needs_every_rank
     def test_it_weighs_losses(self, folder: Path) -> None:
         """The gradient of a window of weighted losses is their weighted mean over batches and ranks."""
         found = self.fit(Small("weighted"), accumulate_grad_batches=4)
         self.compare(found, self.plain_loop(accumulate=4, kind="weighted"))
 
-    @on_every_rank
+    @needs_every_rank
     def test_it_clips(self, folder: Path) -> None:
         """Gradients are clipped by the norm of the whole gradient, and by value."""
         for algorithm, limit in (("norm", 0.05), ("value", 0.01)):
@@ -159,12 +159,12 @@ class StrategyConformance:
             )
             self.compare(found, self.plain_loop(accumulate=4, clip=(algorithm, limit)))
 
-    @on_every_rank
+    @needs_every_rank
     def test_manual_optimization_works(self, folder: Path) -> None:
         """A module that calls backward and steps its optimizer itself trains like the plain loop."""
         self.compare(self.fit(Small("manual")), self.plain_loop())
 
-    @on_every_rank
+    @needs_every_rank
     def test_a_verb_that_only_calls_super_changes_nothing(self, folder: Path) -> None:
         """Overriding any method of a step, or all of them, to call ``super()`` leaves the numbers as they were."""
         expected = self.plain_loop(accumulate=2, clip=("norm", 0.05), epochs=1, batches_per_epoch=4, kind="weighted")
@@ -181,7 +181,7 @@ class StrategyConformance:
             if len(verbs) > 1 and type(self.make()).bind_step is Stepping.bind_step:
                 assert called >= _IN_A_STEP, f"overridden and not called: {', '.join(sorted(_IN_A_STEP - called))}"
 
-    @on_every_rank
+    @needs_every_rank
     def test_hooks_inside_a_step_are_called_or_refused(self, folder: Path) -> None:
         """A hook that the module overrides is called, or set-up raises an error because the strategy owns its step."""
         for hook in sorted(HOOKS_IN_A_STEP):
@@ -194,7 +194,7 @@ class StrategyConformance:
 
     # ---- evaluation ----------------------------------------------------------------------------------------------
 
-    @on_every_rank
+    @needs_every_rank
     def test_it_evaluates(self, folder: Path) -> None:
         """Validation inside a fit and alone, testing and prediction give the values of the trained weights."""
         module, trainer = Small(), self.trainer(max_epochs=1)
@@ -223,7 +223,7 @@ class StrategyConformance:
         plain.load_state_dict(whole(dict(module.named_parameters())))
         return plain
 
-    @on_every_rank
+    @needs_every_rank
     def test_it_trains_a_module_that_it_has_evaluated(self, folder: Path) -> None:
         """``allows_inference_mode`` is true: what evaluation has left behind can be trained."""
         module, trainer = Small(), self.trainer()
@@ -233,7 +233,7 @@ class StrategyConformance:
 
     # ---- saving and resuming -------------------------------------------------------------------------------------
 
-    @on_every_rank
+    @needs_every_rank
     def test_it_resumes_exactly(self, folder: Path) -> None:
         """A run that is resumed from an epoch's end, its middle, or an open window, ends as if never interrupted."""
         for at, accumulate in ((6, 1), (9, 1), (9, 4)):
@@ -246,7 +246,7 @@ class StrategyConformance:
             for part in ("weights", "optimizer"):
                 torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=0, atol=0)
 
-    @on_every_rank
+    @needs_every_rank
     def test_its_files_are_those_of_a_plain_module(self, folder: Path) -> None:
         """A checkpoint holds complete tensors under the module's own names, and a plain module loads it."""
         module, trainer = Small(), self.trainer(max_epochs=1)
@@ -262,7 +262,7 @@ class StrategyConformance:
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
-    @on_every_rank
+    @needs_every_rank
     def test_it_knows_its_ranks(self, folder: Path) -> None:
         """Ranks and sizes are those of the job, and ``is_distributed`` is declared."""
         trainer = self.trainer()
@@ -280,7 +280,7 @@ class StrategyConformance:
             same(group.rank, strategy.global_rank, f"rank of {type(group).__name__}")
             check_group(group)
 
-    @on_every_rank
+    @needs_every_rank
     def test_ranks_exchange_values(self, folder: Path) -> None:
         """Collectives return the right values, on every rank; with one process they return what they get."""
         trainer = self.trainer()
@@ -304,7 +304,7 @@ class StrategyConformance:
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
-    @on_every_rank
+    @needs_every_rank
     def test_a_run_gives_the_module_back(self, folder: Path) -> None:
         """After a run the module is on the host and works, on every rank, and can be trained again."""
         module, trainer = Small(), self.trainer(max_epochs=1)
@@ -317,14 +317,14 @@ class StrategyConformance:
         self.trainer(max_epochs=1).fit(module, self.loader(), self.loader(2))
         same(len(module.losses), 2 * BATCHES, "batches of both runs")
 
-    @on_every_rank
+    @needs_every_rank
     def test_it_can_be_torn_down_at_any_time(self, folder: Path) -> None:
         """``teardown`` works before anything is set up, and twice."""
         strategy = self.trainer().strategy
         strategy.teardown()
         strategy.teardown()
 
-    @on_every_rank
+    @needs_every_rank
     def test_an_error_in_a_step_is_what_the_caller_sees(self, folder: Path) -> None:
         """An exception in a step reaches the caller, the strategy hears of it, and another run works."""
         heard: list[BaseException] = []
@@ -335,7 +335,7 @@ class StrategyConformance:
         same([type(each) for each in heard], [ZeroDivisionError], "what on_exception got")
         self.compare(self.fit(Small()), self.plain_loop())
 
-    @on_every_rank
+    @needs_every_rank
     def test_a_copy_of_it_trains(self, folder: Path) -> None:
         """It can be pickled on its way into a started process, also when it has trained; the copy trains as it does."""
         strategy = self.make()

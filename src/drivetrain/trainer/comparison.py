@@ -99,7 +99,7 @@ def _settings(trainer: Any) -> dict[str, str]:
 
 def _callbacks(trainer: Any) -> dict[str, str]:
     """Return how many callbacks of each key every rank needs, in their order."""
-    counts = Counter(f"callback {callback.state_key}" for callback in trainer.callbacks if callback.on_every_rank)
+    counts = Counter(f"callback {callback.state_key}" for callback in trainer.callbacks if callback.needs_every_rank)
     return {name: str(count) for name, count in counts.items()}
 
 
