@@ -59,6 +59,7 @@ def test_t45_all_meet_at_rank_zero() -> None:
     told = variables_for([seat("a", 1), seat("b", 2), seat("a", 3), seat("b", 4)], "b")
     meeting = {(each["MASTER_ADDR"], each["MASTER_PORT"], each["WORLD_SIZE"]) for each in told}
     assert meeting == {("address of b", "2", "4")}
+    assert {each["MASTER_ADDR"] for each in variables_for([seat("a", 1), seat("a", 2)], "a")} == {"127.0.0.1"}
 
 
 def test_processes_see_the_devices_of_all_on_their_machine_in_the_order_of_local_ranks() -> None:

@@ -124,7 +124,7 @@ def test_ranks_that_have_come_name_those_that_have_not() -> None:
     errors = together(*(rank(number, port, 5) for number in (0, 1, 3)))
     for error in errors:
         assert f"at {HERE}:{port}" in str(error)
-    assert "of 5 processes 2 have not come: ranks 2, 4" in str(errors[0])
+    assert "of 5 processes, ranks 2, 4 have not come" in str(errors[0])
 
 
 def test_a_port_that_another_program_holds_is_an_error_on_rank_zero() -> None:

@@ -22,7 +22,7 @@ import torch
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Registry
-from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
@@ -284,7 +284,7 @@ def variables_for(seats: Sequence[Seat], here: str) -> list[dict[str, str]]:
     """The environment variables that tell each actor who it is, in the order of ``seats``.
 
     Ranks are consecutive on a machine, those of ``here``, a machine's id, first. Each actor sees the devices of all on
-    its machine.
+    its machine. On one machine they meet at a loopback address.
     """
     nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
     members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]
@@ -300,7 +300,7 @@ def variables_for(seats: Sequence[Seat], here: str) -> list[dict[str, str]]:
                 "NODE_RANK": node_rank,
                 "WORLD_SIZE": len(seats),
                 "LOCAL_WORLD_SIZE": len(indices),
-                "MASTER_ADDR": main.address,
+                "MASTER_ADDR": main.address if len(nodes) > 1 else DEFAULT_ADDRESS,
                 "MASTER_PORT": main.port,
                 **visible,
             }

@@ -221,8 +221,8 @@ class Meeting:
         except RuntimeError:  # rank 0 has ended, and the store with it
             absent = None
         if absent:
-            missing = f"of {self.world_size} processes {len(absent)} have not come: rank{'s' * (len(absent) > 1)} "
-            missing += some(absent)
+            which = f"ranks {some(absent)} have" if len(absent) > 1 else f"rank {absent[0]} has"
+            missing = f"of {self.world_size} processes, {which} not come"
         return DrivetrainError(
             f"{self._waited} (MASTER_ADDR:MASTER_PORT) for the other processes, and {missing}. See in their output "
             "why, start as many processes as num_nodes and devices say, or raise the strategy's timeout."
