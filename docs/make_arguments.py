@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from drivetrain.settings import NOT_YET, Settings
+from drivetrain.settings import Settings, doc_of, shown_type
 
 PAGE = Path(__file__).parent / "arguments.md"
 
@@ -25,10 +25,8 @@ def page() -> str:
     """The page's text."""
     rows = []
     for field in dataclasses.fields(Settings):
-        kind = str(field.type).replace("|", "\\|")
-        doc = field.metadata["doc"] + (
-            "; **not supported yet: only the default is accepted**" if field.name in NOT_YET else ""
-        )
+        kind = shown_type(field.type).replace("|", "\\|")
+        doc = doc_of(field)
         rows.append(f"| `{field.name}` | `{kind}` | `{field.default!r}` | {doc} |\n")
     return HEAD + "".join(rows)
 

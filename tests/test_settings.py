@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
+import pydoc
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from drivetrain import Trainer
+from drivetrain import Engine, Trainer, settings
 from drivetrain.errors import ConfigurationError, NotSupportedError, UnknownArgumentError
 from drivetrain.loggers import CSVLogger
 from drivetrain.loops.run import Limits
@@ -279,3 +281,47 @@ def test_loggers_may_come_from_a_generator() -> None:
     loggers = [CSVLogger("a"), CSVLogger("b")]
     settings = Settings(logger=(logger for logger in loggers))
     assert settings.logger == loggers
+
+
+def described(cls: type, name: str) -> str:
+    """What ``help(cls)`` says of an argument, in one line."""
+    lines = [line.removeprefix(" |  ") for line in pydoc.render_doc(cls, renderer=pydoc.plaintext).splitlines()]
+    first = next((n for n, line in enumerate(lines) if line.startswith((f"    {name} (", f"    {name}: "))), None)
+    assert first is not None, name
+    rest = itertools.takewhile(lambda line: line.startswith(" " * 8), lines[first + 1 :])
+    return " ".join(" ".join([lines[first], *rest]).split())
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+def test_help_describes_every_argument_with_its_type_and_default(field: dataclasses.Field[Any]) -> None:
+    text = described(Trainer, field.name)
+    assert f"default {field.default!r}" in text
+    assert field.metadata["doc"] in text
+    assert "PrecisionName" not in text
+    if "Name" not in str(field.type):
+        assert f"({field.type}, default" in text
+
+
+def test_help_describes_every_argument_of_the_engine_too() -> None:
+    for name, parameter in list(inspect.signature(Engine.__init__).parameters.items())[1:]:
+        assert len(described(Engine, name)) > 20
+        if name in ("accelerator", "precision", "check_collectives"):
+            assert f"default {parameter.default!r}" in described(Engine, name)
+    assert "no LayerSync" in described(Engine, "plugins")
+
+
+def test_help_says_what_is_not_supported_yet() -> None:
+    assert described(Trainer, "profiler").endswith("not supported yet: only the default is accepted.")
+
+
+def test_an_argument_that_the_docstring_lacks_would_be_found() -> None:
+    """Negative control of the tests above."""
+    with pytest.raises(AssertionError, match="gradient_clip_vale"):
+        described(Trainer, "gradient_clip_vale")
+
+
+@pytest.mark.parametrize("cls", [Trainer, Engine])
+def test_a_signature_resolves_at_run_time_to_any_registered_name(cls: type) -> None:
+    """A command line that reads it must accept the names of other packages."""
+    assert (settings.PrecisionName, settings.StrategyName) == (int | str, str)
+    assert inspect.signature(cls).parameters["precision"].annotation == "PrecisionName | None"

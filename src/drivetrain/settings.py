@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
@@ -38,6 +40,24 @@ if TYPE_CHECKING:
     from drivetrain.strategies.layer_sync import LayerSync
     from drivetrain.strategies.strategy import Strategy
 
+T = TypeVar("T")
+
+KnownPrecision = Literal[
+    "64", "64-true", "32", "32-true", "16", "16-mixed", "16-true", "bf16", "bf16-mixed", "bf16-true", 64, 32, 16
+]  # fmt: skip
+KnownStrategy = Literal[
+    "auto", "single_device", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true", "ddp_fork",
+    "ddp_forkserver", "ddp_notebook", "ddp_ray", "ddp_spawn",
+]  # fmt: skip
+if TYPE_CHECKING:
+    # A misspelt precision is an error to a type checker, as there are few, and others usually come as objects in
+    # plugins=. Strategies of other packages are often named, so there it completes the names and accepts any.
+    PrecisionName = KnownPrecision
+    StrategyName = KnownStrategy | str
+else:  # any name that is registered, also to what reads signatures at run time, such as a command line
+    PrecisionName = int | str
+    StrategyName = str
+
 
 class Callback(Protocol):
     """What the settings know of a callback; the contract is :class:`drivetrain.callback.Callback`."""
@@ -59,12 +79,14 @@ class Settings:
     """
 
     accelerator: str | Accelerator = _argument("auto", 'hardware: "auto", "gpu", a device type, or an Accelerator')
-    strategy: str | Strategy = _argument("auto", 'how the model is spread over devices: "auto", a name, or a Strategy')
+    strategy: StrategyName | Strategy = _argument(
+        "auto", 'how the model is spread over devices: "auto", a name, or a Strategy'
+    )
     devices: int | list[int] | str = _argument(
         "auto", 'a number of devices, a list of their indices, or "auto" or -1 for all'
     )
     num_nodes: int = _argument(1, "number of machines")
-    precision: int | str | None = _argument(
+    precision: PrecisionName | None = _argument(
         None, '"32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true" or "bf16-true"'
     )
     logger: Logger | Iterable[Logger | str] | bool | None = _argument(
@@ -173,6 +195,37 @@ class Settings:
                     f"Trainer(barebones=True, {name}={shown(value)}): barebones switches {name} off. "
                     "Leave one of them out."
                 )
+
+
+def shown_type(annotation: Any) -> str:
+    """Return the type of an argument for readers, with any name as a ``str``."""
+    return str(annotation).replace("PrecisionName", "int | str").replace("StrategyName", "str")
+
+
+def doc_of(field: dataclasses.Field[Any]) -> str:
+    """Return the line that documents an argument."""
+    doc: str = field.metadata["doc"]
+    return f"{doc}; not supported yet: only the default is accepted" if field.name in NOT_YET else doc
+
+
+def documents_arguments(cls: type[T]) -> type[T]:
+    """Class decorator: describe in the docstring's "Args:" the arguments of ``__init__`` that are in the table above.
+
+    An argument that the docstring describes already stays as it is. So ``help()`` shows all of them.
+    """
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    before, raises, after = (cls.__doc__ or "").partition("\n    Raises:\n")
+    before, _, own = before.partition("\n    Args:\n")
+    entries = [
+        textwrap.fill(
+            f"{name} ({shown_type(parameter.annotation)}, default {parameter.default!r}): {doc_of(fields[name])}.",
+            width=120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False,
+        )
+        for name, parameter in inspect.signature(cls.__init__).parameters.items()
+        if name in fields and f"\n        {name}: " not in f"\n{own}"
+    ]  # fmt: skip
+    cls.__doc__ = "\n".join([before, "    Args:", *entries, own + raises + after])
+    return cls
 
 
 _NOT_IN_BAREBONES: dict[str, tuple[Any, ...]] = {

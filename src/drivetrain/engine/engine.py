@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHand
 from drivetrain.errors import ConfigurationError, arguments_checked, described
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
-from drivetrain.settings import Settings, from_command_line
+from drivetrain.settings import PrecisionName, Settings, StrategyName, documents_arguments, from_command_line
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.strategy import Strategy
 
@@ -34,6 +34,13 @@ if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
 
 
+M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T", bound=Optimizer)
+L = TypeVar("L", bound=Iterable[Any])
+S = TypeVar("S")
+
+
+@documents_arguments
 class Engine(Ranks):
     """What drives a model, without a loop.
 
@@ -50,12 +57,12 @@ class Engine(Ranks):
             engine.clip_gradients(model, optimizer, max_norm=1.0)
             optimizer.step()
 
-    A subclass may hold the whole program in a method ``run``; calling it launches first.
+    A subclass may hold the whole program in a method ``run``; calling it launches first. What of accelerator, strategy,
+    devices, num_nodes and precision is left out may come from the command line:
+    ``drivetrain run --devices=2 train.py``. A run, of which ``check_collectives`` speaks, begins with :meth:`launch`.
 
     Args:
-        accelerator, strategy, devices, num_nodes, precision, plugins: as the Trainer's. What is left out may come from
-            the command line: ``drivetrain run --devices=2 train.py``.
-        check_collectives: as the Trainer's; a run begins with :meth:`launch`.
+        plugins: as the Trainer's, but no LayerSync.
         callbacks: objects whose methods :meth:`call` calls.
         loggers: where :meth:`log` writes; one that is given by its name writes below the working directory.
         plan: a plan that is already resolved; the arguments that it decides are then ignored.
@@ -70,10 +77,10 @@ class Engine(Ranks):
         self,
         *,
         accelerator: str | Accelerator = "auto",
-        strategy: str | Strategy = "auto",
+        strategy: StrategyName | Strategy = "auto",
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
-        precision: int | str | None = None,
+        precision: PrecisionName | None = None,
         plugins: Precision
         | CheckpointIO
         | ClusterEnvironment
@@ -149,6 +156,20 @@ class Engine(Ranks):
 
     # ---- set up --------------------------------------------------------------------------------------------------
 
+    # Typed as what is wrapped, so that a checker accepts: model, optimizer = engine.setup(model, optimizer)
+    @overload
+    def setup(self, module: M, *, scheduler: None = None, move_to_device: bool = ...) -> M: ...
+    @overload
+    def setup(
+        self, module: M, optimizer: T, /, *, scheduler: None = None, move_to_device: bool = ...
+    ) -> tuple[M, T]: ...
+    @overload
+    def setup(self, module: M, optimizer: T, /, *, scheduler: S, move_to_device: bool = ...) -> tuple[M, T, S]: ...
+    @overload
+    def setup(
+        self, module: nn.Module, *optimizers: Optimizer, scheduler: Any = ..., move_to_device: bool = ...
+    ) -> Any: ...
+
     def setup(
         self, module: nn.Module, *optimizers: Optimizer, scheduler: Any = None, move_to_device: bool = True
     ) -> Any:
@@ -206,6 +227,15 @@ class Engine(Ranks):
         if not handles:
             raise ConfigurationError("Engine.setup_optimizers() got no optimizer. Pass one.")
         return handles[0] if len(handles) == 1 else tuple(handles)
+
+    @overload
+    def setup_dataloaders(
+        self, loader: L, /, *, use_distributed_sampler: bool = ..., move_to_device: bool = ...
+    ) -> L: ...
+    @overload
+    def setup_dataloaders(
+        self, *loaders: Any, use_distributed_sampler: bool = ..., move_to_device: bool = ...
+    ) -> Any: ...
 
     def setup_dataloaders(
         self, *loaders: Iterable[Any], use_distributed_sampler: bool = True, move_to_device: bool = True

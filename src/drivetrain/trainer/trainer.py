@@ -35,7 +35,7 @@ from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
-from drivetrain.settings import Settings, complete
+from drivetrain.settings import PrecisionName, Settings, StrategyName, complete, documents_arguments
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.stepping import Stepping
 from drivetrain.strategies.strategy import Strategy
@@ -85,12 +85,12 @@ def _unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> UnknownArgumentError:
     )
 
 
+@documents_arguments
 class Trainer(TrainerView):
     """Trains, validates and tests a LightningModule, and predicts with it.
 
-    :class:`drivetrain.settings.Settings` describes every argument. All are keyword-only; one that is left out may come
-    from the environment (``PL_TRAINER_MAX_EPOCHS=3``). The constructor decides what they mean on this machine:
-    ``print(trainer.plan)`` shows the decisions.
+    All arguments are keyword-only; one that is left out may come from the environment (``PL_TRAINER_MAX_EPOCHS=3``).
+    The constructor decides what they mean on this machine: ``print(trainer.plan)`` shows the decisions.
 
     Raises:
         ConfigurationError: an argument is wrong or contradicts another; nothing was built.
@@ -102,10 +102,10 @@ class Trainer(TrainerView):
         self,
         *,
         accelerator: str | Accelerator = "auto",
-        strategy: str | Strategy = "auto",
+        strategy: StrategyName | Strategy = "auto",
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
-        precision: int | str | None = None,
+        precision: PrecisionName | None = None,
         logger: Logger | Iterable[Logger | str] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         fast_dev_run: int | bool = False,
