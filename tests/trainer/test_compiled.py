@@ -122,7 +122,20 @@ def weights(module: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-@pytest.mark.parametrize("kind", [Net, ByHand, Hooked, ByLBFGS])
+class LogsRates(Net):
+    """Reads its optimizer inside the step; the rate changes from step to step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("lr", self.optimizers().param_groups[0]["lr"])
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+@pytest.mark.parametrize("kind", [Net, ByHand, Hooked, ByLBFGS, LogsRates])
 @pytest.mark.parametrize("arguments", [{}, {"precision": "bf16-mixed", "accumulate_grad_batches": 1}], ids=["32", "16"])
 def test_a_compiled_model_trains_in_place_to_the_same_weights(
     kind: type[Net], arguments: Any, loader: DataLoader[Any], make_trainer: Any, caplog: pytest.LogCaptureFixture
@@ -136,7 +149,8 @@ def test_a_compiled_model_trains_in_place_to_the_same_weights(
     assert trainer.callback_metrics == expected.callback_metrics
     assert trainer.lightning_module is trainer.model is module
     assert 1 <= len(backend.graphs) <= 25  # and not again in every step
-    assert "recompile_limit" not in caplog.text
+    assert trainer.global_step == expected.global_step
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_steps_are_compiled_and_not_only_forward(loader: DataLoader[Any], make_trainer: Any) -> None:
@@ -221,6 +235,18 @@ def test_with_fullgraph_forward_is_compiled_and_steps_are_not(
         make_trainer().fit(torch.compile(CallsItself(), backend=backend, fullgraph=True), loader)
     assert len(backend.graphs) == 1
     assert "calls of CallsItself run compiled, and its steps as they are" in caplog.text
+
+
+def test_a_step_that_steps_its_optimizers_itself_is_not_compiled_and_says_so(
+    loader: DataLoader[Any], make_trainer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, backend = ByHand(), Recording()
+    with caplog.at_level("INFO"):
+        make_trainer().fit(torch.compile(module, backend=backend), loader)
+    assert "calls of ByHand run compiled, and its training_step as it is" in caplog.text
+    called = {node.target for graph in backend.graphs for node in graph.graph.nodes if node.op == "call_function"}
+    assert nn.functional.mse_loss not in called
+    assert backend.graphs
 
 
 def test_hyperparameters_and_the_device_may_be_read_inside_one_graph(

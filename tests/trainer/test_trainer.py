@@ -407,6 +407,7 @@ def test_evaluating_after_a_fit_keeps_its_optimizers_for_a_checkpoint(
         ("fit", "val_dataloader", "Did you mean 'val_dataloaders'?"),
         ("fit", "data_module", "Did you mean 'datamodule'?"),
         ("fit", "max_epochs", "it is one of the Trainer. Write Trainer(max_epochs=...)."),
+        ("fit", "epochs", "Did you mean Trainer(max_epochs=...)?"),
         ("fit", "resume_from_checkpoint", "Write ckpt_path=..."),
         ("validate", "val_dataloaders", "Did you mean 'dataloaders'?"),
         ("test", "dataloader", "Did you mean 'dataloaders'?"),

@@ -62,11 +62,14 @@ def context_of(module: nn.Module) -> Any:
 def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
     """Return the method of this name, compiled if ``module`` was compiled in place here.
 
-    With ``fullgraph=True`` only calls of the module are compiled: a step that logs is never one graph.
+    With ``fullgraph=True`` only calls of the module are compiled: a step that logs is never one graph. A training step
+    that steps its optimizers itself is not compiled: torch.compile would trace into the optimizer past its wrapper,
+    which scales, counts and calls hooks.
     """
     method: Callable[..., Any] = getattr(module, name)
     context = context_of(module)
-    if context is None or context.fullgraph:
+    by_hand = name == "training_step" and not getattr(module, "automatic_optimization", True)
+    if context is None or context.fullgraph or by_hand:
         return method
     compiled: Callable[..., Any] = context(method)
     return compiled

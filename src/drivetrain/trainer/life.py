@@ -38,6 +38,12 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
                 f"torch.compile(fullgraph=True): calls of {type(model).__name__} run compiled, and its steps as they "
                 "are, because a step that logs is never one graph."
             )
+        elif fn is TrainerFn.FITTING and not model.automatic_optimization:
+            rank_zero_info(
+                f"torch.compile: calls of {type(model).__name__} run compiled, and its training_step as it is, because "
+                "it steps its optimizers itself. To compile the layers that it uses, write self.net = "
+                "torch.compile(self.net) in the constructor."
+            )
     progress.begin_run(fn)
     trainer.ranks_of_job = []
     datamodule = trainer.datamodule = job.datamodule

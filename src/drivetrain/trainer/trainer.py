@@ -24,7 +24,14 @@ from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
-from drivetrain.errors import ConfigurationError, UnknownArgumentError, accepts_no_more, shown, unknown_argument
+from drivetrain.errors import (
+    ConfigurationError,
+    UnknownArgumentError,
+    accepts_no_more,
+    closest,
+    shown,
+    unknown_argument,
+)
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
@@ -73,16 +80,25 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 def _unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> UnknownArgumentError:
     """Return the error for an argument that the entry point of ``fn`` does not have."""
     name = next(iter(unknown))
-    if name in {field.name for field in dataclasses.fields(Settings)}:
+    arguments, own = [field.name for field in dataclasses.fields(Settings)], _parameters(fn)
+    if name in arguments:
         return UnknownArgumentError(
             f"trainer.{fn.value} has no argument {name}={shown(unknown[name])}: it is one of the Trainer. "
             f"Write Trainer({name}=...)."
         )
     if name in ("resume_from_checkpoint", "checkpoint_path", "checkpoint"):
         return UnknownArgumentError(f"trainer.{fn.value} has no argument {name}. Write ckpt_path=...")
-    return unknown_argument(
-        f"trainer.{fn.value}", unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:]
-    )
+    likely = f"max_{name}"  # epochs=3
+    argument = likely if likely in arguments else closest(name, arguments)
+    if closest(name, own) is None and argument is not None:
+        return UnknownArgumentError(
+            f"trainer.{fn.value} has no argument {name}={shown(unknown[name])}. Did you mean Trainer({argument}=...)?"
+        )
+    return unknown_argument(f"trainer.{fn.value}", unknown, own)
+
+
+def _parameters(fn: TrainerFn) -> list[str]:
+    return list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:]
 
 
 @documents_arguments
