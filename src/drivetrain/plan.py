@@ -38,6 +38,7 @@ import torch
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.accelerators.choice import available, check_limit, check_numbers, choose
 from drivetrain.accelerators.torch_device import as_numbers
+from drivetrain.base.introspect import is_own_class
 from drivetrain.base.registry import Entry, Registry
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
 from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry
@@ -283,14 +284,20 @@ def _environment(
             f"The strategy carries a {type(carried).__name__}, and plugins a {type(plugin).__name__}. "
             "Give the cluster environment once."
         )
-    if carried is not None:
-        return carried, "the strategy carries it"
-    if plugin is not None:
-        return plugin, "it was passed in plugins="
+    if (given := carried or plugin) is not None:
+        _check(type(given))  # before it is asked for the job's size
+        return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:
         evidence = f"LOCAL_RANK={environment.local_rank()} says that a launcher has started this process"
     return environment, evidence
+
+
+def _check(cls: type) -> None:
+    if not is_own_class(cls):
+        from drivetrain.base.members import check_members  # here, so that importing the Trainer stays quick
+
+        check_members(cls)
 
 
 def _start_of(strategy: Entry[Strategy] | Strategy) -> str | None:

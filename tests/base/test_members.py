@@ -5,14 +5,15 @@ Strategies and precisions have tests of their own beside theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from drivetrain import Engine
+from drivetrain import Engine, Trainer
+from drivetrain.accelerators import CPUAccelerator
 from drivetrain.base.members import Members, check_members, overridden_members
 from drivetrain.callbacks import DeviceStatsMonitor
 from drivetrain.checkpoints import TorchCheckpointIO
@@ -220,7 +221,7 @@ def test_what_is_passed_to_a_trainer_is_looked_at(arguments: Any, refusing: None
 
 
 def test_a_launcher_and_the_loggers_of_an_engine_are_looked_at(refusing: None) -> None:
-    own = type("Own", (Launcher,), {"unused": lambda self: None})
+    own = type("Own", (Launcher,), {"unused": lambda self: None, "launch": lambda self, function: None})
     LauncherRegistry.register("own_of_a_test", own)
     try:
         with pytest.raises(ConfigurationError, match="Own overrides unused"):
@@ -243,3 +244,91 @@ def test_what_a_users_class_defines_is_found_through_its_bases() -> None:
     found = overridden_members(Own)
     assert (found["from_mixin"], found["from_base"]) == (Mixin, Base)
     assert "log_metrics" not in found
+
+
+# ---- misspelt --------------------------------------------------------------------------------------------------------
+
+
+def defined(base: type, **members: Any) -> Any:
+    return type("Own", (base,), members)
+
+
+def nothing(self: Any, *arguments: Any, **named: Any) -> None: ...
+
+
+@pytest.fixture
+def start_method() -> Iterator[str]:
+    """A launcher with a misspelt attribute."""
+    own = defined(Launcher, launch=nothing, is_interactive_compatable=True)
+    yield LauncherRegistry.register("own_of_a_test", own).__name__
+    LauncherRegistry.remove("own_of_a_test")
+
+
+RANKS = {name: (lambda self: 0) for name in ("global_rank", "local_rank")}
+PLAIN = {"name": "plain", "version": 0, "log_metrics": nothing, "log_hyperparams": nothing}
+MISSPELT: list[tuple[str, str, Callable[[], Any]]] = [
+    ("forward_contxt", "forward_context", lambda: Trainer(plugins=defined(Precision, forward_contxt=nothing)())),
+    ("main_adress", "main_address", lambda: Trainer(
+        plugins=defined(ClusterEnvironment, world_size=lambda self: 1, main_adress="host", **RANKS)())),
+    ("save_chekpoint", "save_checkpoint", lambda: Trainer(
+        plugins=defined(TorchCheckpointIO, save_chekpoint=nothing)())),
+    ("revrt", "revert", lambda: Trainer(plugins=defined(TorchSyncBatchNorm, revrt=nothing)())),
+    ("log_grph", "log_graph", lambda: Trainer(logger=defined(Logger, log_grph=nothing, **PLAIN)())),
+    ("log_grph", "log_graph", lambda: Engine(accelerator="cpu", loggers=defined(Logger, log_grph=nothing, **PLAIN)())),
+    ("setup_devise", "setup_device", lambda: Trainer(accelerator=defined(CPUAccelerator, setup_devise=nothing))),
+    ("model_to_devices", "model_to_device", lambda: Trainer(
+        strategy=defined(SingleDeviceStrategy, model_to_devices=nothing)())),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("written", "meant", "use"), MISSPELT, ids=[f"{each[0]}-{i}" for i, each in enumerate(MISSPELT)]
+)
+def test_a_misspelt_member_is_a_warning_that_names_the_member(written: str, meant: str, use: Callable[[], Any]) -> None:
+    with pytest.warns(UserWarning, match=rf"^Own\.{written} is never .*Did you mean {meant}\?"):
+        use()
+
+
+def test_a_misspelt_member_of_a_launcher_is_a_warning_once_for_the_class(start_method: str) -> None:
+    strategy = DDPStrategy(start_method="own_of_a_test")
+    with pytest.warns(UserWarning, match="Own.is_interactive_compatable .* Did you mean is_interactive_compatible"):
+        Engine(accelerator="cpu", devices=2, strategy=strategy)
+    Engine(accelerator="cpu", devices=2, strategy=DDPStrategy(start_method="own_of_a_test"))  # a warning is an error
+
+
+def test_names_that_are_meant_are_no_misspelt_members() -> None:
+    """Negative control."""
+    helpers = {"forward_context_of": nothing, "scale": 3, "_forward_contxt": nothing, "as_text": property(str)}
+    Trainer(accelerator="cpu", plugins=defined(Precision, **helpers)())
+
+
+@pytest.mark.parametrize(
+    ("members", "cure"),
+    [
+        ({}, r"would read what torchrun exports. Override world_size\(\), .* or pass TorchElasticEnvironment\(\)\."),
+        ({"hosts": nothing}, "would read what torchrun exports"),
+        ({"world_sise": nothing}, r"Is world_sise meant as world_size\? Rename it\."),
+    ],
+    ids=["nothing", "a helper", "misspelt"],
+)
+def test_a_cluster_environment_that_overrides_nothing_is_refused(members: dict[str, Any], cure: str) -> None:
+    own = defined(ClusterEnvironment, **members)
+    for arguments in ({"plugins": own()}, {"strategy": DDPStrategy(cluster_environment=own())}):
+        with pytest.raises(ConfigurationError, match=f"Own overrides nothing of ClusterEnvironment. .*{cure}"):
+            Trainer(accelerator="cpu", **arguments)
+    assert Trainer(accelerator="cpu", plugins=defined(LocalEnvironment)({})).num_devices == 1  # that has its own ranks
+
+
+@pytest.mark.parametrize("returned", [None, 3, ["a"]])
+def test_a_launcher_that_returns_something_else_is_an_error(
+    make_trainer: Any, regression: Any, loader: Any, returned: Any
+) -> None:
+    LauncherRegistry.register("own_of_a_test", defined(Launcher, launch=lambda self, function, *a, **k: returned))
+    try:
+        trainer = make_trainer(devices=2, strategy="ddp_own_of_a_test")
+        with pytest.raises(
+            ConfigurationError, match=r"^Own\.launch returned .* It must return what its function returned"
+        ):
+            trainer.fit(regression(), loader)
+    finally:
+        LauncherRegistry.remove("own_of_a_test")

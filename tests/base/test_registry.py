@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
+from drivetrain.accelerators import AcceleratorRegistry, CPUAccelerator
 from drivetrain.base.registry import Entry, Registry, load
+from drivetrain.checkpoints import CheckpointRegistry, TorchCheckpointIO
+from drivetrain.clusters import ClusterRegistry
 from drivetrain.errors import ConfigurationError
-from drivetrain.strategies import SingleDeviceStrategy, StrategyRegistry
+from drivetrain.launchers import Launcher, LauncherRegistry
+from drivetrain.loggers import LoggerRegistry
+from drivetrain.precision import Precision, PrecisionRegistry
+from drivetrain.strategies import LayerSyncRegistry, SingleDeviceStrategy, StrategyRegistry, TorchSyncBatchNorm
 
 CONTRACT = """
 from abc import ABC, abstractmethod
@@ -82,9 +88,13 @@ def test_an_unknown_name_gets_a_suggestion(shapes: Registry[Any]) -> None:
         shapes.entry("circel")
 
 
+def a_shape(shapes: Registry[Any], name: str = "Square", **members: Any) -> type[Any]:
+    """A user's class of the kind."""
+    return type(name, (shapes.entry("circle").cls,), members)
+
+
 def test_register_adds_a_name_and_wins_over_a_file(shapes: Registry[Any]) -> None:
-    class Square:
-        pass
+    Square = a_shape(shapes)
 
     assert shapes.register("square", Square) is Square
     assert shapes.entry("square").cls is Square
@@ -94,12 +104,7 @@ def test_register_adds_a_name_and_wins_over_a_file(shapes: Registry[Any]) -> Non
 
 
 def test_a_taken_name_is_refused_unless_overridden(shapes: Registry[Any]) -> None:
-    class Square:
-        pass
-
-    class Other:
-        pass
-
+    Square, Other = a_shape(shapes), a_shape(shapes, "Other")
     shapes.register("square", Square)
     with pytest.raises(ConfigurationError, match=r"'square' already belongs to .*Square.*override=True"):
         shapes.register("square", Other)
@@ -108,48 +113,49 @@ def test_a_taken_name_is_refused_unless_overridden(shapes: Registry[Any]) -> Non
     assert shapes.entry("square").cls is Other
 
 
-def make_class(module: str, qualname: str = "Square") -> type:
-    return type("Square", (), {"__module__": module, "__qualname__": qualname})
-
-
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
-        (make_class("train"), make_class("train"), True),
-        (make_class("__main__"), make_class("__mp_main__"), True),
-        (make_class("__mp_main__"), make_class("__main__"), True),
-        (make_class("train"), make_class("other"), False),
-        (make_class("train"), make_class("train", "Outer.Square"), False),
+        (("train", "Square"), ("train", "Square"), True),
+        (("__main__", "Square"), ("__mp_main__", "Square"), True),
+        (("__mp_main__", "Square"), ("__main__", "Square"), True),
+        (("train", "Square"), ("other", "Square"), False),
+        (("train", "Square"), ("train", "Outer.Square"), False),
     ],
     ids=["a cell that is run again", "in a spawned child", "and the other way", "other module", "other class"],
 )
-def test_the_same_class_again_is_no_conflict(shapes: Registry[Any], first: type, second: type, same: bool) -> None:
-    shapes.register("square", first)
+def test_the_same_class_again_is_no_conflict(
+    shapes: Registry[Any], first: tuple[str, str], second: tuple[str, str], same: bool
+) -> None:
+    before, after = (a_shape(shapes, __module__=module, __qualname__=qualname) for module, qualname in (first, second))
+    shapes.register("square", before)
     if same:
-        shapes.register("square", second)
-        assert shapes.entry("square").cls is second
+        shapes.register("square", after)
+        assert shapes.entry("square").cls is after
     else:
         with pytest.raises(ConfigurationError, match="already belongs"):
-            shapes.register("square", second)
+            shapes.register("square", after)
 
 
 def test_installed_packages_offer_theirs(shapes: Registry[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = importlib.metadata.EntryPoint("fraction", "fractions:Fraction", "group")
+    folder = shapes.entry("circle").cls.__module__
+    entries = [
+        importlib.metadata.EntryPoint("disc", f"{folder}:Circle", "group"),
+        importlib.metadata.EntryPoint("fraction", "fractions:Fraction", "group"),
+    ]
 
     def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-        return [entry] if group.startswith("shapes_") else []
+        return entries if group.startswith("shapes_") else []
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    from fractions import Fraction
-
-    assert "fraction" in shapes.available()
-    assert shapes.entry("fraction").cls is Fraction
+    assert {"disc", "fraction"} <= set(shapes.available())
+    assert shapes.entry("disc").cls is shapes.entry("circle").cls
+    with pytest.raises(ConfigurationError, match="The shape 'fraction' got the class Fraction, which is no shape"):
+        shapes.entry("fraction")
 
 
 def test_names_may_be_made_of_those_of_another_registry(shapes: Registry[Any]) -> None:
-    class Square:
-        """Four sides."""
-
+    Square = a_shape(shapes)
     asked: list[bool] = []
 
     def sizes(installed: bool) -> dict[str, Entry[Any]]:
@@ -164,8 +170,8 @@ def test_names_may_be_made_of_those_of_another_registry(shapes: Registry[Any]) -
     assert asked == [False]  # installed packages were not read for it
     assert shapes.entry("large_square").cls is Square
     with pytest.raises(ConfigurationError, match="'small_square' already belongs to .*Square"):
-        shapes.register("small_square", type("Other", (), {}))
-    other = shapes.register("small_square", type("Other", (), {}), override=True)
+        shapes.register("small_square", a_shape(shapes, "Other"))
+    other = shapes.register("small_square", a_shape(shapes, "Other"), override=True)
     assert shapes.entry("small_square").cls is other
 
 
@@ -215,10 +221,99 @@ def test_the_contract_itself_is_abstract() -> None:
 
 
 def test_a_name_of_the_folder_is_not_shadowed_by_accident(shapes: Registry[Any]) -> None:
-    class Other:
-        pass
-
+    Other = a_shape(shapes, "Other")
     with pytest.raises(
         ConfigurationError, match=r"'circle' already belongs to Circle \(.*\.circle\)\. .*override=True"
     ):
         shapes.register("circle", Other)
+
+
+class Square(CPUAccelerator):
+    def __init__(self, size: int = 1) -> None:
+        super().__init__()
+
+
+class Measureless(Launcher):
+    """A launcher that starts nothing, because its method is misspelt."""
+
+    def lauch(self, function: Any) -> Any:
+        return function()
+
+
+class Empty(Launcher):
+    """A launcher that starts nothing."""
+
+
+REFUSED: list[tuple[str, Any, tuple[Any, ...], dict[str, Any], str, str]] = [
+    ("a number as name", AcceleratorRegistry, (3, Square), {}, "must be a text that is not empty, not an int: 3",
+     'Write register("name", cls).'),
+    ("no text as name", AcceleratorRegistry, ("", Square), {}, "that is not empty, not a str: \'\'",
+     'Write register("name", cls).'),
+    ("no name", AcceleratorRegistry, (Square,), {}, "not the class Square itself", 'Write register("name", Square).'),
+    ("an instance", AcceleratorRegistry, ("mine", Square()), {}, "which is no class", "Write Square, the class."),
+    ("a function", PrecisionRegistry, ("mine", print), {}, "which is no class", "Give a subclass of Precision."),
+    ("another kind", AcceleratorRegistry, ("mine", SingleDeviceStrategy), {},
+     "got the class SingleDeviceStrategy, which is no accelerator", "Write class SingleDeviceStrategy(Accelerator)."),
+    ("a plain class", LoggerRegistry, ("mine", dict), {}, "got the class dict, which is no logger", "dict(Logger)."),
+    ("a cluster", ClusterRegistry, ("mine", dict), {}, "which is no cluster environment", "(ClusterEnvironment)."),
+    ("a store", CheckpointRegistry, ("mine", dict), {}, "which is no checkpoint store", "dict(CheckpointIO)."),
+    ("a layer sync", LayerSyncRegistry, ("mine", dict), {}, "which is no layer sync", "dict(LayerSync)."),
+    ("an unknown argument", AcceleratorRegistry, ("mine", Square), {"sise": 3}, "sise=3, and Square.__init__ has no",
+     "Did you mean \'size\'? Known: size."),
+    ("a misspelt method", LauncherRegistry, ("mine", Measureless), {}, "which has no launch, as every launcher must",
+     "Is it lauch? Rename that to launch."),
+    ("a missing method", LauncherRegistry, ("mine", Empty), {}, "the class Empty, which has no launch", "Define it."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("registry", "arguments", "named", "cause", "cure"),
+    [each[1:] for each in REFUSED],
+    ids=[each[0] for each in REFUSED],
+)
+@pytest.mark.parametrize("decorates", [False, True])
+def test_what_is_registered_is_checked(
+    registry: Any, arguments: tuple[Any, ...], named: dict[str, Any], cause: str, cure: str, decorates: bool
+) -> None:
+    before = registry.available()
+    register = registry.register
+    if decorates and len(arguments) == 2:  # as a decorator
+        register = lambda name, cls, **named: registry.register(name, **named)(cls)  # noqa: E731
+    with pytest.raises(ConfigurationError) as caught:
+        register(*arguments, **named)
+    assert cause in str(caught.value)
+    assert str(caught.value).endswith(cure)
+    assert registry.available() == before
+
+
+def test_a_class_that_takes_any_argument_may_be_registered_with_any() -> None:
+    class Open(CPUAccelerator):
+        def __init__(self, **options: Any) -> None:
+            self.options = options
+
+    AcceleratorRegistry.register("open_of_a_test", Open, depth=3)
+    try:
+        assert AcceleratorRegistry.get("open_of_a_test").options == {"depth": 3}  # type: ignore[attr-defined]
+    finally:
+        AcceleratorRegistry.remove("open_of_a_test")
+
+
+@pytest.mark.parametrize(
+    ("base", "hook"),
+    [
+        (CPUAccelerator, "register_accelerators"), (SingleDeviceStrategy, "register_strategies"),
+        (Precision, "register_precisions"), (Launcher, "register_launchers"),
+        (TorchCheckpointIO, "register_checkpoint_ios"), (TorchSyncBatchNorm, "register_layer_syncs"),
+    ],
+)  # fmt: skip
+def test_a_class_names_itself_in_a_classmethod(base: type, hook: str) -> None:
+    called: list[Any] = []
+
+    def plain(cls: Any, registry: Any) -> None:
+        called.append(registry)
+
+    with pytest.raises(ConfigurationError, match=rf"Own.{hook} is a function: .* Write @classmethod in the line above"):
+        type("Own", (base,), {hook: plain})
+    type("Own", (base,), {hook: classmethod(plain)})
+    type("Own", (base,), {hook: staticmethod(called.append)})
+    assert len(called) == 2

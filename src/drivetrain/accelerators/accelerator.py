@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from drivetrain.base.registry import Entry, Registry, check_contract_version
+from drivetrain.base.registry import Entry, Registry, check_contract_version, names_itself
 from drivetrain.errors import ConfigurationError
 
 HOST = torch.device("cpu")
@@ -77,8 +77,7 @@ class Accelerator(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_contract_version(cls, Accelerator.contract_version, "accelerator")
-        if "register_accelerators" in cls.__dict__:
-            cls.register_accelerators(AcceleratorRegistry)
+        names_itself(cls, "register_accelerators", AcceleratorRegistry)
 
     @property
     def name(self) -> str:

@@ -70,11 +70,19 @@ def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> s
     return ", ".join(parameter.name for parameter in (self, *named))
 
 
-def near_misses(cls: type, base: type, hooks: Iterable[str], alike: float = _ALIKE) -> Iterator[tuple[str, str]]:
+def missing_methods(cls: type) -> list[str]:
+    """Return the abstract methods that ``cls`` does not define, sorted; the class may still be being defined."""
+    abstract = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
+    return sorted(name for name in abstract if getattr(getattr(cls, name, None), "__isabstractmethod__", False))
+
+
+def near_misses(
+    cls: type, base: type, hooks: Iterable[str], alike: float = _ALIKE, values: bool = False
+) -> Iterator[tuple[str, str]]:
     """Methods of ``cls`` that ``base`` has not, and the hook that each is nearly called: ``(method, hook)``.
 
     A name that only adds a word to a hook's (``training_step_end``) is meant as it is written. ``alike`` is how near
-    is near, in difflib's ratio.
+    is near, in difflib's ratio. ``values``: properties, class methods and values of the class count, too.
     """
     known = sorted(hooks)
     own = {
@@ -82,7 +90,7 @@ def near_misses(cls: type, base: type, hooks: Iterable[str], alike: float = _ALI
         for owner in cls.__mro__
         if not issubclass(base, owner)
         for name, value in vars(owner).items()
-        if inspect.isfunction(value) and not name.startswith("_") and not hasattr(base, name)
+        if (values or inspect.isfunction(value)) and not name.startswith("_") and not hasattr(base, name)
     }
     for name in sorted(own):
         close = difflib.get_close_matches(name, known, n=1, cutoff=alike)

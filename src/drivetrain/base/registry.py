@@ -18,8 +18,9 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast, overload
 
+from drivetrain.base.introspect import missing_methods, near_misses
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
+from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
 
 T = TypeVar("T")
 
@@ -98,12 +99,15 @@ class Registry(Generic[T]):
 
         Raises:
             ConfigurationError: the name belongs to a different class, or to a file of the folder, and ``override`` is
-                False. The same class again (a re-run notebook cell, a spawned child) replaces silently.
+                False. The same class again (a re-run notebook cell, a spawned child) replaces silently. Or the name is
+                no text, or ``cls`` is no class of this kind that can be made with ``init_params``.
         """
+        self._check_text(name)
         if cls is None:
             return lambda decorated: self.register(name, decorated, description, override, **init_params)
         self.check_name(name)
-        if not self._is_own(cls):
+        if not isinstance(cls, type) or not self._is_own(cls):
+            self._check_class(name, cls, init_params)
             files = self._files()  # imports the folder, whose classes may register themselves
             known = self._registered.get(name) or self._derived(installed=False).get(name)
             owner = None if known is None else known.cls
@@ -116,6 +120,67 @@ class Registry(Generic[T]):
                 )
         self._registered[name] = Entry(name, cls, description or first_line(cls), init_params)
         return cls
+
+    def _check_text(self, name: Any) -> None:
+        if not isinstance(name, str) or not name.strip():
+            instead = f'register("name", {name.__name__})' if isinstance(name, type) else 'register("name", cls)'
+            raise ConfigurationError(
+                f"The name of this {self._kind} must be a text that is not empty, not {described(name)}. "
+                f"Write {instead}."
+            )
+
+    def _check_class(self, name: str, cls: Any, init_params: Mapping[str, Any]) -> None:
+        """Check that ``cls`` is a class of this kind, which can be made with ``init_params``.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        start = f"The {self._kind} {name!r} got"
+        contract = self._contract_class()
+        if not isinstance(cls, type):
+            kind = type(cls).__name__
+            cure = (
+                f"Write {kind}, the class." if isinstance(cls, contract) else f"Give a subclass of {contract.__name__}."
+            )
+            raise ConfigurationError(f"{start} {described(cls)}, which is no class. {cure}")
+        if not issubclass(cls, contract):
+            raise ConfigurationError(
+                f"{start} the class {cls.__qualname__}, which is no {self._kind}. Write class "
+                f"{cls.__name__}({contract.__name__})."
+            )
+        for missing in missing_methods(cls):
+            near = next(near_misses(cls, contract, [missing], alike=0.8), None)
+            cure = "Define it." if near is None else f"Is it {near[0]}? Rename that to {missing}."
+            raise ConfigurationError(
+                f"{start} the class {cls.__qualname__}, which has no {missing}, as every {self._kind} must. {cure}"
+            )
+        self.check_arguments(start, cls, init_params)
+
+    def check_arguments(self, start: str, cls: type[T], init_params: Mapping[str, Any]) -> None:
+        """Check that the constructor of ``cls`` has all parameters of these names; ``start`` begins the message.
+
+        Raises:
+            ConfigurationError: it has not.
+        """
+        try:
+            parameters = inspect.signature(cls).parameters
+        except (ValueError, TypeError):  # a constructor in C that does not tell
+            return
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return
+        for key, value in init_params.items():
+            if key not in parameters:
+                raise ConfigurationError(
+                    f"{start} {key}={shown(value)}, and {cls.__qualname__}.__init__ has no such argument. "
+                    f"{did_you_mean(key, parameters)}"
+                )
+
+    def _contract_class(self) -> type[Any]:
+        module = importlib.import_module(f"{self._package}.{self._contract}")
+        return next(
+            value for value in vars(module).values()
+            if inspect.isclass(value) and value.__module__ == module.__name__ and self._is_contract(value)
+        )  # fmt: skip
 
     def derive(self, source: Callable[[bool], Mapping[str, Entry[T]]]) -> None:
         """Add the entries that ``source`` returns, for names that are made of the names of another registry.
@@ -169,6 +234,7 @@ class Registry(Generic[T]):
             return derived
         if (point := self._entry_points().get(name)) is not None:
             loaded: type[T] = point.load()
+            self._check_class(name, loaded, {})
             # Loading may have defined a class that gave itself this name, with arguments.
             return self._registered.get(name) or Entry(name, loaded, first_line(loaded))
         if (derived := self._derived(installed=True).get(name)) is not None:
@@ -239,11 +305,7 @@ class Registry(Generic[T]):
         return {entry.name: entry for entry in metadata.entry_points(group=self._group)}
 
     def _class_in(self, module: ModuleType) -> type[T]:
-        contract_module = importlib.import_module(f"{self._package}.{self._contract}")
-        contract = next(
-            value for value in vars(contract_module).values()
-            if inspect.isclass(value) and value.__module__ == contract_module.__name__ and self._is_contract(value)
-        )  # fmt: skip
+        contract = self._contract_class()
         found = list(dict.fromkeys(
             value for value in vars(module).values()  # one class may have two names there
             if inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, contract)
@@ -257,7 +319,24 @@ class Registry(Generic[T]):
         return cast("type[T]", found[0])
 
     def _is_contract(self, cls: type[Any]) -> bool:
-        return cls.__name__.lower() == self._contract.replace("_", "")
+        return cls.__name__.lower().endswith(self._contract.replace("_", ""))
+
+
+def names_itself(cls: type[Any], hook: str, registry: Registry[Any]) -> None:
+    """Call the classmethod ``hook`` with the registry, where the body of ``cls`` defines it.
+
+    Raises:
+        ConfigurationError: it is no classmethod.
+    """
+    own = vars(cls).get(hook)
+    if own is None:
+        return
+    if not isinstance(own, (classmethod, staticmethod)):
+        raise ConfigurationError(
+            f"{cls.__qualname__}.{hook} is {described(own)}, and it is called on the class. Write @classmethod in the "
+            f"line above def {hook}(cls, registry)."
+        )
+    getattr(cls, hook)(registry)
 
 
 def first_line(cls: type[Any]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from drivetrain.base import files
-from drivetrain.base.registry import Registry
+from drivetrain.base.registry import Registry, names_itself
 from drivetrain.errors import CheckpointError
 
 
@@ -34,8 +34,7 @@ class CheckpointIO(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "register_checkpoint_ios" in cls.__dict__:
-            cls.register_checkpoint_ios(CheckpointRegistry)
+        names_itself(cls, "register_checkpoint_ios", CheckpointRegistry)
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:

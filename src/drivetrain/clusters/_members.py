@@ -30,4 +30,9 @@ REFUSED = {
 HARMLESS = frozenset({"_validate_srun_used", "_validate_srun_variables"})
 """Members whose override is not called, and changes no number, state or rank."""
 
-MEMBERS = Members("cluster environment", CALLED, REFUSED, HARMLESS)
+_NOTHING = (
+    "So it would read what torchrun exports. Override world_size(), global_rank(), local_rank() and what else your "
+    "cluster says in another way, or pass TorchElasticEnvironment()."
+)
+
+MEMBERS = Members("cluster environment", CALLED, REFUSED, HARMLESS, _NOTHING)

@@ -45,7 +45,7 @@ def check_parts(plan: Plan) -> None:
     elif not is_own_class(cls):
         cls.engine_verbs.check(cls)
     store = plan.checkpoint_io or (given.checkpoint_io if isinstance(given, Strategy) else None)
-    for part in (plan.precision, plan.environment, store, plan.layer_sync):
+    for part in (plan.accelerator, plan.precision, plan.environment, store, plan.layer_sync):
         _check(type(part))
 
 

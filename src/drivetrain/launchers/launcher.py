@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from drivetrain.base.introspect import is_own_class
-from drivetrain.base.registry import Entry, Registry
+from drivetrain.base.registry import Entry, Registry, names_itself
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError, UnknownNameError, did_you_mean, shown
 
@@ -81,8 +81,7 @@ class Launcher(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "register_launchers" in cls.__dict__:
-            cls.register_launchers(LauncherRegistry)
+        names_itself(cls, "register_launchers", LauncherRegistry)
 
     @classmethod
     def for_job(
@@ -116,6 +115,10 @@ class Launcher(ABC):
 
 
 class _Launchers(Registry[Launcher]):
+    def check_arguments(self, start: str, cls: type[Launcher], init_params: Mapping[str, Any]) -> None:
+        if next(owner for owner in cls.__mro__ if "for_job" in vars(owner)) is Launcher:  # else it takes what it likes
+            super().check_arguments(start, cls, init_params)
+
     def endings(self, installed: bool) -> dict[str, str]:
         """Return the start methods by the endings of strategies' names that mean them; no package is imported.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import is_own_class
-from drivetrain.base.registry import Registry
+from drivetrain.base.registry import Registry, names_itself
 from drivetrain.base.tree import map_leaves
 
 ClipAlgorithm = Literal["norm", "value"]
@@ -79,8 +79,7 @@ class Precision:
             cls.unscale_gradients = cls.unscale  # type: ignore[method-assign]
         cls._unscales = cls._unscales or ("unscale" in own and not is_own_class(cls))
         cls._clips_itself = cls._clips_itself or not own.keys().isdisjoint(_CLIPPING)
-        if "register_precisions" in own:
-            cls.register_precisions(PrecisionRegistry)
+        names_itself(cls, "register_precisions", PrecisionRegistry)
 
     @property
     def precision(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from drivetrain.base.registry import Registry
+from drivetrain.base.registry import Registry, names_itself
 
 
 class LayerSync(ABC):
@@ -29,8 +29,7 @@ class LayerSync(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "register_layer_syncs" in cls.__dict__:
-            cls.register_layer_syncs(LayerSyncRegistry)
+        names_itself(cls, "register_layer_syncs", LayerSyncRegistry)
 
     @abstractmethod
     def apply(self, model: nn.Module) -> nn.Module:

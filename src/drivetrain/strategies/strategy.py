@@ -17,7 +17,7 @@ from drivetrain import parity
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.compiled import own_names, plain_names
 from drivetrain.base.introspect import overrides
-from drivetrain.base.registry import Registry, check_contract_version
+from drivetrain.base.registry import Registry, check_contract_version, names_itself
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
@@ -125,8 +125,7 @@ class Strategy(Stepping, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_contract_version(cls, Strategy.contract_version, "strategy")
-        if "register_strategies" in cls.__dict__:
-            cls.register_strategies(StrategyRegistry)
+        names_itself(cls, "register_strategies", StrategyRegistry)
 
     # ---- life ----------------------------------------------------------------------------------------------------
 

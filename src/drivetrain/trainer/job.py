@@ -16,7 +16,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import move
 from drivetrain.engine.wrappers import follow
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, ConfigurationError, described
 from drivetrain.loops.progress import Progress, TrainerFn
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig
@@ -175,7 +175,8 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
         attach: makes the trainer ready for it, with all checks that need no device.
 
     Raises:
-        ConfigurationError: something cannot travel to another process.
+        ConfigurationError: something cannot travel to another process, or a launcher of the user's returns something
+            else than the function that it launched.
         LaunchError: a process failed.
     """
     if trainer.engine.launcher.reruns_program:
@@ -186,6 +187,11 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
     for logger in trainer.loggers:
         _ = logger.version  # chosen before the processes start, so that all of them write to the same run
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
+    if not isinstance(outcome, Outcome):
+        raise ConfigurationError(
+            f"{type(trainer.engine.launcher).__name__}.launch returned {described(outcome)}. It must return what its "
+            "function returned in the first process of this machine."
+        )
     outcome.restore_into(trainer)
     return outcome.results
 
