@@ -23,6 +23,7 @@ from drivetrain import Callback, Trainer
 from drivetrain.base import files
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.clusters.local import LocalEnvironment, free_port
+from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.meeting import Meeting
 
 ROOT = Path(__file__).parent.parent
@@ -145,7 +146,7 @@ def test_nothing_that_can_run_code_is_imported_under_another_name() -> None:
 class Offered:
     """Writes down which of the entry points of installed packages are loaded."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, only: str = "") -> None:
         self.loaded: list[str] = []
         loaded = self.loaded
         real = importlib.metadata.entry_points
@@ -156,7 +157,7 @@ class Offered:
                 raise ImportError("a package that does not import")
 
         def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-            return [*real(group=group), EntryPoint("offered", "gone:Gone", group)]
+            return [*real(group=group), *([EntryPoint("offered", "gone:Gone", group)] if only in ("", group) else [])]
 
         monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
 
@@ -175,9 +176,36 @@ def test_installed_packages_are_imported_where_one_is_named_or_one_of_them_is_ch
     assert set(offered.loaded) == {"drivetrain.clusters"}  # each is asked whether it has started this process
     Trainer(accelerator="auto", devices=1, default_root_dir=tmp_path)
     assert set(offered.loaded) == {"drivetrain.clusters", "drivetrain.accelerators"}
+    offered.loaded.clear()
+    with pytest.raises(ConfigurationError, match="not available here"):  # the message lists those that are
+        Trainer(accelerator="hpu", devices=1, default_root_dir=tmp_path)
+    assert set(offered.loaded) == {"drivetrain.clusters", "drivetrain.accelerators"}
+
+
+NAMED: list[tuple[str, dict[str, Any]]] = [
+    ("drivetrain.accelerators", {"accelerator": "offered"}),
+    ("drivetrain.strategies", {"strategy": "offered"}),
+    ("drivetrain.launchers", {"strategy": "ddp_offered", "devices": 2}),
+    ("drivetrain.precision", {"precision": "offered"}),
+    ("drivetrain.loggers", {"logger": "offered"}),
+    ("drivetrain.clusters", {"plugins": ["offered"]}),
+    ("drivetrain.checkpoints", {"plugins": ["offered"]}),
+    ("drivetrain.layer_syncs", {"plugins": ["offered"]}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The .* 'offered' of an installed package cannot be imported:UserWarning")
+@pytest.mark.parametrize(("group", "arguments"), NAMED, ids=[group for group, _ in NAMED])
+def test_a_part_that_an_installed_package_offers_is_imported_when_it_is_named(
+    group: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    offered = Offered(monkeypatch, only=group)
+    Trainer(accelerator="cpu", default_root_dir=tmp_path)
+    assert offered.loaded == (["drivetrain.clusters"] if group == "drivetrain.clusters" else [])
+    offered.loaded.clear()
     with pytest.raises(ImportError, match="does not import"):
-        Trainer(accelerator="cpu", strategy="offered", default_root_dir=tmp_path)
-    assert set(offered.loaded) == {"drivetrain.clusters", "drivetrain.accelerators", "drivetrain.strategies"}
+        Trainer(**{"accelerator": "cpu", "default_root_dir": tmp_path, **arguments})
+    assert set(offered.loaded) == {group}
 
 
 # ---- sockets ---------------------------------------------------------------------------------------------------------
