@@ -488,25 +488,6 @@ _GONE = {
     "truncated_bptt_steps": "Split the sequence in training_step with manual optimization instead.",
 }
 
-MAY_DIFFER = {
-    "strategy": "the strategy compares its own options",
-    "accelerator": "its class is compared",
-    "precision": "what it stands for is compared",
-    "plugins": "their classes are compared, where ranks exchange anything through them",
-    "devices": "machines may have different devices",
-    "callbacks": "those that need every rank are compared: Callback.needs_every_rank",
-    "logger": "only rank 0 writes",
-    "enable_progress_bar": "only rank 0 shows one",
-    "enable_model_summary": "only rank 0 prints it",
-    "enable_autolog_hparams": "only rank 0 writes",
-    "default_root_dir": "rank 0's is used where files are shared",
-    "profiler": "it changes no number",
-    "benchmark": "it changes the speed of one rank",
-    "detect_anomaly": "it changes the speed of one rank",
-    "model_registry": "only rank 0 writes",
-}
-"""Arguments that the ranks of a job may be given differently, with the reason; all others are compared in each run."""
-
 NOT_YET: dict[str, Any] = {
     "profiler": None,
     "model_registry": None,

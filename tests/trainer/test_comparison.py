@@ -18,8 +18,9 @@ from drivetrain import Callback, Engine, LightningModule, Trainer, seed_everythi
 from drivetrain.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import CSVLogger
-from drivetrain.settings import MAY_DIFFER, Settings
+from drivetrain.settings import Settings
 from drivetrain.strategies import DDPStrategy
+from drivetrain.trainer.comparison import MAY_DIFFER
 
 
 class Net(LightningModule):
