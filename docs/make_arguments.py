@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from drivetrain.settings import Settings, doc_of, shown_type
+from drivetrain.base.introspect import shown_type
+from drivetrain.settings import Settings, doc_of
 
 PAGE = Path(__file__).parent / "arguments.md"
 

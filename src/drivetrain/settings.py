@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
 import os
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from drivetrain.base import files
+from drivetrain.base.introspect import describe_arguments
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import (
     ConfigurationError,
@@ -197,11 +196,6 @@ class Settings:
                 )
 
 
-def shown_type(annotation: Any) -> str:
-    """Return the type of an argument for readers, with any name as a ``str``."""
-    return str(annotation).replace("PrecisionName", "int | str").replace("StrategyName", "str")
-
-
 def doc_of(field: dataclasses.Field[Any]) -> str:
     """Return the line that documents an argument."""
     doc: str = field.metadata["doc"]
@@ -209,23 +203,8 @@ def doc_of(field: dataclasses.Field[Any]) -> str:
 
 
 def documents_arguments(cls: type[T]) -> type[T]:
-    """Class decorator: describe in the docstring's "Args:" the arguments of ``__init__`` that are in the table above.
-
-    An argument that the docstring describes already stays as it is. So ``help()`` shows all of them.
-    """
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
-    before, raises, after = (cls.__doc__ or "").partition("\n    Raises:\n")
-    before, _, own = before.partition("\n    Args:\n")
-    entries = [
-        textwrap.fill(
-            f"{name} ({shown_type(parameter.annotation)}, default {parameter.default!r}): {doc_of(fields[name])}.",
-            width=120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False,
-        )
-        for name, parameter in inspect.signature(cls.__init__).parameters.items()
-        if name in fields and f"\n        {name}: " not in f"\n{own}"
-    ]  # fmt: skip
-    cls.__doc__ = "\n".join([before, "    Args:", *entries, own + raises + after])
-    return cls
+    """Class decorator: describe the arguments of ``__init__`` that are in the table above in its docstring."""
+    return describe_arguments(cls, {field.name: doc_of(field) for field in dataclasses.fields(Settings)})
 
 
 _NOT_IN_BAREBONES: dict[str, tuple[Any, ...]] = {

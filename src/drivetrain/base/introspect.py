@@ -1,11 +1,14 @@
-"""Questions about what a user's class defines."""
+"""Questions about what a user's class defines, and what ``help()`` says of the arguments of ours."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _ALIKE = 0.9  # of difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" and "best_step" have 0.89
 
@@ -96,3 +99,27 @@ def near_misses(
         close = difflib.get_close_matches(name, known, n=1, cutoff=alike)
         if close and not name.startswith(f"{close[0]}_"):
             yield name, close[0]
+
+
+def shown_type(annotation: Any) -> str:
+    """Return the type of an argument for readers, with any name that is registered as a ``str``."""
+    return str(annotation).replace("PrecisionName", "int | str").replace("StrategyName", "str")
+
+
+def describe_arguments(cls: type[T], docs: Mapping[str, str]) -> type[T]:
+    """Describe in the docstring of ``cls`` the arguments of its ``__init__`` that are in ``docs``, and return ``cls``.
+
+    So ``help()`` shows all of them. One that the docstring's "Args:" describes already stays as it is.
+    """
+    before, raises, after = (cls.__doc__ or "").partition("\n    Raises:\n")
+    before, _, own = before.partition("\n    Args:\n")
+    entries = [
+        textwrap.fill(
+            f"{name} ({shown_type(parameter.annotation)}, default {parameter.default!r}): {docs[name]}.",
+            width=120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False,
+        )
+        for name, parameter in inspect.signature(cls.__init__).parameters.items()
+        if name in docs and f"\n        {name}: " not in f"\n{own}"
+    ]  # fmt: skip
+    cls.__doc__ = "\n".join([before, "    Args:", *entries, own + raises + after])
+    return cls
