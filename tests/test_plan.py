@@ -548,7 +548,7 @@ def test_a_name_that_is_not_supported_yet_may_be_a_users(registry: Any, name: st
             [object()],
             "got an object: .* Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most",
         ),
-        (Precision, "got the class Precision itself. Pass"),
+        (Precision, "got the class Precision itself. Write Precision"),
     ],
 )
 def test_wrong_plugins(plugins: Any, message: str) -> None:

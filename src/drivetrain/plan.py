@@ -38,8 +38,7 @@ import torch
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.accelerators.choice import available, check_limit, check_numbers, choose
 from drivetrain.accelerators.torch_device import as_numbers
-from drivetrain.base.introspect import is_own_class
-from drivetrain.base.registry import Entry, Registry
+from drivetrain.base.registry import Entry, Registry, check_part
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
 from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry
 from drivetrain.clusters.environment import detect as detect_cluster
@@ -217,7 +216,9 @@ def _plugins(given: Any) -> dict[type, Any]:
         plugin = _plugin_named(each) if isinstance(each, str) else each
         kind = next((kind for kind in _PLUGINS if isinstance(plugin, kind)), None)
         if kind is None:
-            raise ConfigurationError(f"plugins got {described(plugin)}. {_PASS_PLUGINS}")
+            is_class = isinstance(plugin, type) and issubclass(plugin, _PLUGINS)
+            cure = f"Write {plugin.__name__}(...)." if is_class else _PASS_PLUGINS
+            raise ConfigurationError(f"plugins got {described(plugin)}. {cure}")
         if kind in found:
             raise ConfigurationError(
                 f"plugins got two of a kind: {type(found[kind]).__name__} and {type(plugin).__name__}. Keep one."
@@ -285,19 +286,12 @@ def _environment(
             "Give the cluster environment once."
         )
     if (given := carried or plugin) is not None:
-        _check(type(given))  # before it is asked for the job's size
+        check_part(type(given))  # before it is asked for the job's size
         return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:
         evidence = f"LOCAL_RANK={environment.local_rank()} says that a launcher has started this process"
     return environment, evidence
-
-
-def _check(cls: type) -> None:
-    if not is_own_class(cls):
-        from drivetrain.base.members import check_members  # here, so that importing the Trainer stays quick
-
-        check_members(cls)
 
 
 def _start_of(strategy: Entry[Strategy] | Strategy) -> str | None:

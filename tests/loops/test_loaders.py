@@ -100,6 +100,7 @@ LISTS: list[tuple[str, Any, int]] = [  # what is passed, and how many loaders it
     ("a DataLoader and an iterable", [numbers(1), range(2)], 2),
     ("a dictionary of DataLoaders", {"a": numbers(1), "b": numbers(2)}, 2),
     ("a dictionary of lists of batches", {"a": ONE, "b": [torch.ones(1)]}, 2),
+    ("a dictionary of a DataLoader and a list", {"a": numbers(1), "b": ONE}, 2),
     ("a dictionary of lists of iterables", {"a": [range(2), range(1)], "b": ONE}, 3),
 ]
 

@@ -18,7 +18,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast, overload
 
-from drivetrain.base.introspect import missing_methods, near_misses
+from drivetrain.base.introspect import is_own_class, missing_methods, near_misses
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
 
@@ -367,6 +367,12 @@ def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
             f"version {current}. CHANGELOG.md lists what has changed. Adapt the class and write contract_version = "
             f"{current}, or install a drivetrain that has version {written!r}."
         )
+
+
+def check_part(cls: type) -> None:
+    """Check that everything that a class of the user's overrides is called: see :func:`base.members.check_members`."""
+    if not is_own_class(cls):
+        load("drivetrain.base.members:check_members")(cls)  # in this way, so that importing the Trainer stays quick
 
 
 def load(path: str) -> Any:

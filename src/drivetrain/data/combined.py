@@ -363,8 +363,9 @@ def arranged(given: Any, start: str) -> Any:
     """Return what a user passed as loaders as a tree with one loader at each leaf.
 
     A list or tuple is several loaders if each of its elements is one (:func:`is_loader`), else one loader of batches,
-    which becomes a :class:`BatchList`. A mapping is always several loaders, by name. Lists and mappings that contain a
-    DataLoader may be nested, and then every leaf must be a loader. Anything else is one loader.
+    which becomes a :class:`BatchList`. A mapping is always several loaders, by name: each value is what it would be if
+    it were passed alone. Lists with a DataLoader in them may be nested, and then every leaf must be a loader. Anything
+    else is one loader.
 
     Args:
         given: an argument of the Trainer's methods, or what a loader hook returned.
@@ -376,10 +377,6 @@ def arranged(given: Any, start: str) -> Any:
     if not isinstance(given, (list, tuple, Mapping)):
         check_iterable(given, start)
         return given
-    if has_data_loader(given):
-        for path, leaf in leaves(given):
-            _check_leaf(leaf, f"{start}, at position {path},")
-        return given
     if isinstance(given, Mapping):
         tree: Any = copy.copy(given)
         for key, value in given.items():
@@ -390,6 +387,10 @@ def arranged(given: Any, start: str) -> Any:
                 )
             tree[key] = arranged(value, f"{start}, at position {key},")
         return tree
+    if has_data_loader(given):
+        for path, leaf in leaves(given):
+            _check_leaf(leaf, f"{start}, at position {path},")
+        return given
     if all(map(is_loader, given)):
         return given
     for position, element in enumerate(given):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.introspect import is_own_class
-from drivetrain.base.registry import load
+from drivetrain.base.registry import check_part, load
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
@@ -28,7 +28,7 @@ def listed(given: Any) -> list[Any]:
 def logger_of(given: Any) -> Any:
     """Return a logger, which may be given by its name; one of the user's is checked."""
     logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
-    _check(type(logger))
+    check_part(type(logger))
     return logger
 
 
@@ -41,19 +41,12 @@ def check_parts(plan: Plan) -> None:
     given = plan.strategy
     cls = type(given) if isinstance(given, Strategy) else given.cls
     if cls.engine_verbs is None:
-        _check(cls)
+        check_part(cls)
     elif not is_own_class(cls):
         cls.engine_verbs.check(cls)
     store = plan.checkpoint_io or (given.checkpoint_io if isinstance(given, Strategy) else None)
     for part in (plan.accelerator, plan.precision, plan.environment, store, plan.layer_sync):
-        _check(type(part))
-
-
-def _check(cls: type) -> None:
-    if not is_own_class(cls):
-        from drivetrain.base.members import check_members  # here, so that importing the Trainer stays quick
-
-        check_members(cls)
+        check_part(type(part))
 
 
 def verbs_of(strategy: Strategy) -> Verbs:
@@ -82,7 +75,7 @@ def launcher_of(plan: Plan) -> Launcher:
     if plan.start_method is None:
         return ExternalLauncher()
     found = LauncherRegistry.entry(plan.start_method)
-    _check(found.cls)
+    check_part(found.cls)
     job = (plan.environment, plan.num_processes, plan.num_nodes, plan.devices)
     launcher = found.cls.for_job(*job, **found.init_params)
     if not (is_own_class(found.cls) or launcher.is_interactive_compatible) and in_notebook():
