@@ -204,8 +204,9 @@ GROUPS = {
         "compat/test_command.py", "compat/test_pickles.py", "clusters/test_torchelastic.py",
     ),
     "ranks": (
-        "distributed", "trainer/test_rank_parts.py", "trainer/test_comparison.py", "strategies", "callbacks/test_requeue.py", "testing/test_fake.py",
-        "compat/test_fabric_strategies.py", "clusters/test_environment.py",
+        "distributed", "trainer/test_rank_parts.py", "trainer/test_comparison.py", "strategies",
+        "callbacks/test_requeue.py", "testing/test_fake.py", "compat/test_fabric_strategies.py",
+        "clusters/test_environment.py",
     ),
     "alone": ("trainer/test_resume.py", "test_wheel.py", "budget", "loops/test_restart_points.py", "test_sweep.py"),
 }  # fmt: skip
