@@ -100,11 +100,8 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
             state["ahead"] = [type(callback).__name__ for callback in stateful if callback.state_dict()]
     state.update(_at_epoch_start(run))
     if run.holds_gradients:
-        from drivetrain.strategies.sharded_state import local_shard  # here, so that importing the Trainer stays quick
-
         state["window"] = run.window.state_dict()
-        gradients = ((name, parameter.grad) for name, parameter in run.module.named_parameters())
-        state["gradients"] = {name: local_shard(gradient) for name, gradient in gradients if gradient is not None}
+        state["gradients"] = run.engine.strategy.open_gradients()
     return state
 
 

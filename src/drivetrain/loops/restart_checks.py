@@ -185,11 +185,12 @@ def _check_window(restart: State, module: nn.Module) -> None:
     if entry(window, "reference", (Tensor, int, float, type(None)), "['window']") is not None:
         number(window["reference"], "['window']['reference']")
     gradients = entry(restart, "gradients", Mapping)
-    shapes = {name: local_shard(parameter).shape for name, parameter in module.named_parameters()}
+    # Of a sharded parameter it is this rank's shard, or the whole where a strategy has not exchanged it yet.
+    shapes = {name: {local_shard(each).shape, each.shape} for name, each in module.named_parameters()}
     complex_ = {name: parameter.is_complex() for name, parameter in module.named_parameters()}
     for name, gradient in gradients.items():
         shape = expect(gradient, Tensor, f"['gradients'][{name!r}]").shape
-        if name not in shapes or shape != shapes[name]:
+        if name not in shapes or shape not in shapes[name]:
             raise WrongForm(f"['gradients'][{name!r}]", f"is a gradient of shape {tuple(shape)}, of no such parameter")
         if gradient.is_complex() and not complex_[name]:
             raise WrongForm(f"['gradients'][{name!r}]", "is a complex gradient of a real parameter")

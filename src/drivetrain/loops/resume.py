@@ -312,14 +312,10 @@ def _restore_window(run: Run) -> None:
     """Restore the gradients of a window that was not complete; by hand it may reach over an epoch's end."""
     if run.restart is None or "window" not in run.restart:
         return
-    from drivetrain.strategies.sharded_state import from_local_shard  # here, so that importing the Trainer stays quick
-
     window = run.window
     window.load_state_dict(run.restart["window"])
     run.holds_own = run.module.automatic_optimization and window.batches_done == 0
-    gradients = run.restart["gradients"]
-    for name, parameter in run.module.named_parameters():
-        parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None
+    run.engine.strategy.load_open_gradients(run.restart["gradients"])
     run.engine.precision.restored_gradients(run.engine.device)
 
 

@@ -6,7 +6,7 @@ the class and on the instance, also one that is set during a run (from the next 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.compiled import compiled_method
 from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.restoring import WrongForm
 from drivetrain.base.tree import move
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.redirection import redirected
@@ -272,6 +273,31 @@ class Stepping:
         """:meth:`accumulating` for the model of the run."""
         assert self.model is not None  # setup() came first
         return self.accumulating(self.model)
+
+    def open_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of a window that is not complete, by parameter name: this rank's own, not copied.
+
+        For a checkpoint, and for losses of other weights, which change the unit of all gradients of a window. Override
+        it where :meth:`accumulating` leaves gradients elsewhere than in ``parameter.grad``.
+        """
+        from drivetrain.strategies.sharded_state import local_shard  # here, so that importing the Trainer stays quick
+
+        named = ((name, parameter.grad) for name, parameter in self.lightning_module.named_parameters())
+        return {name: local_shard(gradient) for name, gradient in named if gradient is not None}
+
+    def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`open_gradients` returned.
+
+        Raises:
+            WrongForm: a gradient has another shape than this strategy's.
+        """
+        from drivetrain.strategies.sharded_state import from_local_shard, local_shard
+
+        for name, parameter in self.lightning_module.named_parameters():
+            if name in gradients and gradients[name].shape != (shape := local_shard(parameter).shape):
+                found = tuple(gradients[name].shape)
+                raise WrongForm(f"[{name!r}]", f"is a gradient of shape {found}, and {tuple(shape)} is expected")
+            parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Clear the gradients, on a window's first batch."""
