@@ -10,6 +10,12 @@ import pytest
 # process that is spawned are the same in all three, so one of them says whether a change broke it.
 EQUAL = ("TestCPU::test_two_processes_train_as_one", "TestFake::test_two_processes_train_as_one")
 
+# The same for models that are sharded; tests/distributed/test_fsdp.py has the numbers of the host.
+SHARDED = "::test_a_sharded_model_trains"
+
+# One class of strategies with another argument: tests/distributed/test_fsdp.py has its numbers.
+WINDOW = "::TestFSDPOnceAWindow::"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("DRIVETRAIN_FAULTS", "") == "long":
@@ -17,3 +23,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.endswith(EQUAL):
             item.add_marker(pytest.mark.skip("equal to TestFakeRecorded's: make test-faults runs all three"))
+        if item.nodeid.endswith(SHARDED) or WINDOW in item.nodeid:
+            item.add_marker(pytest.mark.skip("the long form of tests/distributed/test_fsdp.py: make test-faults"))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy
+from drivetrain.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from drivetrain.testing.strategy_conformance import StrategyConformance
 
 
@@ -34,4 +34,18 @@ class TestDDP(StrategyConformance):
 
 class TestFSDP2(StrategyConformance):
     strategy = fsdp2
+    devices = 2
+
+
+class TestFSDP(StrategyConformance):
+    strategy = FSDPStrategy
+    devices = 2
+
+
+def exchanges_once() -> FSDPStrategy:
+    return FSDPStrategy(gradient_exchange="window")
+
+
+class TestFSDPOnceAWindow(StrategyConformance):
+    strategy = exchanges_once
     devices = 2

@@ -89,12 +89,21 @@ class Counted(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def own_cost(accumulate: int) -> tuple[int, float]:
+class Repeated(Counted):
+    """Blocks, which FSDP gathers one at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))  # type: ignore[assignment]
+
+
+def own_cost(accumulate: int, strategy: str = "ddp") -> tuple[int, float]:
     trainer = Trainer(
-        accelerator="cpu", devices=2, max_epochs=1, log_every_n_steps=1000, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=accumulate,
+        accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, log_every_n_steps=1000, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accumulate_grad_batches=accumulate,
     )  # fmt: skip
-    module = Counted()
+    module = Counted() if strategy == "ddp" else Repeated()
     trainer.fit(module, DataLoader(TensorDataset(torch.randn(2 * 2 * 130, 4)), batch_size=2))
     return module.frames, module.calls / (module.LAST - module.FIRST)
 
@@ -107,5 +116,17 @@ def test_a_step_of_ddp_has_at_most_7_own_frames_and_20_own_calls(pool: Any) -> N
 
 def test_an_accumulated_batch_of_ddp_adds_one_frame(pool: Any) -> None:
     for frames, calls in pool.run(own_cost, 4, group=False):
+        assert frames <= 8
+        assert calls <= 22
+
+
+def test_a_step_of_fsdp_costs_no_more(pool: Any) -> None:
+    for frames, calls in pool.run(own_cost, 1, "fsdp", group=False):
+        assert 5 <= frames <= 7
+        assert 10 <= calls <= 20
+
+
+def test_an_accumulated_batch_of_fsdp_adds_one_frame(pool: Any) -> None:
+    for frames, calls in pool.run(own_cost, 4, "fsdp", group=False):
         assert frames <= 8
         assert calls <= 22

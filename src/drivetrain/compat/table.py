@@ -128,6 +128,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     **{f"pytorch.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
     "pytorch.strategies": ("drivetrain.strategies",),
     "pytorch.strategies.ddp": ("drivetrain.strategies.ddp: DDPStrategy",),
+    "pytorch.strategies.fsdp": ("drivetrain.strategies.fsdp: FSDPStrategy",),
     "pytorch.strategies.parallel": ("drivetrain.strategies.parallel: ParallelStrategy",),
     "pytorch.strategies.single_device": ("drivetrain.strategies.single_device: SingleDeviceStrategy",),
     "pytorch.strategies.strategy": ("drivetrain.strategies.strategy: Strategy", _REDUCED_TYPES),

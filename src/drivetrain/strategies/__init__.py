@@ -9,6 +9,7 @@ from drivetrain.base.lazy import lazy
 if TYPE_CHECKING:
     from drivetrain.strategies.batchnorm import TorchSyncBatchNorm as TorchSyncBatchNorm
     from drivetrain.strategies.ddp import DDPStrategy as DDPStrategy
+    from drivetrain.strategies.fsdp import FSDPStrategy as FSDPStrategy
     from drivetrain.strategies.group import Group as Group
     from drivetrain.strategies.group import LoneGroup as LoneGroup
     from drivetrain.strategies.group import TorchGroup as TorchGroup
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.strategy import StrategyRegistry as StrategyRegistry
 _MODULES = {
     "DDPStrategy": "ddp",
+    "FSDPStrategy": "fsdp",
     "Group": "group",
     "LayerSync": "layer_sync",
     "LayerSyncRegistry": "layer_sync",
@@ -33,6 +35,7 @@ _MODULES = {
 }
 __all__ = [
     "DDPStrategy",
+    "FSDPStrategy",
     "Group",
     "LayerSync",
     "LayerSyncRegistry",

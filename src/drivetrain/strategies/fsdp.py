@@ -1,0 +1,344 @@
+"""FSDP2: each process keeps a shard of every parameter, gradient and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.registry import Registry
+from drivetrain.base.restoring import WrongForm
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError
+from drivetrain.launchers.launcher import LauncherRegistry
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies import fsdp_blocks, sharded_gradients
+from drivetrain.strategies import sharded_state as sharded
+from drivetrain.strategies.fsdp_options import Options, checkpointed, hybrid_shape
+from drivetrain.strategies.group import handle_of
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
+from drivetrain.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class FSDPStrategy(ParallelStrategy):
+    """torch's ``fully_shard`` around the blocks of the model, and around the model for what is in no block.
+
+    The parameters of a block are gathered when it is computed, and freed afterwards. See docs/fsdp.md.
+
+    Args:
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+            timeout: as for :class:`ParallelStrategy`.
+        cpu_offload: keep shards in host memory while they are not used; the optimizer then steps there. True, or
+            torch's ``CPUOffloadPolicy``.
+        mixed_precision: torch's ``MixedPrecisionPolicy``: in which types parameters are gathered and gradients reduced.
+            ``None``: in the parameters' own type.
+        auto_wrap_policy: which layers are blocks: classes, class names, a function ``policy(module) -> bool``, or one
+            of torch's policies. ``None``: what the model declares, or else its repeated layers.
+        activation_checkpointing: the same as ``activation_checkpointing_policy``.
+        activation_checkpointing_policy: which layers compute their activations again in backward instead of keeping
+            them, in the same forms.
+        sharding_strategy: "FULL_SHARD"; "SHARD_GRAD_OP" keeps the parameters gathered from forward to backward;
+            "HYBRID_SHARD" shards over the processes of one machine and replicates over machines; "NO_SHARD" replicates.
+        state_dict_type: "full": checkpoints are files like those of one process.
+        device_mesh: a ``DeviceMesh``, or (replicas, shards), for hybrid sharding; ``None``: one of all processes.
+        gradient_exchange: "batch": gradients are reduced to shards in each backward pass; "window": once for each
+            optimizer step, and until then each process holds the gradients of all parameters.
+        shard_placement_fn: torch's: on which dimension a parameter is sharded.
+        start_method: how processes start if no launcher has: "popen", "spawn", "fork", "forkserver" or "ray".
+        others: arguments of torch's first FSDP, which have no meaning here, are accepted with a warning.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or contradicts another.
+    """
+
+    calls_through_forward = True  # fully_shard gathers parameters around the module's __call__
+    allows_inference_mode = False  # nor can it gather them under inference mode
+    restore_checkpoint_after_setup = True  # weights are loaded into the shards
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        strategy_registry.register("fsdp", cls)
+        strategy_registry.register("fsdp_cpu_offload", cls, cpu_offload=True)
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = DEFAULT_TIMEOUT,
+        cpu_offload: Any = None,
+        mixed_precision: Any = None,
+        auto_wrap_policy: fsdp_blocks.Policy | None = None,
+        activation_checkpointing: fsdp_blocks.Policy | None = None,
+        activation_checkpointing_policy: fsdp_blocks.Policy | None = None,
+        sharding_strategy: Any = "FULL_SHARD",
+        state_dict_type: Literal["full"] = "full",
+        device_mesh: tuple[int, int] | DeviceMesh | None = None,
+        gradient_exchange: Literal["batch", "window"] = "batch",
+        shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+        start_method: str = "popen",
+        **others: Any,
+    ) -> None:
+        super().__init__(
+            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+            timeout,
+        )  # fmt: skip
+        LauncherRegistry.of(start_method, "FSDPStrategy")
+        self.start_method = start_method
+        if activation_checkpointing is not None and activation_checkpointing_policy is not None:
+            raise ConfigurationError(
+                "FSDPStrategy got activation_checkpointing and activation_checkpointing_policy, which mean the same. "
+                "Write activation_checkpointing_policy alone."
+            )
+        if activation_checkpointing_policy is None:
+            activation_checkpointing_policy = activation_checkpointing
+        self.options = Options.of(
+            cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing_policy, sharding_strategy,
+            state_dict_type, device_mesh, gradient_exchange, shard_placement_fn, others,
+        )  # fmt: skip
+        self._mesh: tuple[Any, DeviceMesh] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_mesh": None}
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh over which parameters are sharded, for a ``configure_model`` that shards layers itself."""
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+        if isinstance(self.options.device_mesh, DeviceMesh):
+            return self.options.device_mesh
+        self._check_met()
+        world = dist.group.WORLD
+        if self._mesh is None or self._mesh[0] is not world:  # of a process group that is gone
+            kind, shape = self.root_device.type, hybrid_shape(self.options, self.world_size, self.num_nodes)
+            if shape is not None:
+                made = init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+            elif self.data.size < self.world_size:
+                made = DeviceMesh.from_group(handle_of(self.data), kind)
+            else:
+                made = init_device_mesh(kind, (self.world_size,))
+            self._mesh = world, made
+        return self._mesh[1]
+
+    # ---- the model -----------------------------------------------------------------------------------------------
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        from torch.distributed.fsdp import FSDPModule
+
+        module = super().setup_module(module, move_to_device=False)  # whole, it may be larger than the device
+        if isinstance(module, FSDPModule):  # after an earlier run
+            _forget_iteration(module)
+        else:
+            self._shard(module)
+        self._place(module)
+        if overrides(self, "model_to_device", Strategy):
+            self.model = module
+            self.model_to_device()
+            module = self.model
+        return module
+
+    def _shard(self, module: nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        options = self.options
+        own: list[Any] = [each for each in module.modules() if isinstance(each, FSDPModule)]
+        blocks: list[nn.Module] = []
+        if own:  # configure_model has chosen them
+            if options.auto_wrap_policy is not None:
+                raise ConfigurationError(
+                    f"{type(module).__name__} has sharded layers itself, and FSDPStrategy got an auto_wrap_policy. "
+                    "Use one of the two."
+                )
+        elif options.auto_wrap_policy is None:
+            blocks = fsdp_blocks.find_blocks(module)
+        else:
+            blocks = fsdp_blocks.matching(module, options.auto_wrap_policy, "auto_wrap_policy")
+        blocks = fsdp_blocks.apart_from_tied(module, blocks)
+        again = ""
+        if options.activation_checkpointing_policy is not None:
+            chosen = fsdp_blocks.matching(
+                module, options.activation_checkpointing_policy, "activation_checkpointing_policy"
+            )
+            again = f" Activations are computed again in {checkpointed(chosen, module)}."
+        text = fsdp_blocks.summary(module, own or blocks)
+        mesh = self.device_mesh
+        rank_zero_info(
+            f"{type(self).__name__} shards {type(module).__name__} over {options.described(mesh)}, in these blocks"
+            f"{' of its own' if own else ''}: {text}.{again}"
+        )
+        if not own and not blocks and options.auto_wrap_policy is None:
+            rank_zero_warn(_ONE_BLOCK.format(*2 * [type(module).__name__]))
+        arguments = options.for_fully_shard(mesh, pins=self.root_device != HOST)
+        chosen_first = [each for each in reversed(list(module.modules())) if each in set(blocks) and each is not module]
+        for block in [*chosen_first, module]:  # from the inside out: each takes what is not taken yet
+            self._share(block)
+            fully_shard(block, **arguments)
+        for each in module.modules():
+            if isinstance(each, FSDPModule):
+                self._set_divide_factor(each)
+
+    def _share(self, block: nn.Module) -> None:
+        """Give every rank the weights of the first, as DDP does: ranks may have drawn others."""
+        tensors = [*block.parameters(), *block.buffers()]
+        self.share_from_rank_zero([each for each in tensors if not each.is_meta and not sharded.is_dtensor(each)])
+
+    def _set_divide_factor(self, block: Any) -> None:
+        """Let gradients be means over the ranks that see different samples, as the weights of losses assume it.
+
+        torch would divide by the size of the mesh, or by what ``configure_model`` has set.
+        """
+        size = self.data.size
+        block.set_gradient_divide_factor(float(size))
+        if self.device_mesh.ndim > 1 or self.device_mesh.size() != size:
+            block.set_force_sum_reduction_for_comms(True)  # only NCCL can sum what it multiplies
+
+    def _place(self, module: nn.Module) -> None:
+        """Move what ``fully_shard`` has left where it was, and what an earlier run has moved to the host."""
+        for tensor in module.buffers():
+            if tensor.device != self.root_device and not tensor.is_meta:
+                tensor.data = tensor.data.to(self.root_device)
+        if not self.options.offloads and self.root_device != HOST:
+            module.to(self.root_device)
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+
+    def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return super().accumulating(model) if self.options.gradient_exchange == "batch" else _without_exchange(model)
+
+    def open_gradients(self) -> dict[str, Tensor]:
+        found = super().open_gradients()
+        for name, parameter in _fsdp_parameters(self.lightning_module):
+            held = parameter.unsharded_accumulated_grad
+            if held is None and hasattr(parameter, "_unsharded_param"):
+                held = parameter._unsharded_param.grad
+            if held is not None:
+                found[name] = sharded.local_shard(held)
+        return found
+
+    def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        if self.options.gradient_exchange == "batch":
+            super().load_open_gradients(gradients)
+            return
+        for name, parameter in _fsdp_parameters(self.lightning_module):
+            if name in gradients:
+                found, expected = tuple(gradients[name].shape), tuple(parameter._orig_size)
+                if found != expected:
+                    raise WrongForm(
+                        f"[{name!r}]",
+                        f'is a gradient of shape {found}, and gradient_exchange="window" expects {expected}',
+                    )
+                parameter.unsharded_accumulated_grad = gradients[name].to(self.root_device, copy=True)
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor | None:
+        if self._precision_clips():
+            return super().clip_gradients_norm(module, optimizer, max_norm, norm_type, error_if_nonfinite)
+        if max_norm <= 0:
+            return None
+        self.precision_plugin.unscale(optimizer)
+        parameters = sharded_gradients.parameters_of(optimizer)
+        return sharded_gradients.clip_by_norm(parameters, max_norm, norm_type, error_if_nonfinite)
+
+    def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
+        if self._precision_clips():
+            super().clip_gradients_value(module, optimizer, clip_val)
+        elif clip_val > 0:
+            self.precision_plugin.unscale(optimizer)
+            sharded_gradients.clip_by_value(sharded_gradients.parameters_of(optimizer), clip_val)
+
+    def _precision_clips(self) -> bool:
+        precision = self.precision_plugin
+        return precision._clips_itself or overrides(precision, "clip_gradients", Precision)
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return sharded.whole_model_state(self.lightning_module)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        sharded.load_whole_model_state(self.lightning_module, checkpoint["state_dict"], strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return sharded.whole_optimizer_state(optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        sharded.load_whole_optimizer_states(self.optimizers, checkpoint["optimizer_states"])
+
+    # ---- errors --------------------------------------------------------------------------------------------------
+
+    def explain(self, error: BaseException) -> Exception | None:
+        """A step has used a parameter that is not gathered."""
+        if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
+            return ConfigurationError(
+                "A step used a parameter while each process had only its shard of it. FSDP gathers the parameters of "
+                "a block when the block is called. Call the layer itself, not another method of it and not its weight, "
+                "or leave it out of auto_wrap_policy."
+            )
+        return None
+
+
+_ONE_BLOCK = (
+    "FSDPStrategy found no repeated layers in {}, so the whole model is one block: each process gathers all parameters "
+    "at once in each forward and backward pass, which takes the memory of the complete model, and waits for it. Pass "
+    "FSDPStrategy(auto_wrap_policy={{Block}}) with the classes of layers to gather one at a time, or with {}'s own "
+    "class to keep it as one."
+)
+
+
+@contextmanager
+def _without_exchange(model: Any) -> Iterator[None]:
+    """Context in which backward passes leave the gradients of all parameters to this process."""
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _fsdp_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield torch's record of each sharded parameter, under its name in ``module``."""
+    from torch.distributed.fsdp import FSDPModule
+
+    names = fsdp_blocks.names_of(module)
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            state: Any = each._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)
+            for group in [state._fsdp_param_group] if groups is None else groups:
+                for parameter in () if group is None else group.fsdp_params:
+                    info = parameter._module_info
+                    path = "" if info.module is module else f"{names[info.module]}."
+                    yield f"{path}{info.param_name}", parameter
+
+
+def _forget_iteration(module: Any) -> None:
+    """Drop what an exception in an earlier run has left of a pass that was not finished."""
+    if hasattr(module, "reset_iter_state"):
+        module.reset_iter_state()
+    for _, parameter in _fsdp_parameters(module):
+        parameter.unsharded_accumulated_grad = None
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None

@@ -1,0 +1,181 @@
+"""Which blocks of a model FSDP gathers one at a time, and which of them compute their activations again in backward."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from torch import nn
+
+from drivetrain.base.introspect import positional_arity
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import ConfigurationError, described, did_you_mean
+
+Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
+"""Which layers: classes or their names, or a function ``policy(module) -> bool``; torch's policies for FSDP too."""
+
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # a call of a block is what gathers its parameters
+
+
+def find_blocks(root: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model, without a policy: its own declaration, or else its repeated layers.
+
+    A model declares them in ``_no_split_modules``, the class names that models of Hugging Face have there. Repeated
+    layers are those of one class in a ``ModuleList``, a ``Sequential`` or a ``ModuleDict``; if there are none, those of
+    one class in any module. Of nested ones it is the outermost.
+    """
+    declared = {name for module in root.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    if declared and (found := [each for each in _below(root) if type(each).__name__ in declared]):
+        return outermost(found)
+    containers = (nn.Sequential, *_WITHOUT_FORWARD)
+    for kinds in (containers, (nn.Module,)):
+        repeated = [each for parent in root.modules() if isinstance(parent, kinds) for each in _repeated(parent)]
+        if repeated:
+            return outermost(repeated)
+    return []
+
+
+def _repeated(parent: nn.Module) -> list[nn.Module]:
+    """Return the children whose class occurs at least twice; of several such classes that with most parameters."""
+    children = [each for each in parent.children() if not isinstance(each, _WITHOUT_FORWARD)]
+    sizes: Counter[type[nn.Module]] = Counter()
+    for child in children:
+        sizes[type(child)] += _size(child)
+    counts = Counter(map(type, children))
+    best = max((kind for kind in sizes if counts[kind] > 1), key=lambda kind: sizes[kind], default=None)
+    return [each for each in children if type(each) is best] if best is not None and sizes[best] else []
+
+
+def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
+    """Return the modules that a policy selects, ``root`` among them if it does.
+
+    Args:
+        root: the model.
+        policy: classes, class names, or a function; also torch's ``ModuleWrapPolicy``, ``CustomPolicy``,
+            ``size_based_auto_wrap_policy`` and other functions of ``(module, recurse, nonwrapped_numel)``.
+        argument: the constructor's argument, for messages.
+
+    Raises:
+        ConfigurationError: it selects nothing, or it is no policy.
+    """
+    classes = getattr(policy, "_module_classes", policy)  # of torch's ModuleWrapPolicy
+    function = getattr(policy, "_lambda_fn", policy)  # of torch's CustomPolicy
+    if isinstance(classes, (type, str)):
+        classes = {classes}
+    if isinstance(classes, Collection):
+        names = {each for each in classes if isinstance(each, str)}
+        kinds = tuple(each for each in classes if isinstance(each, type))
+        if len(names) + len(kinds) < len(classes):
+            wrong = next(each for each in classes if not isinstance(each, (str, type)))
+            raise ConfigurationError(f"{argument} got {described(wrong)}. {_WRITE.format(argument)}")
+        found = [each for each in root.modules() if isinstance(each, kinds) or _class_name(each) in names]
+    elif callable(function):
+        found = _by_function(root, function)
+    else:
+        raise ConfigurationError(f"{argument} got {described(policy)}. {_WRITE.format(argument)}")
+    if not found:
+        there = {_class_name(module) for module in root.modules()}
+        asked = ", ".join(sorted(getattr(each, "__name__", str(each)) for each in classes)) if found is not None and (
+            isinstance(classes, Collection)
+        ) else "its function"  # fmt: skip
+        raise ConfigurationError(
+            f"{argument} matches no layer of {_class_name(root)}: {asked} selects none. "
+            f"{did_you_mean(asked, there)} Name the classes of layers that are there."
+        )
+    return found
+
+
+_WRITE = "Write {0}={{Block}}, the classes of the layers, or a function of a module that returns True or False."
+
+
+def _class_name(module: nn.Module) -> str:
+    """The class that the user wrote: FSDP puts one of its own before it."""
+    kind = type(module)
+    return (kind.__mro__[2] if hasattr(module, "_get_fsdp_state") else kind).__name__
+
+
+def _by_function(root: nn.Module, function: Callable[..., Any]) -> list[nn.Module]:
+    if positional_arity(function) > 1 or isinstance(function, functools.partial):
+        found: list[nn.Module] = []
+        _by_size(root, function, found, root)
+        return found
+    return [module for module in root.modules() if function(module)]
+
+
+def _by_size(module: nn.Module, function: Callable[..., Any], found: list[nn.Module], root: nn.Module) -> int:
+    """Ask a policy of ``(module, recurse, nonwrapped_numel)`` bottom-up; return how many elements are in blocks."""
+    size = _size(module)
+    if not function(module=module, recurse=True, nonwrapped_numel=size):
+        return 0
+    wrapped = sum(_by_size(child, function, found, root) for child in module.children())
+    if module is root or not function(module=module, recurse=False, nonwrapped_numel=size - wrapped):
+        return wrapped
+    found.append(module)
+    return size
+
+
+def apart_from_tied(root: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
+    """Return the blocks that share no parameter with a module outside of them; a warning names the others.
+
+    A parameter in two groups would be two parameters after sharding, in silence.
+    """
+    owners: dict[int, list[nn.Module]] = {}
+    for module in root.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(module)
+    names, kept, tied = names_of(root), list[nn.Module](), list[str]()
+    for block in blocks:
+        inside = set(block.modules())
+        shared = [
+            owner
+            for name, parameter in block.named_parameters(remove_duplicate=False)
+            for owner in owners[id(parameter)]
+            if owner not in inside
+        ]
+        if shared and block is not root:
+            tied.append(f"{names[block]} (with {names[shared[0]]})")
+        else:
+            kept.append(block)
+    if tied:
+        rank_zero_warn(
+            f"FSDP keeps parameters that are tied to each other in one block, so these layers stay with the rest of "
+            f"the model: {', '.join(tied[:5])}{'' if len(tied) <= 5 else f' and {len(tied) - 5} more'}. Leave them out "
+            "of auto_wrap_policy, or name a layer that contains both."
+        )
+    return kept
+
+
+def names_of(root: nn.Module) -> dict[nn.Module, str]:
+    """Return the path of each module in ``root``; that of ``root`` itself is its class's name."""
+    return {module: name or _class_name(module) for name, module in root.named_modules()}
+
+
+def summary(root: nn.Module, blocks: list[nn.Module]) -> str:
+    """Return "12 x Block (net.layers.0 ... net.layers.11) and the rest of Net"."""
+    names, by_class = names_of(root), dict[str, list[str]]()
+    for block in blocks:
+        if block is not root:
+            by_class.setdefault(_class_name(block), []).append(names[block])
+    kinds = [
+        f"{len(paths)} x {kind} ({paths[0] if len(paths) == 1 else f'{paths[0]} ... {paths[-1]}'})"
+        for kind, paths in by_class.items()
+    ]
+    return ", ".join([*kinds, f"the rest of {_class_name(root)}" if kinds else f"all of {_class_name(root)} in one"])
+
+
+def _below(root: nn.Module) -> Iterator[nn.Module]:
+    return (each for each in root.modules() if each is not root)
+
+
+def outermost(found: list[nn.Module]) -> list[nn.Module]:
+    """Return those that are not inside another."""
+    inside: set[nn.Module] = set()
+    for each in found:
+        inside |= set(_below(each))
+    return [each for each in dict.fromkeys(found) if each not in inside]
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

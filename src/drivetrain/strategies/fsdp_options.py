@@ -1,0 +1,177 @@
+"""What FSDPStrategy was asked for, checked, and as the arguments of torch's ``fully_shard``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, described, did_you_mean
+from drivetrain.strategies import fsdp_blocks
+
+# How long gathered parameters are kept after forward: fully_shard's reshard_after_forward.
+_SHARDING = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "_HYBRID_SHARD_ZERO2": False,
+             "NO_SHARD": False}  # fmt: skip
+_HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+
+# Arguments of torch's first FSDP that its second does by itself, and what it does.
+_WITHOUT_MEANING = {
+    "use_orig_params": "parameters are always the module's own",
+    "sync_module_states": "all processes start with the weights of rank 0",
+    "limit_all_gathers": "memory is always limited",
+    "forward_prefetch": "the next block is gathered early by itself",
+    "backward_prefetch": "the next block is gathered early by itself",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments of FSDPStrategy; see there."""
+
+    cpu_offload: Any
+    mixed_precision: Any
+    auto_wrap_policy: fsdp_blocks.Policy | None
+    activation_checkpointing_policy: fsdp_blocks.Policy | None
+    sharding: str
+    state_dict_type: str
+    device_mesh: Any
+    gradient_exchange: str
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None
+
+    @classmethod
+    def of(
+        cls,
+        cpu_offload: Any,
+        mixed_precision: Any,
+        auto_wrap_policy: Any,
+        activation_checkpointing_policy: Any,
+        sharding_strategy: Any,
+        state_dict_type: str,
+        device_mesh: Any,
+        gradient_exchange: str,
+        shard_placement_fn: Any,
+        others: Mapping[str, Any],
+    ) -> Options:
+        """Check the constructor's arguments."""
+        for name in others:
+            if name not in _WITHOUT_MEANING:
+                raise UnknownArgumentError(
+                    f"FSDPStrategy has no argument {name!r}. {did_you_mean(name, [*cls.__annotations__])}"
+                )
+            rank_zero_warn(f"FSDPStrategy ignores {name}: {_WITHOUT_MEANING[name]}. Leave it out.", stacklevel=5)
+        sharding = str(getattr(sharding_strategy, "name", sharding_strategy))
+        known = {name.lower(): name for name in _SHARDING} | {"hybrid": "HYBRID_SHARD"}
+        if sharding.lower() not in known:
+            raise ConfigurationError(
+                f"FSDPStrategy(sharding_strategy={sharding_strategy!r}) is unknown. {did_you_mean(sharding, _SHARDING)}"
+            )
+        _one_of("state_dict_type", state_dict_type, ("full",))
+        _one_of("gradient_exchange", gradient_exchange, ("batch", "window"))
+        if device_mesh is not None and not hasattr(device_mesh, "mesh_dim_names"):
+            numbers = isinstance(device_mesh, Sequence) and all(type(each) is int for each in device_mesh)
+            if not numbers or len(device_mesh) != 2:
+                raise ConfigurationError(
+                    f"FSDPStrategy(device_mesh={device_mesh!r}) is no mesh. Write (replicas, shards), such as (2, 4), "
+                    "or pass a DeviceMesh."
+                )
+        return cls(
+            cpu_offload, _precision_policy(mixed_precision), auto_wrap_policy, activation_checkpointing_policy,
+            known[sharding.lower()], state_dict_type, device_mesh, gradient_exchange, shard_placement_fn,
+        )  # fmt: skip
+
+    @property
+    def offloads(self) -> bool:
+        """Whether shards are kept in host memory."""
+        return bool(getattr(self.cpu_offload, "offload_params", self.cpu_offload))
+
+    def for_fully_shard(self, mesh: Any, pins: bool) -> dict[str, Any]:
+        """Return the arguments of ``fully_shard``.
+
+        Args:
+            mesh: over which parameters are sharded.
+            pins: whether the device copies faster from pinned memory.
+        """
+        from torch.distributed.fsdp import CPUOffloadPolicy
+
+        arguments: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": _SHARDING[self.sharding]}
+        if self.offloads:
+            own = isinstance(self.cpu_offload, CPUOffloadPolicy)
+            arguments["offload_policy"] = self.cpu_offload if own else CPUOffloadPolicy(pin_memory=pins)
+        if self.mixed_precision is not None:
+            arguments["mp_policy"] = self.mixed_precision
+        if self.shard_placement_fn is not None:
+            arguments["shard_placement_fn"] = self.shard_placement_fn
+        return arguments
+
+    def described(self, mesh: Any) -> str:
+        """Return "2 processes, replicated 2 times, with shards in host memory"."""
+        shards = mesh.size(mesh.ndim - 1)
+        parts = [f"{shards} process{'' if shards == 1 else 'es'}"]
+        if mesh.ndim > 1 and mesh.size(0) > 1:
+            parts.append(f"replicated {mesh.size(0)} times")
+        if self.offloads:
+            parts.append("with shards in host memory")
+        return ", ".join(parts)
+
+
+def _one_of(name: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigurationError(f"FSDPStrategy({name}={value!r}) is unknown. {did_you_mean(str(value), known)}")
+
+
+def _precision_policy(given: Any) -> Any:
+    """torch's policy, also from what torch's first FSDP called ``MixedPrecision``."""
+    if given is None or type(given).__name__ == "MixedPrecisionPolicy":
+        return given
+    if not all(hasattr(given, name) for name in ("param_dtype", "reduce_dtype")):
+        raise ConfigurationError(
+            f"FSDPStrategy(mixed_precision=...) got {described(given)}. Write "
+            "torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)."
+        )
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return MixedPrecisionPolicy(param_dtype=given.param_dtype, reduce_dtype=given.reduce_dtype)
+
+
+def hybrid_shape(options: Options, world_size: int, num_nodes: int) -> tuple[int, int] | None:
+    """Return (replicas, shards) for a mesh of two dimensions; ``None`` where one is enough.
+
+    Raises:
+        ConfigurationError: the numbers do not multiply to that of the processes, or cannot be known.
+    """
+    if options.device_mesh is not None:
+        replicas, shards = options.device_mesh
+        if replicas * shards != world_size:
+            raise ConfigurationError(
+                f"FSDPStrategy(device_mesh={options.device_mesh!r}) is a mesh of {replicas * shards} processes, and "
+                f"there are {world_size}. Write (replicas, shards) whose product is {world_size}."
+            )
+        return replicas, shards
+    if options.sharding in _HYBRID:
+        if num_nodes == 1:
+            raise ConfigurationError(
+                f"FSDPStrategy(sharding_strategy={options.sharding!r}) shards over the processes of one machine and "
+                f"replicates over machines, and there is one machine. Pass device_mesh=(replicas, shards), or write "
+                'sharding_strategy="FULL_SHARD".'
+            )
+        return num_nodes, world_size // num_nodes
+    return (world_size, 1) if options.sharding == "NO_SHARD" else None
+
+
+def checkpointed(chosen: Sequence[nn.Module], root: nn.Module) -> str:
+    """Let the forward passes of these modules compute their activations again in backward; return what they are.
+
+    The names of parameters stay as they are, and so do checkpoints.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    chosen = fsdp_blocks.outermost([each for each in chosen if each is not root])
+    for module in chosen:
+        forward: Any = module.forward
+        if not isinstance(forward, functools.partial) or forward.func is not checkpoint:
+            module.forward = functools.partial(checkpoint, forward, use_reentrant=False)
+    return fsdp_blocks.summary(root, list(chosen)).rpartition(", the rest of")[0] or type(root).__name__

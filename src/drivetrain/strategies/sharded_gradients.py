@@ -1,0 +1,119 @@
+"""Clip gradients of which each rank holds a shard, alone or mixed with plain ones.
+
+torch's own functions cannot do this for every list: DTensors of several meshes, DTensors beside plain tensors, and
+shards without elements raise errors, and the norm that they return is a DTensor, which a comparison reads locally.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from drivetrain.strategies.sharded_state import is_dtensor, local_shard
+
+
+def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:
+    """Return the norm of all gradients together as a plain tensor, the same on every rank; all of them must call it.
+
+    Args:
+        gradients: DTensors of any meshes, and plain tensors, which every rank has as a whole.
+        norm_type: which norm; ``inf`` is the largest element.
+    """
+    by_mesh: dict[Any, list[Tensor]] = {}
+    for gradient in gradients:
+        by_mesh.setdefault(_sharded_over(gradient), []).append(local_shard(gradient))
+    norms = [_norm_over(over, shards, norm_type) for over, shards in by_mesh.items()]
+    if len(norms) == 1:
+        return norms[0]
+    together: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
+    return together
+
+
+def _sharded_over(gradient: Any) -> Any:
+    """The mesh of a DTensor and its dimensions over which ranks have other elements; ``None`` for a plain tensor."""
+    if not is_dtensor(gradient):
+        return None
+    dimensions = tuple(index for index, placement in enumerate(gradient.placements) if not placement.is_replicate())
+    if any(gradient.placements[index].is_partial() for index in dimensions):
+        raise RuntimeError(
+            f"A gradient with the placements {gradient.placements} is not reduced yet, so it has no norm. Clip after "
+            "the backward pass that exchanges gradients."
+        )
+    return gradient.device_mesh, dimensions
+
+
+def _norm_over(over: Any, shards: list[Tensor], norm_type: float) -> Tensor:
+    """The norm of one mesh's gradients, from what each rank holds of them."""
+    filled = [shard for shard in shards if shard.numel()]
+    if filled:
+        norm = torch.nn.utils.get_total_norm(filled, norm_type)
+    else:  # every element is on other ranks
+        norm = torch.zeros((), dtype=shards[0].dtype, device=shards[0].device)
+    if over is None:
+        return norm
+    mesh, dimensions = over
+    norm = norm.to(mesh.device_type)  # shards that are offloaded are in host memory, which the mesh may not exchange
+    for dimension in dimensions:
+        if mesh.size(dimension) > 1:
+            norm = _reduced(norm, mesh.get_group(dimension), norm_type)
+    return norm
+
+
+def _reduced(norm: Tensor, group: Any, norm_type: float) -> Tensor:
+    """The norm of everything whose parts have these norms on the ranks of ``group``."""
+    import torch.distributed as dist
+
+    if math.isinf(norm_type):
+        dist.all_reduce(norm, dist.ReduceOp.MAX if norm_type > 0 else dist.ReduceOp.MIN, group)
+        return norm
+    if norm_type == 0:
+        dist.all_reduce(norm, dist.ReduceOp.SUM, group)
+        return norm
+    norm = norm**norm_type
+    dist.all_reduce(norm, dist.ReduceOp.SUM, group)
+    return norm ** (1 / norm_type)
+
+
+def clip_by_norm(
+    parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``; return the norm before.
+
+    The result is what ``torch.nn.utils.clip_grad_norm_`` gives for whole tensors. Every rank must call it.
+
+    Raises:
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set; on every rank. That reads the device.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.tensor(0.0)
+    norm = total_norm(gradients, norm_type)
+    if error_if_nonfinite and not bool(torch.isfinite(norm)):
+        raise RuntimeError(
+            f"The total norm of order {norm_type} of the gradients is {float(norm)}, so they cannot be clipped. Look "
+            "for a division by zero or a learning rate that is too large, or pass error_if_nonfinite=False."
+        )
+    coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for shard in map(local_shard, gradients):
+        by_device.setdefault(shard.device, []).append(shard)
+    for device, shards in by_device.items():
+        torch._foreach_mul_(shards, coefficient.to(device))
+    return norm
+
+
+def clip_by_value(parameters: Iterable[Tensor], clip_value: float) -> None:
+    """Clip each element of the gradients of ``parameters``."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local_shard(parameter.grad).clamp_(-clip_value, clip_value)
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return its parameters."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
