@@ -71,7 +71,7 @@ class Net(LightningModule):
         self.log("loss", F.mse_loss(self(batch[0]), batch[1]), sync_dist=True)
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.05)
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
 def whole(value: Any) -> Any:

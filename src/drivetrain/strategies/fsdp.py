@@ -56,6 +56,9 @@ class FSDPStrategy(ParallelStrategy):
         gradient_exchange: "batch": gradients are reduced to shards in each backward pass; "window": once for each
             optimizer step, and until then each process holds the gradients of all parameters.
         shard_placement_fn: torch's: on which dimension a parameter is sharded.
+        init_on_meta: ``configure_model`` makes parameters without memory. Each layer initialises its own after they are
+            sharded, by its ``reset_parameters``. Without it, the same is done for what ``configure_model`` has put on
+            the meta device itself.
         start_method: how processes start if no launcher has: "popen", "spawn", "fork", "forkserver" or "ray".
         others: arguments of torch's first FSDP, which have no meaning here, are accepted with a warning.
 
@@ -91,6 +94,7 @@ class FSDPStrategy(ParallelStrategy):
         device_mesh: tuple[int, int] | DeviceMesh | None = None,
         gradient_exchange: Literal["batch", "window"] = "batch",
         shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+        init_on_meta: bool = False,
         start_method: str = "popen",
         **others: Any,
     ) -> None:
@@ -111,6 +115,8 @@ class FSDPStrategy(ParallelStrategy):
             cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing_policy, sharding_strategy,
             state_dict_type, device_mesh, gradient_exchange, shard_placement_fn, others,
         )  # fmt: skip
+        self.init_on_meta = init_on_meta
+        self._loads = False  # a checkpoint will be loaded after the set-up
         self._mesh: tuple[Any, DeviceMesh] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,6 +145,13 @@ class FSDPStrategy(ParallelStrategy):
 
     # ---- the model -----------------------------------------------------------------------------------------------
 
+    def model_sharded_context(self) -> AbstractContextManager[Any]:
+        return torch.device("meta") if self.init_on_meta else super().model_sharded_context()
+
+    def setup(self, trainer: Any) -> None:
+        self._loads = trainer is not None and trainer.ckpt_path is not None
+        super().setup(trainer)
+
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         from torch.distributed.fsdp import FSDPModule
 
@@ -147,6 +160,12 @@ class FSDPStrategy(ParallelStrategy):
             _forget_iteration(module)
         else:
             self._shard(module)
+        from drivetrain.strategies.meta import materialise  # here, because few models need it
+
+        shards_on = HOST if self.options.offloads else self.root_device
+        if materialise(module, self.root_device, shards_on, self.data, self._loads):
+            for _, parameter in _fsdp_parameters(module):
+                parameter.reset_sharded_param()
         self._place(module)
         if overrides(self, "model_to_device", Strategy):
             self.model = module
@@ -190,24 +209,26 @@ class FSDPStrategy(ParallelStrategy):
         for block in [*chosen_first, module]:  # from the inside out: each takes what is not taken yet
             self._share(block)
             fully_shard(block, **arguments)
-        for each in module.modules():
-            if isinstance(each, FSDPModule):
-                self._set_divide_factor(each)
+        for group in _groups(module):
+            self._set_divide_factor(group)
 
     def _share(self, block: nn.Module) -> None:
         """Give every rank the weights of the first, as DDP does: ranks may have drawn others."""
         tensors = [*block.parameters(), *block.buffers()]
         self.share_from_rank_zero([each for each in tensors if not each.is_meta and not sharded.is_dtensor(each)])
 
-    def _set_divide_factor(self, block: Any) -> None:
+    def _set_divide_factor(self, group: Any) -> None:
         """Let gradients be means over the ranks that see different samples, as the weights of losses assume it.
 
-        torch would divide by the size of the mesh, or by what ``configure_model`` has set.
+        torch divides by what ``configure_model`` has set, or else by the size of the mesh; where that is the number of
+        these ranks, it is left to torch, which divides twice by a factor that is set where there is one shard.
         """
         size = self.data.size
-        block.set_gradient_divide_factor(float(size))
-        if self.device_mesh.ndim > 1 or self.device_mesh.size() != size:
-            block.set_force_sum_reduction_for_comms(True)  # only NCCL can sum what it multiplies
+        if group.mesh_info.mesh.size() == size:
+            group.gradient_divide_factor = None
+        else:
+            group.gradient_divide_factor = float(size)
+            group.force_sum_reduction_for_comms = True  # only NCCL can multiply in a sum
 
     def _place(self, module: nn.Module) -> None:
         """Move what ``fully_shard`` has left where it was, and what an earlier run has moved to the host."""
@@ -318,20 +339,24 @@ def _without_exchange(model: Any) -> Iterator[None]:
         model.set_requires_gradient_sync(True)
 
 
-def _fsdp_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield torch's record of each sharded parameter, under its name in ``module``."""
+def _groups(module: nn.Module) -> Iterator[Any]:
+    """Yield torch's groups of parameters that are gathered together."""
     from torch.distributed.fsdp import FSDPModule
 
-    names = fsdp_blocks.names_of(module)
     for each in module.modules():
         if isinstance(each, FSDPModule):
             state: Any = each._get_fsdp_state()
-            groups = getattr(state, "_fsdp_param_groups", None)
-            for group in [state._fsdp_param_group] if groups is None else groups:
-                for parameter in () if group is None else group.fsdp_params:
-                    info = parameter._module_info
-                    path = "" if info.module is module else f"{names[info.module]}."
-                    yield f"{path}{info.param_name}", parameter
+            groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there is one
+            yield from filter(None, [state._fsdp_param_group] if groups is None else groups)
+
+
+def _fsdp_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield torch's record of each sharded parameter, under its name in ``module``."""
+    names = {each: f"{name}." if name else "" for name, each in module.named_modules()}
+    for group in _groups(module):
+        for parameter in group.fsdp_params:
+            info = parameter._module_info
+            yield f"{names[info.module]}{info.param_name}", parameter
 
 
 def _forget_iteration(module: Any) -> None:

@@ -70,18 +70,18 @@ def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
         if len(names) + len(kinds) < len(classes):
             wrong = next(each for each in classes if not isinstance(each, (str, type)))
             raise ConfigurationError(f"{argument} got {described(wrong)}. {_WRITE.format(argument)}")
-        found = [each for each in root.modules() if isinstance(each, kinds) or _class_name(each) in names]
+        found = [each for each in root.modules() if isinstance(each, kinds) or class_name(each) in names]
     elif callable(function):
         found = _by_function(root, function)
     else:
         raise ConfigurationError(f"{argument} got {described(policy)}. {_WRITE.format(argument)}")
     if not found:
-        there = {_class_name(module) for module in root.modules()}
+        there = {class_name(module) for module in root.modules()}
         asked = ", ".join(sorted(getattr(each, "__name__", str(each)) for each in classes)) if found is not None and (
             isinstance(classes, Collection)
         ) else "its function"  # fmt: skip
         raise ConfigurationError(
-            f"{argument} matches no layer of {_class_name(root)}: {asked} selects none. "
+            f"{argument} matches no layer of {class_name(root)}: {asked} selects none. "
             f"{did_you_mean(asked, there)} Name the classes of layers that are there."
         )
     return found
@@ -90,8 +90,8 @@ def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
 _WRITE = "Write {0}={{Block}}, the classes of the layers, or a function of a module that returns True or False."
 
 
-def _class_name(module: nn.Module) -> str:
-    """The class that the user wrote: FSDP puts one of its own before it."""
+def class_name(module: nn.Module) -> str:
+    """Return the name of the class that the user wrote: FSDP puts one of its own before it."""
     kind = type(module)
     return (kind.__mro__[2] if hasattr(module, "_get_fsdp_state") else kind).__name__
 
@@ -149,7 +149,7 @@ def apart_from_tied(root: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]
 
 def names_of(root: nn.Module) -> dict[nn.Module, str]:
     """Return the path of each module in ``root``; that of ``root`` itself is its class's name."""
-    return {module: name or _class_name(module) for name, module in root.named_modules()}
+    return {module: name or class_name(module) for name, module in root.named_modules()}
 
 
 def summary(root: nn.Module, blocks: list[nn.Module]) -> str:
@@ -157,12 +157,12 @@ def summary(root: nn.Module, blocks: list[nn.Module]) -> str:
     names, by_class = names_of(root), dict[str, list[str]]()
     for block in blocks:
         if block is not root:
-            by_class.setdefault(_class_name(block), []).append(names[block])
+            by_class.setdefault(class_name(block), []).append(names[block])
     kinds = [
         f"{len(paths)} x {kind} ({paths[0] if len(paths) == 1 else f'{paths[0]} ... {paths[-1]}'})"
         for kind, paths in by_class.items()
     ]
-    return ", ".join([*kinds, f"the rest of {_class_name(root)}" if kinds else f"all of {_class_name(root)} in one"])
+    return ", ".join([*kinds, f"the rest of {class_name(root)}" if kinds else f"all of {class_name(root)} in one"])
 
 
 def _below(root: nn.Module) -> Iterator[nn.Module]:

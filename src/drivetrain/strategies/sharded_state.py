@@ -110,7 +110,7 @@ def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: 
         RuntimeError: torch's own, if names or shapes do not fit.
     """
     own = module.state_dict(keep_vars=True)
-    sharded = {name: _like(value, own.get(name)) for name, value in own_names(module, state).items()}
+    sharded = {name: shard_like(value, own.get(name)) for name, value in own_names(module, state).items()}
     assign = any(isinstance(value, Tensor) and value.is_meta for value in own.values())
     module.load_state_dict(sharded, strict=strict, assign=assign)
 
@@ -193,12 +193,15 @@ def _state_like(parameter: Tensor, key: Any, value: Any) -> Any:
     if not isinstance(value, Tensor) or not is_dtensor(parameter) or key == "step":
         return value
     if value.shape == parameter.shape:
-        return _like(value, parameter)
+        return shard_like(value, parameter)
     return _replicated(value, parameter) if value.ndim else value
 
 
-def _like(value: Any, own: Any) -> Any:
-    """``value`` as shards with the placements of ``own``, if that is a DTensor."""
+def shard_like(value: Any, own: Any) -> Any:
+    """Return a whole tensor, which every rank has, as shards with the placements of ``own``, if that is a DTensor.
+
+    Nothing is exchanged. Anything else is returned as it is.
+    """
     if not isinstance(value, Tensor) or not isinstance(own, Tensor) or is_dtensor(value):
         return value
     if own.is_meta and value.is_floating_point():
