@@ -465,3 +465,21 @@ def test_an_engine_does_not_save_a_shard_as_the_whole(pool: Any, tmp_path: Path)
         assert model.startswith("net.0.weight is a DTensor")
         assert optimizer.startswith("Adam's state of net.0.weight is a DTensor")
         assert stranger.startswith("Adam's state of parameter 0 is a DTensor")
+
+
+def kept_by_a_callback(folder: Path) -> str:
+    from drivetrain.strategies import SingleDeviceStrategy
+
+    weight = sharded(nn.Linear(4, 4)).weight
+    with pytest.raises(CheckpointError) as caught:
+        SingleDeviceStrategy().save_checkpoint({"callbacks": {"EMA": [weight.detach()]}}, folder / "one.ckpt")
+    assert not (folder / "one.ckpt").exists()
+    return str(caught.value)
+
+
+def test_a_shard_in_a_callbacks_state_is_refused_by_a_strategy_that_would_write_rank_zeros(
+    pool: Any, tmp_path: Path
+) -> None:
+    for message in pool.run(kept_by_a_callback, tmp_path):
+        assert "callbacks/EMA/0 is a DTensor" in message
+        assert "SingleDeviceStrategy.save_checkpoint" in message

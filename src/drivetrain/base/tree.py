@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -86,6 +87,12 @@ def was_there(batch: Any, moved: Any) -> bool:
     """
     kind = type(batch)
     return moved is batch and (kind is list or kind is tuple or isinstance(batch, Tensor))
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether ``value`` is a DTensor. It does not import DTensor: whoever made one has imported it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def move_to_host(tree: Any) -> Any:

@@ -18,6 +18,7 @@ import torch
 from drivetrain import parity
 from drivetrain.base import files
 from drivetrain.base.registry import Registry
+from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, described
 
@@ -59,9 +60,17 @@ class TorchCheckpointIO(CheckpointIO):
         finally:
             _refused.reset(token)
 
+    def is_sharded(self, path: str | Path) -> bool:
+        """Return whether ``path`` is the folder of a checkpoint: see :mod:`drivetrain.checkpoints.sharded`."""
+        if not os.path.isdir(path):
+            return False
+        from drivetrain.checkpoints import sharded  # here, because few checkpoints are folders
+
+        return sharded.is_begun(path)
+
     def was_refused(self, path: str | Path) -> bool:
         """Return whether the block of :meth:`new_files` that runs now has found another process's file at ``path``."""
-        refused = _refused.get()
+        refused = refused_here()
         return refused is not None and str(path) in refused
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -114,6 +123,11 @@ class TorchCheckpointIO(CheckpointIO):
     def _load(
         self, source: Path | IO[bytes], name: str, map_location: Any, weights_only: bool | None
     ) -> dict[str, Any]:
+        if isinstance(source, Path) and self.is_sharded(source):
+            from drivetrain.checkpoints import sharded
+
+            read: dict[str, Any] = move_to(sharded.read(source), map_location)
+            return read
         if isinstance(source, Path) and not os.path.isfile(source):  # unlike Path.is_file, it takes any name
             if os.path.isdir(source):
                 raise CheckpointError(
@@ -146,14 +160,52 @@ class TorchCheckpointIO(CheckpointIO):
         return loaded
 
     def remove_checkpoint(self, path: str | Path) -> None:
+        if os.path.isdir(path) and not os.path.islink(path):
+            from drivetrain.checkpoints import sharded
+
+            sharded.remove(Path(path))
+            return
         Path(path).unlink(missing_ok=True)
+
+    def written_at(self, path: str | Path) -> float | None:
+        manifest = os.path.join(path, "manifest.json")
+        return super().written_at(manifest if os.path.isfile(manifest) else path)
+
+    def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
+        if link or not self.is_sharded(source):
+            return super().copy(source, path, link, replaces)
+        from drivetrain.checkpoints import sharded
+
+        try:
+            return sharded.copy(Path(source), Path(path), replaces)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} could not become a copy of {source}: {files.reason(error, Path(path))}. Move it away."
+            ) from error
 
     def is_complete(self, path: str | Path) -> bool:
         try:
-            _verify(Path(path), str(path))
+            if self.is_sharded(path):
+                from drivetrain.checkpoints import sharded
+
+                sharded.verify(Path(path))
+            else:
+                _verify(Path(path), str(path))
         except CheckpointError:
             return False
         return True
+
+
+def refused_here() -> list[str] | None:
+    """Return the list of the block of :meth:`TorchCheckpointIO.new_files` that runs now; ``None`` outside of one."""
+    return _refused.get()
+
+
+def move_to(tree: Any, location: Any) -> Any:
+    """Return ``tree`` with its tensors on the device ``location``, if it is one: see ``map_location``."""
+    if not isinstance(location, (str, torch.device)) or torch.device(location).type == "cpu":
+        return tree
+    return map_leaves(lambda leaf: leaf.to(location) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def _reason(error: BaseException) -> str:

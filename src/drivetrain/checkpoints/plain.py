@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.tree import is_dtensor
 from drivetrain.checkpoints import values
 from drivetrain.checkpoints.foreign import Placeholder
 from drivetrain.checkpoints.references import find, find_open, name_of
@@ -266,8 +267,8 @@ class _Encoder(_Walk):
             return _marked("slice", self.items((value.start, value.stop, value.step)))
         if kind is Described:
             return _marked("described", (value.type, value.text))
-        if isinstance(value, Tensor) and self._is_tensor_that_loads(value):
-            return value
+        if is_dtensor(value) or (isinstance(value, Tensor) and self._is_tensor_that_loads(value)):
+            return value  # what becomes of a DTensor, the strategy decides, which all ranks ask to save
         return self._rest(value)
 
     def _rest(self, value: Any) -> Any:

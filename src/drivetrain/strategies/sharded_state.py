@@ -28,26 +28,21 @@ names that these functions give it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.compiled import own_names, plain_names
 from drivetrain.base.restoring import check_optimizer_state, load_states
+from drivetrain.base.tree import is_dtensor as is_dtensor
 from drivetrain.base.tree import leaves, map_leaves, move_to_host
 from drivetrain.errors import CheckpointError
 
 State = dict[str, Any]
-
-
-def is_dtensor(value: Any) -> bool:
-    """Whether ``value`` is a DTensor. It does not import DTensor: whoever made one has imported it."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
 
 
 def refuse_dtensors(
@@ -157,6 +152,12 @@ def whole_parameters(
     return whole, list(optimizers)
 
 
+def whole_state(state: Mapping[str, Any]) -> State:
+    """Return ``state`` with whole tensors in the place of DTensors, on every rank; every rank must call it."""
+    return {key: map_leaves(lambda leaf: move_to_host(_gathered(leaf)) if is_dtensor(leaf) else leaf, value)
+            for key, value in state.items()}  # fmt: skip
+
+
 def _whole(state: Mapping[Any, Any]) -> State:
     from torch import distributed
 
@@ -191,22 +192,42 @@ def _load_whole(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 def _state_like(parameter: Tensor, key: Any, value: Any) -> Any:
     """``value``, an entry ``key`` of an optimizer's state, as that optimizer keeps it for ``parameter``."""
     if not isinstance(value, Tensor) or not is_dtensor(parameter) or key == "step":
-        return value
+        return shard_like(value, None)
     if value.shape == parameter.shape:
         return shard_like(value, parameter)
+    value = shard_like(value, None)
     return _replicated(value, parameter) if value.ndim else value
 
 
 def shard_like(value: Any, own: Any) -> Any:
     """Return a whole tensor, which every rank has, as shards with the placements of ``own``, if that is a DTensor.
 
-    Nothing is exchanged. Anything else is returned as it is.
+    Nothing is exchanged. Of a tensor that is still in the files of a checkpoint, each rank reads its own shard.
+    Anything else is returned as it is.
     """
-    if not isinstance(value, Tensor) or not isinstance(own, Tensor) or is_dtensor(value):
+    from drivetrain.checkpoints.sharded import StoredTensor
+
+    if not isinstance(value, Tensor) or is_dtensor(value):
+        return value
+    if isinstance(value, StoredTensor):
+        if is_dtensor(own) and value.shape == own.shape:
+            return _read_shard(value, own)
+        value = value.whole()
+    if not isinstance(own, Tensor):
         return value
     if own.is_meta and value.is_floating_point():
         value = value.to(own.dtype)  # it takes the place of ``own``, and nothing else converts it
     return _distributed(value, own, own.placements) if is_dtensor(own) else value  # type: ignore[attr-defined]
+
+
+def _read_shard(value: Any, own: Any) -> Tensor:
+    shard = local_shard(own)
+    read = torch.empty(shard.shape, dtype=value.dtype)
+    for offsets, inside in boxes_of(own):
+        read[inside] = value.part(offsets, read[inside].shape)
+    dtype = own.dtype if own.is_meta and value.is_floating_point() else value.dtype
+    device = own.device_mesh.device_type if shard.is_meta else shard.device
+    return _from_local(read.to(device, dtype), own)
 
 
 def _replicated(value: Tensor, own: Any) -> Tensor:
@@ -232,8 +253,49 @@ def local_shard(tensor: Tensor) -> Tensor:
 def from_local_shard(shard: Tensor, like: Any) -> Tensor:
     """Return what :func:`local_shard` was given, in the type and on the device of ``like``, and sharded like it."""
     shard = shard.to(local_shard(like))
-    if not is_dtensor(like):
-        return shard
+    return _from_local(shard, like) if is_dtensor(like) else shard
+
+
+def _from_local(shard: Tensor, like: Any) -> Tensor:
     from torch.distributed.tensor import DTensor
 
+    # Without shape and stride, torch would take those of even shards.
     return DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+
+
+def boxes_of(tensor: Any) -> list[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Return where this rank's shard of a DTensor is in the whole: pairs of offsets there, and slices of the shard.
+
+    A shard whose rows are interleaved with those of other ranks is in several places. Every rank's layout follows from
+    the mesh and the placements: nothing is exchanged.
+    """
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    shard = local_shard(tensor)
+    if not shard.numel():
+        return []
+    axes = []
+    mesh = tensor.device_mesh
+    for dimension, extent in enumerate(tensor.shape):
+        along = [
+            placement if getattr(placement, "dim", None) == dimension else Replicate()
+            for placement in tensor.placements
+        ]
+        numbers = torch.arange(extent, device=mesh.device_type)
+        lines = [extent if each == dimension else 1 for each in range(tensor.ndim)]
+        spread = distribute_tensor(numbers.reshape(lines), mesh, along, src_data_rank=None)
+        axes.append(_runs(spread.to_local().flatten().tolist()))
+    boxes: list[tuple[tuple[int, ...], tuple[slice, ...]]] = [((), ())]
+    for runs in axes:
+        boxes = [((*at, start), (*inside, part)) for at, inside in boxes for start, part in runs]
+    return boxes
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, slice]]:
+    """Cut ascending indices into runs of neighbours: where each begins, and its slice of the list."""
+    found, begin = [], 0
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
+            found.append((numbers[begin], slice(begin, index)))
+            begin = index
+    return found

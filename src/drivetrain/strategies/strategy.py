@@ -407,7 +407,12 @@ class Strategy(Stepping, ABC):
         """Restore what :meth:`rank_state` returned on this rank; not called where nothing was stored."""
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write on global rank 0."""
+        """Write on global rank 0; every rank calls it, with its own ``checkpoint``.
+
+        Raises:
+            CheckpointError: the checkpoint holds DTensors, and this strategy does not override the method.
+        """
+        self._refuse_dtensors(checkpoint, "save_checkpoint")
         if self.is_global_zero:
             wait_for(self.checkpoint_io, path)  # an earlier save to it may be under way
             self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)

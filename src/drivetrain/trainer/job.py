@@ -86,7 +86,7 @@ class Outcome:
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
         """Return what is left of the run that ``trainer`` has just ended; every rank must call it."""
         # here, so that importing a Trainer stays quick
-        from drivetrain.strategies.sharded_state import whole_parameters
+        from drivetrain.strategies.sharded_state import whole_parameters, whole_state
         from drivetrain.trainer.rank_parts import inside_an_epoch
 
         ranks = inside_an_epoch(trainer.current_run, trainer.strategy)
@@ -94,7 +94,7 @@ class Outcome:
         schedulers = strategy.lr_scheduler_configs
         for config in schedulers:
             config.scheduler = config.scheduler if _travels(config.scheduler) else Remains(config.scheduler)
-        weights = strategy.lightning_module_state_dict()
+        weights = whole_state(strategy.lightning_module_state_dict())
         whole = [strategy.whole_optimizer(optimizer) for optimizer in strategy.optimizers]
         parameters, optimizers = whole_parameters(dict(module.named_parameters()), whole)
         return cls(

@@ -1,0 +1,95 @@
+"""Plain data as JSON, with references in the place of tensors."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.base.restoring import WrongForm
+from drivetrain.errors import CheckpointError, described
+
+_TYPES: dict[type, str] = {tuple: "tuple", set: "set", torch.Size: "size"}
+_MAPPINGS: dict[type, str] = {OrderedDict: "ordered", Counter: "counter"}
+
+
+def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: tuple[Any, ...] = ()) -> Any:
+    """Return ``value`` as data that JSON keeps exactly.
+
+    Args:
+        value: what ``plain.encode`` returned.
+        name_of: returns the name under which a tensor at this path is stored.
+        path: where it is in the whole.
+
+    Raises:
+        CheckpointError: it is an object that JSON cannot keep.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
+        return value
+    if isinstance(value, Tensor):
+        return {"$tensor": name_of(path, value)}
+    if kind is list:
+        return [encode(item, name_of, (*path, index)) for index, item in enumerate(value)]
+    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: encode(item, name_of, (*path, key)) for key, item in value.items()}
+    if isinstance(value, dict):
+        pairs = [[encode(key, name_of), encode(item, name_of, (*path, key))] for key, item in value.items()]
+        return {f"${_MAPPINGS.get(kind, 'dict')}": pairs}
+    if kind in _TYPES:
+        return {f"${_TYPES[kind]}": [encode(item, name_of, (*path, index)) for index, item in enumerate(value)]}
+    if kind is float:
+        return {"$float": repr(value)}
+    if kind is complex:
+        return {"$complex": [encode(value.real, name_of), encode(value.imag, name_of)]}
+    if kind in (bytes, bytearray):
+        return {f"${kind.__name__}": base64.b64encode(value).decode()}
+    if isinstance(value, (torch.dtype, torch.device)):
+        return {f"${kind.__name__}": str(value).removeprefix("torch.")}
+    raise CheckpointError(
+        f"{'/'.join(map(str, path))} is {described(value)}, and a sharded checkpoint holds plain data and tensors "
+        'only. Leave it out, or use state_dict_type="full".'
+    )
+
+
+def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
+    """Reverse :func:`encode`.
+
+    Args:
+        value: what JSON returned.
+        tensor: returns the tensor of a name.
+
+    Raises:
+        WrongForm: :func:`encode` has not made it.
+    """
+    if isinstance(value, list):
+        return [decode(item, tensor) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1 or not (mark := next(iter(value))).startswith("$"):
+        return {key: decode(item, tensor) for key, item in value.items()}
+    inner = value[mark]
+    if mark == "$tensor":
+        return tensor(inner)
+    decoders: dict[str, Callable[[Any], Any]] = {
+        "$float": float, "$complex": lambda parts: complex(*(decode(each, tensor) for each in parts)),
+        "$bytes": base64.b64decode, "$bytearray": lambda text: bytearray(base64.b64decode(text)),
+        "$dtype": lambda name: getattr(torch, name), "$device": torch.device,
+        "$tuple": lambda items: tuple(decode(items, tensor)), "$set": lambda items: set(decode(items, tensor)),
+        "$size": lambda items: torch.Size(decode(items, tensor)),
+        "$dict": lambda pairs: dict(_pairs(pairs, tensor)),
+        "$ordered": lambda pairs: OrderedDict(_pairs(pairs, tensor)),
+        "$counter": lambda pairs: Counter(dict(_pairs(pairs, tensor))),
+    }  # fmt: skip
+    if mark not in decoders:
+        raise WrongForm("", f"has the unknown mark {mark!r}")
+    return decoders[mark](inner)
+
+
+def _pairs(pairs: Any, tensor: Callable[[str], Tensor]) -> list[tuple[Any, Any]]:
+    return [(decode(key, tensor), decode(item, tensor)) for key, item in pairs]

@@ -1,0 +1,418 @@
+"""A checkpoint as a folder: each process writes its shards of the tensors, and a manifest that is written last.
+
+::
+
+    model.ckpt/
+      manifest.json             the files with their sizes and checksums, and where each part of each tensor is
+      3f9a1c20.state.json       everything that is no tensor
+      3f9a1c20.rank0.bin        tensors, as raw bytes
+
+Nothing in it is pickled. The eight digits are new in every save: the files of the last checkpoint stay until the new
+manifest has replaced the old one, so that a crash leaves one of the two complete. A folder without a manifest is no
+checkpoint. Tensors are called as in ``torch.distributed.checkpoint``, by the names of the module's parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.base import files
+from drivetrain.base.restoring import count, entry, expect, restoring
+from drivetrain.checkpoints import json_tree
+from drivetrain.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+_FORMAT = "drivetrain sharded checkpoint"
+_VERSION = 1
+_ALIGNMENT = 64  # bytes; so that a piece can be mapped into memory
+_CHUNK = 2**24  # bytes
+HOST = torch.device("cpu")
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""A part of a tensor: where it begins in each dimension, and its shape."""
+
+
+@dataclass
+class Piece:
+    """A part of a tensor in a file.
+
+    Attributes:
+        file: its name.
+        at: where the bytes begin in it. crc32: their checksum.
+        offsets, shape: which part of the tensor.
+    """
+
+    file: str
+    at: int
+    crc32: int
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Stored:
+    """What the manifest says of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: list[Piece] = field(default_factory=list)
+
+
+@dataclass
+class Written:
+    """What one process has written: its files with sizes in bytes and checksums, and its parts of tensors."""
+
+    files: dict[str, dict[str, int]] = field(default_factory=dict)
+    tensors: dict[str, Stored] = field(default_factory=dict)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def prepare(path: Path, new: bool) -> None:
+    """Make the folder of a checkpoint.
+
+    Raises:
+        FileExistsError: ``new`` was requested, and there is something.
+        OSError: it cannot be made, or there is a file of this name.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if new:
+        path.mkdir()
+    elif path.is_symlink():
+        path.unlink()  # a link to another checkpoint, which stays
+        path.mkdir()
+    else:
+        try:
+            path.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise OSError(f"a file has this name: {path}") from None
+
+
+def write_tensors(folder: Path, name: str, parts: Iterable[tuple[str, Tensor, tuple[int, ...], Box]]) -> Written:
+    """Write one process's parts of tensors into the file ``name``.
+
+    Args:
+        folder: of the checkpoint.
+        name: of the file.
+        parts: for each the tensor's name, the part in host memory or on a device, the whole shape, and which part.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    written, at, total = Written(), 0, 0
+    with files.replacing(folder / name, durable=True) as stream:
+        for tensor_name, part, whole, (offsets, shape) in parts:
+            content = _bytes_of(part)
+            padding = bytes(-at % _ALIGNMENT)
+            stream.write(padding)
+            stream.write(content)
+            total = zlib.crc32(content, zlib.crc32(padding, total))
+            at += len(padding)
+            piece = Piece(name, at, zlib.crc32(content), offsets, shape)
+            stored = Stored(str(part.dtype).removeprefix("torch."), whole)
+            written.tensors.setdefault(tensor_name, stored).pieces.append(piece)
+            at += content.nbytes
+    written.files[name] = {"size": at, "crc32": total}
+    return written
+
+
+def list_all(written: Written, tensors: Mapping[str, Tensor]) -> None:
+    """List every tensor of the checkpoint, also those of which this process has written nothing."""
+    for name, tensor in tensors.items():
+        written.tensors.setdefault(name, Stored(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a tensor, which is copied only if it is not in host memory and in order."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    if not tensor.numel():
+        return memoryview(b"")
+    content = memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+    _KEPT_ALIVE[:] = [tensor]
+    return content
+
+
+_KEPT_ALIVE: list[Tensor] = []  # the tensor whose memory is being written
+
+
+def commit(folder: Path, save: str, tree: Any, everyones: Sequence[Written]) -> None:
+    """Write what is no tensor, and then the manifest; afterwards remove the files of earlier saves.
+
+    Args:
+        folder: of the checkpoint.
+        save: the digits of this save, with which the names of its files begin.
+        tree: plain data, with references in the place of tensors: see :mod:`json_tree`.
+        everyones: what each process has written.
+
+    Raises:
+        CheckpointError: this process does not see a file of another one.
+        OSError: a file could not be written.
+    """
+    content = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
+    state = f"{save}.state.json"
+    with files.replacing(folder / state, durable=True) as stream:
+        stream.write(content)
+    own = Written({state: {"size": len(content), "crc32": zlib.crc32(content)}})
+    all_files: dict[str, dict[str, int]] = {}
+    tensors: dict[str, Stored] = {}
+    for written in [own, *everyones]:
+        all_files |= written.files
+        for name, stored in written.tensors.items():
+            tensors.setdefault(name, Stored(stored.dtype, stored.shape)).pieces.extend(stored.pieces)
+    for name, record in all_files.items():
+        if not os.path.isfile(folder / name) or os.path.getsize(folder / name) != record["size"]:
+            raise CheckpointError(
+                f"The checkpoint {folder} was not written, because rank 0 does not see {name}, which another process "
+                'wrote. Write to a folder that all machines share, or use state_dict_type="full".'
+            )
+    manifest = {
+        "format": _FORMAT, "version": _VERSION, "state": state, "files": all_files,
+        "tensors": {name: asdict(stored) for name, stored in tensors.items()},
+    }  # fmt: skip
+    with files.replacing(folder / MANIFEST, durable=True) as stream:
+        stream.write(json.dumps(manifest).encode())
+    _remove_others(folder, all_files)
+
+
+def discard(folder: Path, save: str) -> None:
+    """Remove the files of a save that has failed, and the folder if it is empty then."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{save}.*"):
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _remove_others(folder: Path, kept: Iterable[str]) -> None:
+    known = {*kept, MANIFEST}
+    for path in _own_files(folder):
+        if path.name not in known:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _own_files(folder: Path) -> Iterator[Path]:
+    """The files that look like those of a save, whichever it was."""
+    for path in folder.iterdir():
+        digits, _, rest = path.name.partition(".")
+        if len(digits) == 8 and rest.endswith((".bin", "state.json")) and set(digits) <= set("0123456789abcdef"):
+            yield path
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Return whether ``path`` is the folder of a complete save."""
+    return os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def is_begun(path: str | os.PathLike[str]) -> bool:
+    """Return whether ``path`` is the folder of a save, complete or not."""
+    return is_checkpoint(path) or any(_own_files(Path(path)))
+
+
+def read(path: Path, lazy: tuple[str, ...] = ()) -> Any:
+    """Return the checkpoint in the folder ``path``.
+
+    Args:
+        path: the folder.
+        lazy: with which letters the names of tensors begin that are left where they are, as :class:`StoredTensor`.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    manifest = _manifest(path)
+    tensors = _tensors(path, manifest)
+    content = _content(path, manifest, entry(manifest, "state", str))
+    with restoring(f"{path.name}/{manifest['state']}"):
+        tree = json.loads(content)
+        return json_tree.decode(
+            tree, lambda name: _tensor(path, name, entry(tensors, name, Stored), name.startswith(lazy))
+        )
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        content = (path / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is a folder without {MANIFEST}, so no save to it was finished. Use another checkpoint."
+        ) from None
+    with restoring(f"{path.name}/{MANIFEST}"):
+        manifest: dict[str, Any] = expect(json.loads(content), dict)
+        if entry(manifest, "format", str) != _FORMAT:
+            raise CheckpointError(f"{path} has a manifest of another program. Use a checkpoint that a Trainer wrote.")
+        if entry(manifest, "version", int) > _VERSION:
+            raise CheckpointError(
+                f"{path} was written by a newer version of drivetrain (format {manifest['version']}). Install that."
+            )
+        for name, record in entry(manifest, "files", dict).items():
+            if os.path.basename(name) != name:
+                raise CheckpointError(f"{path}: the manifest names the file {name!r}. Use another checkpoint.")
+            for key in ("size", "crc32"):
+                count(entry(record, key, int, f"['files'][{name!r}]"), f"['files'][{name!r}][{key!r}]")
+    return manifest
+
+
+def _tensors(path: Path, manifest: Mapping[str, Any]) -> dict[str, Stored]:
+    with restoring(f"{path.name}/{MANIFEST}"):
+        return {
+            name: Stored(
+                entry(each, "dtype", str), tuple(entry(each, "shape", list)),
+                [
+                    Piece(
+                        entry(piece, "file", str), count(piece["at"], "['at']"), entry(piece, "crc32", int),
+                        tuple(entry(piece, "offsets", list)), tuple(entry(piece, "shape", list)),
+                    )
+                    for piece in entry(each, "pieces", list)
+                ],
+            )
+            for name, each in entry(manifest, "tensors", dict).items()
+        }  # fmt: skip
+
+
+def _content(path: Path, manifest: Mapping[str, Any], name: str) -> bytes:
+    """A whole file, after a check of its size and checksum."""
+    record = manifest["files"].get(name, {})
+    try:
+        content = (path / name).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path / name} is missing. Use another checkpoint.") from None
+    if len(content) != record.get("size") or zlib.crc32(content) != record.get("crc32"):
+        raise CheckpointError(f"{path / name} is damaged: its checksum is wrong. Use another checkpoint.")
+    return content
+
+
+def verify(path: Path) -> None:
+    """Read all files of the checkpoint.
+
+    Raises:
+        CheckpointError: one is missing, or its size or checksum is wrong.
+    """
+    manifest = _manifest(path)
+    for name, record in manifest["files"].items():
+        size = checksum = 0
+        try:
+            with open(path / name, "rb") as stream:
+                while chunk := stream.read(_CHUNK):
+                    size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path / name} is missing. Use another checkpoint.") from None
+        if (size, checksum) != (record["size"], record["crc32"]):
+            raise CheckpointError(f"{path / name} is damaged: its size or checksum is wrong. Use another checkpoint.")
+
+
+def _tensor(path: Path, name: str, stored: Stored, lazy: bool) -> Tensor:
+    tensor = StoredTensor(path, name, stored)
+    return tensor if lazy and len(stored.pieces) > 1 else tensor.whole()
+
+
+class StoredTensor(Tensor):
+    """A tensor in the files of a checkpoint. Any operation on it reads it; :meth:`part` reads what it needs."""
+
+    folder: Path
+    called: str
+    stored: Stored
+
+    @staticmethod
+    def __new__(cls, path: Path, name: str, stored: Stored) -> StoredTensor:
+        dtype = getattr(torch, stored.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise CheckpointError(f"{path}: {name} has the unknown type {stored.dtype!r}. Use another checkpoint.")
+        made: StoredTensor = Tensor._make_wrapper_subclass(cls, stored.shape, dtype=dtype, device=HOST)
+        made.folder, made.called, made.stored = path, name, stored
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        from torch.utils._pytree import tree_map
+
+        def whole(value: Any) -> Any:
+            return value.whole() if isinstance(value, StoredTensor) else value
+
+        return func(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self.whole()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.whole().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def whole(self) -> Tensor:
+        """Read all of it."""
+        return self.part((0,) * self.ndim, tuple(self.shape))
+
+    def part(self, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Read the part that begins at ``offsets`` and has this ``shape``.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or no process has written some of it.
+        """
+        found, filled = torch.empty(tuple(shape), dtype=self.dtype), 0
+        for piece in self.stored.pieces:
+            begin = [max(mine, its) for mine, its in zip(offsets, piece.offsets, strict=True)]
+            ends = [
+                min(mine + length, its + extent)
+                for mine, length, its, extent in zip(offsets, shape, piece.offsets, piece.shape, strict=True)
+            ]
+            if any(low >= high for low, high in zip(begin, ends, strict=True)):
+                continue
+            mine = tuple(slice(low - at, high - at) for low, high, at in zip(begin, ends, offsets, strict=True))
+            its = tuple(slice(low - at, high - at) for low, high, at in zip(begin, ends, piece.offsets, strict=True))
+            found[mine] = self._read(piece)[its]
+            filled += found[mine].numel()
+        if filled != found.numel():
+            raise CheckpointError(f"{self.folder}: a part of {self.called} was not saved. Use another checkpoint.")
+        return found
+
+    def _read(self, piece: Piece) -> Tensor:
+        numel = 1
+        for extent in piece.shape:
+            numel *= extent
+        content = bytearray(numel * self.dtype.itemsize)
+        file = self.folder / piece.file
+        try:
+            with open(file, "rb") as stream:
+                stream.seek(piece.at)
+                read = stream.readinto(content)
+        except FileNotFoundError:
+            raise CheckpointError(f"{file} is missing. Use another checkpoint.") from None
+        if read != len(content) or zlib.crc32(content) != piece.crc32:
+            raise CheckpointError(f"{file} is damaged: the checksum of {self.called} is wrong. Use another checkpoint.")
+        return torch.frombuffer(content, dtype=torch.uint8).view(self.dtype).reshape(piece.shape)
+
+
+# ---- as one thing ----------------------------------------------------------------------------------------------------
+
+
+def remove(path: Path) -> None:
+    """Delete the checkpoint; what else is in its folder stays."""
+    (path / MANIFEST).unlink(missing_ok=True)  # first: without it, the rest is none
+    _remove_others(path, ())
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
+def copy(source: Path, path: Path, replaces: bool) -> bool:
+    """Copy the checkpoint; its manifest comes last. Return whether it may be there: see ``CheckpointIO.copy``."""
+    try:
+        prepare(path, new=not replaces)
+    except FileExistsError:
+        return False
+    manifest = _manifest(source)
+    for name in [*manifest["files"], MANIFEST]:
+        files.copy(source / name, path / name)
+    _remove_others(path, manifest["files"])
+    return True

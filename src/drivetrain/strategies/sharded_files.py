@@ -1,0 +1,137 @@
+"""Save a checkpoint as a folder into which each rank writes its shards: see checkpoints/sharded.py."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from drivetrain.base.restoring import shown_error
+from drivetrain.checkpoints import json_tree, sharded
+from drivetrain.checkpoints.file import TorchCheckpointIO, refused_here
+from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.strategies.sharded_state import boxes_of, is_dtensor, local_shard
+from drivetrain.strategies.strategy import Strategy
+
+
+def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    """Write ``checkpoint``, in which tensors may be DTensors, to the folder ``path``; every rank must call it.
+
+    Raises:
+        CheckpointError: a rank could not write; on every rank, and what was there before is unchanged.
+        ConfigurationError: the strategy's store does not write local files.
+    """
+    if not isinstance(strategy.checkpoint_io, TorchCheckpointIO) or storage_options is not None:
+        store = type(strategy.checkpoint_io).__name__
+        raise ConfigurationError(
+            f'state_dict_type="sharded" writes a folder of local files, and {store} was passed to keep checkpoints'
+            f"{'' if storage_options is None else f', with storage_options={storage_options!r}'}. Leave it out, or "
+            'write state_dict_type="full".'
+        )
+    save_id, problem = strategy.broadcast(_prepared(path) if strategy.is_global_zero else None)
+    if problem is not None:
+        raise CheckpointError(problem)
+    if save_id is None:  # another process has a checkpoint of this name
+        return
+    folder = Path(os.path.expanduser(path))
+    names = _Names(checkpoint)
+    tree = json_tree.encode(dict(checkpoint), names.of)
+    written, failure = sharded.Written(), None
+    try:
+        if parts := _parts_of_rank(names, strategy.is_global_zero):
+            written = sharded.write_tensors(folder, f"{save_id}.rank{strategy.global_rank}.bin", parts)
+        if strategy.is_global_zero:
+            sharded.list_all(written, names.tensors)
+    except Exception as error:
+        failure = error
+    everyones = strategy.gather_objects((written, failure and shown_error(failure)))
+    failed = [f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(everyones) if text]
+    try:
+        if failed:
+            raise failure or CheckpointError(f"The checkpoint {folder} was not written, because {failed[0]}.")
+        if strategy.is_global_zero:
+            sharded.commit(folder, save_id, tree, [each for each, _ in everyones])
+    except Exception as error:
+        sharded.discard(folder, save_id)
+        if isinstance(error, OSError):
+            raise CheckpointError(
+                f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is "
+                "untouched. Free some space or choose another default_root_dir."
+            ) from error
+        raise
+
+
+def _prepared(path: str | Path) -> tuple[str | None, str | None]:
+    """The digits of the save, or why there is none; two times ``None``: no file may be replaced, and there is one."""
+    refused = refused_here()
+    try:
+        sharded.prepare(Path(os.path.expanduser(path)), new=refused is not None)
+    except FileExistsError:
+        assert refused is not None  # else it may be replaced
+        refused.append(str(path))
+        return None, None
+    except OSError as error:
+        return None, (
+            f"The checkpoint {path} could not be written: {shown_error(error)}. Move what is there away, or save under "
+            "another name."
+        )
+    return uuid.uuid4().hex[:8], None
+
+
+class _Names:
+    """The names of the tensors in a checkpoint: those of torch.distributed.checkpoint, by parameter."""
+
+    def __init__(self, checkpoint: Mapping[str, Any]) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._optimizers = [
+            [name for group in each.get("parameters", ()) for name in group]
+            for each in checkpoint.get("optimizers", ())
+        ]
+
+    def of(self, path: tuple[Any, ...], tensor: Tensor) -> str:
+        """Return the name of the tensor at ``path``, and remember it."""
+        name = ".".join(map(str, self._called(path)))
+        while name in self.tensors and self.tensors[name] is not tensor:
+            name += "'"
+        self.tensors[name] = tensor
+        return name
+
+    def _called(self, path: tuple[Any, ...]) -> tuple[Any, ...]:
+        if path[:1] == ("state_dict",):
+            return ("model", *path[1:])
+        if path[:1] == ("optimizer_states",) and len(path) > 3 and path[2] == "state":
+            names = self._optimizers[path[1]] if path[1] < len(self._optimizers) else []
+            parameter = names[path[3]] if isinstance(path[3], int) and path[3] < len(names) else path[3]
+            return ("optimizers", path[1], "state", parameter, *path[4:])
+        return path
+
+
+def _parts_of_rank(names: _Names, is_first: bool) -> list[tuple[str, Tensor, tuple[int, ...], sharded.Box]]:
+    """What this rank writes: its own shards, unless a replica of them is written by another; rank 0 all plain ones."""
+    parts = []
+    for name, tensor in names.tensors.items():
+        whole = tuple(tensor.shape)
+        if not is_dtensor(tensor):
+            if is_first:
+                parts.append((name, tensor, whole, ((0,) * len(whole), whole)))
+        elif _writes(tensor):
+            shard = local_shard(tensor)
+            parts += [
+                (name, shard[inside], whole, (offsets, tuple(shard[inside].shape)))
+                for offsets, inside in boxes_of(tensor)
+                if shard[inside].numel()
+            ]
+    return parts
+
+
+def _writes(tensor: Any) -> bool:
+    """Whether this rank is the first of those that have the same shard."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return False
+    placements = zip(coordinate, tensor.placements, strict=True)
+    return all(index == 0 for index, placement in placements if placement.is_replicate())

@@ -1,0 +1,206 @@
+"""A checkpoint as a folder: parts of tensors from several processes, a manifest that is written last."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain.base import files
+from drivetrain.checkpoints import TorchCheckpointIO, sharded
+from drivetrain.errors import CheckpointError
+
+WHOLE = torch.arange(35, dtype=torch.float64).reshape(5, 7)
+OTHERS = {
+    "bfloat16": torch.randn(3, 2, generator=torch.Generator().manual_seed(0)).bfloat16(),
+    "bool": torch.tensor([True, False]), "complex": torch.tensor([1 + 2j]), "empty": torch.zeros(0, 3),
+    "number": torch.tensor(7), "transposed": torch.arange(6).reshape(2, 3).t(),
+}  # fmt: skip
+
+
+def saved(folder: Path, save: str = "0000000a", plus: float = 0.0) -> dict[str, torch.Tensor]:
+    """What three processes save: rows 0 and 1, row 2, and a lower block in two parts; rank 0 the rest."""
+    whole = WHOLE + plus
+    boxes = [((0, 0), (2, 7)), ((2, 0), (1, 7)), ((3, 0), (2, 3)), ((3, 3), (2, 4))]
+    sharded.prepare(folder, new=False)
+    everyones = []
+    for rank in range(3):
+        own = boxes[rank : rank + 1] if rank < 2 else boxes[2:]
+        parts = [
+            ("model.w", whole[at[0] : at[0] + shape[0], at[1] : at[1] + shape[1]], (5, 7), (at, shape))
+            for at, shape in own
+        ]
+        if rank == 0:
+            parts += [
+                (name, value, tuple(value.shape), ((0,) * value.ndim, tuple(value.shape)))
+                for name, value in OTHERS.items()
+            ]
+        everyones.append(sharded.write_tensors(folder, f"{save}.rank{rank}.bin", parts))
+    tree = {"w": {"$tensor": "model.w"}, **{name: {"$tensor": name} for name in OTHERS}, "epoch": 3 + plus}
+    sharded.commit(folder, save, tree, everyones)
+    return {"w": whole, **OTHERS, "epoch": 3 + plus}  # type: ignore[dict-item]
+
+
+def same(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_parts_of_several_processes_are_read_as_whole_tensors(tmp_path: Path) -> None:
+    expected = saved(tmp_path / "one")
+    for found in (sharded.read(tmp_path / "one"), TorchCheckpointIO().load_checkpoint(tmp_path / "one")):
+        same(found, expected)
+
+
+def test_a_lazy_tensor_reads_the_part_that_is_asked_for_and_acts_as_the_whole(tmp_path: Path) -> None:
+    saved(tmp_path / "one")
+    tensor = sharded.read(tmp_path / "one", lazy=("model.",))["w"]
+    assert isinstance(tensor, sharded.StoredTensor)
+    assert (tensor.shape, tensor.dtype) == (WHOLE.shape, WHOLE.dtype)
+    same(tensor.part((1, 2), (3, 4)), WHOLE[1:4, 2:6])
+    same(tensor.part((5, 0), (0, 7)), WHOLE[5:])
+    same(tensor + 1, WHOLE + 1)
+    same(torch.zeros(5, 7, dtype=torch.float64).copy_(tensor), WHOLE)
+    same(copy.deepcopy(tensor), WHOLE)
+    (tmp_path / "one" / "0000000a.rank1.bin").unlink()
+    same(tensor.part((3, 0), (2, 7)), WHOLE[3:])  # rank 1's row is not needed
+    with pytest.raises(CheckpointError, match=r"0000000a.rank1.bin is missing"):
+        tensor.part((2, 0), (1, 1))
+
+
+def test_what_was_not_saved_is_an_error(tmp_path: Path) -> None:
+    saved(tmp_path / "one")
+    path = tmp_path / "one" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["tensors"]["model.w"]["pieces"][2]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"a part of model.w was not saved"):
+        sharded.read(tmp_path / "one")
+
+
+@pytest.mark.parametrize("version", [99, "1"])
+def test_a_manifest_of_another_version_or_form_is_an_error(tmp_path: Path, version: Any) -> None:
+    saved(tmp_path / "one")
+    path = tmp_path / "one" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))
+    with pytest.raises(CheckpointError, match=r"newer version|manifest.json is damaged"):
+        sharded.read(tmp_path / "one")
+    path.write_text(json.dumps({"format": "x"}))
+    with pytest.raises(CheckpointError, match="another program"):
+        sharded.read(tmp_path / "one")
+
+
+def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "one")
+    path = tmp_path / "one" / "manifest.json"
+    path.write_text(path.read_text().replace("0000000a.rank1.bin", "../rank1.bin"))
+    with pytest.raises(CheckpointError, match=r"names the file '../rank1.bin'"):
+        sharded.read(tmp_path / "one")
+
+
+class Crash(BaseException):
+    """Nothing cleans up after it."""
+
+
+def test_a_crash_at_any_write_leaves_the_old_checkpoint_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = os.replace, [0, 0]
+
+    def replace(*args: Any) -> None:
+        calls[0] += 1
+        if calls[0] == calls[1]:
+            raise Crash
+        original(*args)
+
+    monkeypatch.setattr(os, "replace", replace)
+    outcomes = []
+    for number in range(1, 7):
+        folder = tmp_path / str(number)
+        calls[:] = [0, 0]
+        old = saved(folder)
+        calls[:] = [0, number]
+        try:
+            new = saved(folder, "0000000b", plus=1.0)
+        except Crash:
+            same(sharded.read(folder), old)
+            outcomes.append("old")
+        else:
+            same(sharded.read(folder), new)
+            outcomes.append("new")
+        calls[:] = [0, 0]
+        newest = saved(folder, "0000000c", plus=2.0)
+        same(sharded.read(folder), newest)
+        assert {name[:8] for name in os.listdir(folder)} == {"manifest", "0000000c"}
+    assert outcomes == ["old"] * 5 + ["new"]  # three files of tensors, one of the rest, the manifest
+
+
+def test_a_first_save_that_crashes_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TorchCheckpointIO()
+    monkeypatch.setattr(sharded, "commit", lambda *_: None)
+    saved(tmp_path / "one")
+    assert not sharded.is_checkpoint(tmp_path / "one")
+    assert not store.is_complete(tmp_path / "one")
+    with pytest.raises(CheckpointError, match=r"a folder without manifest.json, so no save to it was finished"):
+        store.load_checkpoint(tmp_path / "one")
+    sharded.discard(tmp_path / "one", "0000000a")
+    assert not (tmp_path / "one").exists()
+
+
+def test_a_file_that_rank_zero_does_not_see_is_an_error(tmp_path: Path) -> None:
+    sharded.prepare(tmp_path / "one", new=False)
+    written = sharded.Written({"0000000a.rank1.bin": {"size": 4, "crc32": 0}})
+    with pytest.raises(CheckpointError, match="does not see 0000000a.rank1.bin.*all machines share"):
+        sharded.commit(tmp_path / "one", "0000000a", {}, [written])
+    assert not sharded.is_checkpoint(tmp_path / "one")
+
+
+# ---- in a store ------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_copies_links_lists_and_removes_folders(tmp_path: Path) -> None:
+    store, one, two, last = TorchCheckpointIO(), tmp_path / "one.ckpt", tmp_path / "two.ckpt", tmp_path / "last.ckpt"
+    expected = saved(one)
+    (one / "notes.txt").write_text("mine")
+    assert store.copy(one, two)
+    same(store.load_checkpoint(two), expected)
+    assert not store.copy(one, two, replaces=False)
+    newer = saved(one, "0000000b", plus=1.0)
+    assert store.copy(one, two)
+    same(store.load_checkpoint(two), newer)
+    assert {name[:8] for name in os.listdir(two)} == {"manifest", "0000000b"}
+    assert store.copy(one, last, link=True)
+    assert store.link_target(last) == "one.ckpt"
+    same(store.load_checkpoint(last), newer)
+    assert sorted(store.find(tmp_path, "*.ckpt")) == sorted(map(str, (one, two, last)))
+    assert store.written_at(one) == (one / "manifest.json").stat().st_mtime
+    store.remove_checkpoint(last)
+    assert store.is_complete(one)
+    store.remove_checkpoint(two)
+    assert not two.exists()
+    store.remove_checkpoint(one)
+    assert os.listdir(one) == ["notes.txt"]  # which is not the checkpoint's
+
+
+def test_the_whole_folder_may_be_moved_and_renamed(tmp_path: Path) -> None:
+    expected = saved(tmp_path / "one.ckpt")
+    shutil.move(tmp_path / "one.ckpt", tmp_path / "elsewhere")
+    same(sharded.read(tmp_path / "elsewhere"), expected)
+
+
+def test_a_failed_copy_names_both_and_leaves_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, expected = TorchCheckpointIO(), saved(tmp_path / "two.ckpt")
+    saved(tmp_path / "one.ckpt", "0000000b", plus=1.0)
+
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "copy", full)
+    with pytest.raises(CheckpointError, match=r"two.ckpt could not become a copy of .*one.ckpt: no space left"):
+        store.copy(tmp_path / "one.ckpt", tmp_path / "two.ckpt")
+    same(store.load_checkpoint(tmp_path / "two.ckpt"), expected)
