@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,10 +17,11 @@ from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import Registry
-from drivetrain.base.restoring import WrongForm
+from drivetrain.base.restoring import WrongForm, shown_error
+from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks, sharded_gradients
@@ -51,7 +54,8 @@ class FSDPStrategy(ParallelStrategy):
             them, in the same forms.
         sharding_strategy: "FULL_SHARD"; "SHARD_GRAD_OP" keeps the parameters gathered from forward to backward;
             "HYBRID_SHARD" shards over the processes of one machine and replicates over machines; "NO_SHARD" replicates.
-        state_dict_type: "full": checkpoints are files like those of one process.
+        state_dict_type: "full": checkpoints are files like those of one process. "sharded": they are folders, into
+            which each process writes its shards. Both are read in either case.
         device_mesh: a ``DeviceMesh``, or (replicas, shards), for hybrid sharding; ``None``: one of all processes.
         gradient_exchange: "batch": gradients are reduced to shards in each backward pass; "window": once for each
             optimizer step, and until then each process holds the gradients of all parameters.
@@ -90,7 +94,7 @@ class FSDPStrategy(ParallelStrategy):
         activation_checkpointing: fsdp_blocks.Policy | None = None,
         activation_checkpointing_policy: fsdp_blocks.Policy | None = None,
         sharding_strategy: Any = "FULL_SHARD",
-        state_dict_type: Literal["full"] = "full",
+        state_dict_type: Literal["full", "sharded"] = "full",
         device_mesh: tuple[int, int] | DeviceMesh | None = None,
         gradient_exchange: Literal["batch", "window"] = "batch",
         shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
@@ -297,16 +301,58 @@ class FSDPStrategy(ParallelStrategy):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        return sharded.whole_model_state(self.lightning_module)
+        module = self.lightning_module
+        return dict(module.state_dict()) if self.saves_shards else sharded.whole_model_state(module)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        sharded.load_whole_model_state(self.lightning_module, checkpoint["state_dict"], strict)
+        with self._on_all_ranks():
+            sharded.load_whole_model_state(self.lightning_module, checkpoint["state_dict"], strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return sharded.whole_optimizer_state(optimizer)
+        return optimizer.state_dict() if self.saves_shards else sharded.whole_optimizer_state(optimizer)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        sharded.load_whole_optimizer_states(self.optimizers, checkpoint["optimizer_states"])
+        with self._on_all_ranks():
+            sharded.load_whole_optimizer_states(self.optimizers, checkpoint["optimizer_states"])
+
+    @contextmanager
+    def _on_all_ranks(self) -> Iterator[None]:
+        """Context in which ranks read their own shards: if one cannot, all of them raise, and none waits for it."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        texts = self.gather_objects(failure and shown_error(failure))
+        if failure is not None:
+            raise failure
+        for rank, text in enumerate(texts):
+            if text:
+                raise CheckpointError(f"Rank {rank} could not load its part of the checkpoint: {text}")
+
+    @property
+    def saves_shards(self) -> bool:
+        """Whether checkpoints are folders into which each process writes its shards."""
+        return self.options.state_dict_type == "sharded"
+
+    def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        if self.saves_shards:
+            from drivetrain.strategies.sharded_files import save  # here, because few runs need it
+
+            save(self, checkpoint, path, storage_options)
+        else:  # callbacks may have shards in their states, too
+            super().save_checkpoint(sharded.whole_state(checkpoint), path, storage_options)
+
+    def load_checkpoint(
+        self, path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        store = self.checkpoint_io
+        if isinstance(store, TorchCheckpointIO) and store.is_sharded(path):
+            from drivetrain.checkpoints.sharded import read
+
+            found: dict[str, Any] = read(Path(os.path.expanduser(path)), lazy=LARGE)
+            return found
+        return super().load_checkpoint(path, weights_only, into)
 
     # ---- errors --------------------------------------------------------------------------------------------------
 
@@ -320,6 +366,9 @@ class FSDPStrategy(ParallelStrategy):
             )
         return None
 
+
+LARGE = ("model.", "optimizers.")
+"""How the names of tensors begin of which each rank reads its own shards."""
 
 _ONE_BLOCK = (
     "FSDPStrategy found no repeated layers in {}, so the whole model is one block: each process gathers all parameters "

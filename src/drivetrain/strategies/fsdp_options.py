@@ -69,7 +69,7 @@ class Options:
             raise ConfigurationError(
                 f"FSDPStrategy(sharding_strategy={sharding_strategy!r}) is unknown. {did_you_mean(sharding, _SHARDING)}"
             )
-        _one_of("state_dict_type", state_dict_type, ("full",))
+        _one_of("state_dict_type", state_dict_type, ("full", "sharded"))
         _one_of("gradient_exchange", gradient_exchange, ("batch", "window"))
         if device_mesh is not None and not hasattr(device_mesh, "mesh_dim_names"):
             numbers = isinstance(device_mesh, Sequence) and all(type(each) is int for each in device_mesh)
