@@ -109,11 +109,11 @@ def fitted(kind: str, ranks: int, resume: Path | None = None, frozen: bool = Fal
 
 
 def saved(kind: str, ranks: int, path: Path, frozen: bool = False, **arguments: Any) -> dict[str, Any]:
-    """Train one epoch, test, and save; a test before saving must change nothing."""
+    """Train one epoch, test, and save."""
     module, ours = Net(frozen), trainer(kind, ranks, max_epochs=1, **arguments)
     ours.fit(module, loader(), loader(24))
-    ours.save_checkpoint(path)
     ours.test(module, loader(24), verbose=False)
+    ours.save_checkpoint(path)
     return state_of(module, ours)
 
 

@@ -302,7 +302,7 @@ class FSDPStrategy(ParallelStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         module = self.lightning_module
-        return dict(module.state_dict()) if self.saves_shards else sharded.whole_model_state(module)
+        return sharded.sharded_model_state(module) if self.saves_shards else sharded.whole_model_state(module)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         with self._on_all_ranks():

@@ -27,6 +27,11 @@ Names = list[list[str]]
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a parameter without what torch.compile and activation checkpointing put into it."""
+    return _WRAPPERS.sub("", name)
+
+
 def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
     """Return the names of an optimizer's parameters, one list for each parameter group.
 
@@ -36,7 +41,7 @@ def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
     """
     known: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        name = _WRAPPERS.sub("", name)
+        name = plain_name(name)
         known[id(parameter)] = min(name, known.get(id(parameter), name))
     unnamed = (f"parameter {number} that is in no module" for number in count())
     return [

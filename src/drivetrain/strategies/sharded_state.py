@@ -36,11 +36,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.compiled import own_names, plain_names
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import is_dtensor as is_dtensor
 from drivetrain.base.tree import leaves, map_leaves, move_to_host
 from drivetrain.errors import CheckpointError
+from drivetrain.strategies.optimizer_states import plain_name
 
 State = dict[str, Any]
 
@@ -91,9 +91,15 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 def whole_model_state(module: nn.Module) -> State:
     """Return ``module.state_dict()`` with whole tensors in host memory on rank 0, and an empty one on the other ranks.
 
-    Every rank must call it. Besides its result it needs memory for one whole parameter at a time.
+    Every rank must call it. Besides its result it needs memory for one whole parameter at a time. Names are those of
+    the module without wrappers such as torch.compile's.
     """
-    return _whole(plain_names(module.state_dict()))
+    return _whole(sharded_model_state(module))
+
+
+def sharded_model_state(module: nn.Module) -> State:
+    """Return ``module.state_dict()`` with the shards of this rank, under the names of :func:`whole_model_state`."""
+    return {plain_name(name): value for name, value in module.state_dict().items()}
 
 
 def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
@@ -105,7 +111,9 @@ def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: 
         RuntimeError: torch's own, if names or shapes do not fit.
     """
     own = module.state_dict(keep_vars=True)
-    sharded = {name: shard_like(value, own.get(name)) for name, value in own_names(module, state).items()}
+    wrapped = {plain_name(name): name for name in own}
+    named = {wrapped.get(plain_name(name), name): value for name, value in state.items()}
+    sharded = {name: shard_like(value, own.get(name)) for name, value in named.items()}
     assign = any(isinstance(value, Tensor) and value.is_meta for value in own.values())
     module.load_state_dict(sharded, strict=strict, assign=assign)
 
