@@ -13,8 +13,9 @@ EQUAL = ("TestCPU::test_two_processes_train_as_one", "TestFake::test_two_process
 # The same for models that are sharded; tests/distributed/test_fsdp.py has the numbers of the host.
 SHARDED = "::test_a_sharded_model_trains"
 
-# One class of strategies with another argument: tests/distributed/test_fsdp.py has its numbers.
-WINDOW = "::TestFSDPOnceAWindow::"
+# Strategies that are equal in most rows to TestFSDP: the documentation's example of it, which has its own tests in
+# tests/distributed/test_fsdp2.py, and one with another argument, whose numbers are in tests/distributed/test_fsdp.py.
+ALIKE = ("::TestFSDP2::", "::TestFSDPOnceAWindow::")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,5 +24,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.endswith(EQUAL):
             item.add_marker(pytest.mark.skip("equal to TestFakeRecorded's: make test-faults runs all three"))
-        if item.nodeid.endswith(SHARDED) or WINDOW in item.nodeid:
-            item.add_marker(pytest.mark.skip("the long form of tests/distributed/test_fsdp.py: make test-faults"))
+        if item.nodeid.endswith(SHARDED) or any(name in item.nodeid for name in ALIKE):
+            item.add_marker(pytest.mark.skip("TestFSDP and tests/distributed/ test most of it: make test-faults"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.base.tree import map_leaves
 from drivetrain.callbacks import ModelCheckpoint
+from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import FSDPStrategy
 from drivetrain.strategies.sharded_state import is_dtensor
@@ -249,10 +251,9 @@ def test_a_second_save_to_a_folder_leaves_only_its_own_files(pool: Any, tmp_path
     assert sorted(path.name.partition(".ckpt")[2][-6:] for path in tmp_path.iterdir()) == ["", ".rank1"]
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "no manifest", "state"])
-def test_a_damaged_folder_is_an_error_that_names_the_file(pool: Any, tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "one.ckpt"
-    pool.run(saved, "sharded", 2, path, group=False)
+def damaged(source: Path, path: Path, damage: str) -> str:
+    """Copy the folder ``source`` to ``path``, damage it, and return what the error must name."""
+    shutil.copytree(source, path)
     [shards] = path.glob("*.rank1.bin")
     [state] = path.glob("*.state.json")
     content = bytearray(shards.read_bytes())
@@ -267,13 +268,17 @@ def test_a_damaged_folder_is_an_error_that_names_the_file(pool: Any, tmp_path: P
         state.write_text(state.read_text().replace("epoch", "epocH", 1))
     else:
         (path / "manifest.json").unlink()
-    named = {"no manifest": "no save to it was finished", "state": state.name}.get(damage, shards.name)
-    messages = [refused("single_device", 1, path), *pool.run(refused, "full", 2, path, group=False)]
-    for message in messages:
-        assert named in message
-    from drivetrain.checkpoints.file import TorchCheckpointIO
+    return {"no manifest": "no save to it was finished", "state": state.name}.get(damage, shards.name)
 
-    assert not TorchCheckpointIO().is_complete(path)
+
+def test_a_damaged_folder_is_an_error_that_names_the_file_on_all_ranks(pool: Any, tmp_path: Path) -> None:
+    pool.run(saved, "sharded", 2, tmp_path / "one.ckpt", group=False)
+    for damage in ("flipped", "cut", "gone", "state", "no manifest"):
+        path = tmp_path / f"{damage}.ckpt"
+        named = damaged(tmp_path / "one.ckpt", path, damage)
+        for message in (refused("single_device", 1, path), *pool.run(refused, "full", 2, path, group=False)):
+            assert named in message
+        assert not TorchCheckpointIO().is_complete(path)
 
 
 def refused(kind: str, ranks: int, path: Path) -> str:
