@@ -67,7 +67,6 @@ _CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
 _PLUGINS: tuple[type, ...] = (Precision, CheckpointIO, ClusterEnvironment, LayerSync)
 _PASS_PLUGINS = "Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most one of each."
 _SYNC = "sync_batchnorm"  # the name of what this argument of the Trainer means
-_LATER_STRATEGIES = ("fsdp", "fsdp_cpu_offload", "deepspeed")
 _LATER_PRECISIONS = ("transformer-engine", "transformer-engine-float16")
 
 
@@ -255,8 +254,7 @@ def _strategy(settings: Settings) -> tuple[Entry[Strategy] | Strategy | None, st
         )
     if given == "auto":
         return None, ""
-    later = given in _LATER_STRATEGIES or given.startswith("deepspeed")
-    if later and given not in StrategyRegistry:
+    if given.startswith("deepspeed") and given not in StrategyRegistry:
         raise NotSupportedError(
             f'strategy={given!r} is not supported by this version of drivetrain. Write strategy="ddp".'
         )

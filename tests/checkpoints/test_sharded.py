@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -204,3 +205,24 @@ def test_a_failed_copy_names_both_and_leaves_the_target(tmp_path: Path, monkeypa
     with pytest.raises(CheckpointError, match=r"two.ckpt could not become a copy of .*one.ckpt: no space left"):
         store.copy(tmp_path / "one.ckpt", tmp_path / "two.ckpt")
     same(store.load_checkpoint(tmp_path / "two.ckpt"), expected)
+
+
+def test_random_damage_is_a_checkpoint_error_or_changes_nothing(tmp_path: Path) -> None:
+    random, folder = Random(7), tmp_path / "one"
+    saved(folder)
+    contents = {name: (folder / name).read_bytes() for name in os.listdir(folder)}
+    refused = 0
+    for _ in range(150):
+        name = random.choice(sorted(contents))
+        content = bytearray(contents[name])
+        for _ in range(random.randint(1, 4)):
+            content[random.randrange(len(content))] = random.choice(b'0123456789"{}[],:-az\x00\xff')
+        (folder / name).write_bytes(content)
+        try:
+            found = sharded.read(folder)
+            assert set(found) == {"w", *OTHERS, "epoch"}
+        except CheckpointError:
+            refused += 1
+        (folder / name).write_bytes(contents[name])
+    assert refused > 100
+    sharded.read(folder)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain
-from drivetrain import LightningModule, Trainer
+from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.testing import FakeAccelerator
 
 BATCHES = 11
@@ -132,3 +136,82 @@ def test_an_accumulated_batch_of_fsdp_adds_one_frame(pool: Any) -> None:
     for frames, calls in pool.run(own_cost, 4, "fsdp", group=False):
         assert frames <= 8
         assert calls <= 22
+
+
+def exchanges_of_trainer(accumulate: int, clip: float | None) -> dict[str, int]:
+    """The collectives of two optimizer steps, of which the first ones of a run are left out."""
+    module = Repeated()
+    counter, skipped = Exchanges(2 * accumulate), 2 * accumulate
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy="fsdp", max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=accumulate,
+        gradient_clip_val=clip, limit_train_batches=skipped + 2 * accumulate, callbacks=[counter],
+        use_distributed_sampler=False, log_every_n_steps=1000,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=2))
+    return dict(counter.mode.found)
+
+
+class Collectives(TorchDispatchMode):
+    """Counts torch's collectives, and the elements that they are given, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func.namespace in ("c10d", "_c10d_functional") and "wait" not in str(func):
+            self.found[str(func)] += 1
+            self.found[f"{func} elements"] += sum(leaf.numel() for leaf in tree_leaves(args) if hasattr(leaf, "numel"))
+        return func(*args, **(kwargs or {}))
+
+
+class Exchanges(Callback):
+    """Counts torch's collectives from batch ``first`` on."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.mode = first, Collectives()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.first:
+            self.mode.__enter__()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2 * self.first - 1:
+            self.mode.__exit__(None, None, None)
+
+
+def exchanges_by_hand(accumulate: int) -> dict[str, int]:
+    from torch.distributed.fsdp import fully_shard
+
+    module = Repeated()
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in module.layer:  # type: ignore[attr-defined]
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+
+    def step() -> None:
+        for _ in range(accumulate):
+            module.layer(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(2):
+        step()
+    with Collectives() as mode:
+        for _ in range(2):
+            step()
+    return dict(mode.found)
+
+
+@pytest.mark.parametrize(("accumulate", "clip"), [(1, None), (2, 0.1)])
+def test_a_step_of_fsdp_makes_the_exchanges_of_a_loop_by_hand(pool: Any, accumulate: int, clip: float | None) -> None:
+    """In two steps, as many and as large; clipping by norm makes one more in each, of one number."""
+    by_hand = pool.run(exchanges_by_hand, accumulate)[0]
+    exchanges = sum(count for name, count in by_hand.items() if "elements" not in name)
+    assert exchanges >= 2 * accumulate * 2 * 3  # of each of two blocks: gathered twice, scattered once
+    if clip is not None:
+        by_hand |= {"c10d.allreduce_.default": 2, "c10d.allreduce_.default elements": 2}
+    for found in pool.run(exchanges_of_trainer, accumulate, clip, group=False):
+        assert found == by_hand

@@ -19,7 +19,7 @@ from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.base.tree import map_leaves
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import FSDPStrategy
 from drivetrain.strategies.sharded_state import is_dtensor
 
@@ -317,3 +317,24 @@ def test_a_file_at_the_folders_path_is_an_error_and_stays(pool: Any, tmp_path: P
     for message in pool.run(onto_a_file, tmp_path / "one.ckpt", group=False):
         assert "a file has this name" in message
     assert (tmp_path / "one.ckpt").read_text() == "mine"
+
+
+class Uploads(TorchCheckpointIO):
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+
+def into_another_store(path: Path) -> str:
+    strategy = FSDPStrategy(state_dict_type="sharded", checkpoint_io=Uploads())
+    module, ours = Net(), trainer("sharded", 2, strategy=strategy, max_epochs=1)
+    ours.fit(module, loader(), loader(24))
+    with pytest.raises(ConfigurationError) as caught:
+        ours.save_checkpoint(path, weights_only=True)
+    return str(caught.value)
+
+
+def test_a_store_of_the_users_is_not_passed_by(pool: Any, tmp_path: Path) -> None:
+    for message in pool.run(into_another_store, tmp_path / "one.ckpt", group=False):
+        assert "Uploads was passed to keep checkpoints" in message
+        assert 'write state_dict_type="full"' in message
+    assert not (tmp_path / "one.ckpt").exists()

@@ -507,3 +507,33 @@ def test_an_engine_saves_on_two_ranks_and_loads_on_three(pool: Any, tmp_path: Pa
     after = pool.run(engine_saves, kind, 3, tmp_path / "one.ckpt", True, world_size=3, group=False)
     for found in (*before, *after):
         same(found, before[0])
+
+
+# ---- processes that the Trainer starts -------------------------------------------------------------------------------
+
+
+def started_here(folder: Path) -> Any:
+    for name in [name for name in os.environ if name.startswith(("TORCHELASTIC", "GROUP_", "ROLE_", "LOCAL_"))]:
+        del os.environ[name]  # no launcher has started this one
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    module, average = Net(), Average()
+    ours = trainer("sharded", options={"start_method": "fork"}, max_epochs=1, callbacks=[average])
+    ours.fit(module, loader())
+    returned = {name: value.clone() for name, value in module.state_dict().items()}
+    ours.save_checkpoint(folder / "one.ckpt")
+    again = trainer("sharded", options={"start_method": "fork"}, callbacks=[Average()])
+    again.fit(module, loader(), ckpt_path=folder / "one.ckpt")
+    return returned, average.loaded, dict(module.state_dict()), again.global_step
+
+
+@pytest.mark.skipif(not LONG, reason="make test-faults")
+def test_processes_that_the_trainer_starts_return_whole_weights_and_averages(pool: Any, tmp_path: Path) -> None:
+    expected = averaged("single_device", 1, tmp_path / "alone.ckpt", False)
+    one = TorchCheckpointIO().load_checkpoint(tmp_path / "alone.ckpt")["state_dict"]
+    with pool.fresh() as processes:  # one that has been in a group has threads, and cannot be copied
+        [(returned, means, weights, steps)] = processes.run(started_here, tmp_path, world_size=1, group=False)
+    near(returned, one)
+    near(means, expected)
+    near(weights, fit(Net(), trainer("single_device", 1))["weights"])
+    assert steps == 6

@@ -61,7 +61,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             temporary.unlink()
     if durable:
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
@@ -231,8 +231,8 @@ class _Stream:
             raise
 
 
-def _sync_directory(directory: Path) -> None:
-    """Make a rename inside ``directory`` durable; Windows cannot open a directory and needs no such call."""
+def sync_directory(directory: Path) -> None:
+    """Make new names inside ``directory`` durable; Windows cannot open a directory and needs no such call."""
     if os.name != "posix":
         return
     try:

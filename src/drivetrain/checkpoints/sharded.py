@@ -114,7 +114,8 @@ def write_tensors(folder: Path, name: str, parts: Iterable[tuple[str, Tensor, tu
     written, at, total = Written(), 0, 0
     with files.replacing(folder / name, durable=True) as stream:
         for tensor_name, part, whole, (offsets, shape) in parts:
-            content = _bytes_of(part)
+            on_host = part.detach().resolve_conj().resolve_neg().cpu().contiguous()  # a copy only where it must be one
+            content = _memory_of(on_host)
             padding = bytes(-at % _ALIGNMENT)
             stream.write(padding)
             stream.write(content)
@@ -134,17 +135,11 @@ def list_all(written: Written, tensors: Mapping[str, Tensor]) -> None:
         written.tensors.setdefault(name, Stored(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a tensor, which is copied only if it is not in host memory and in order."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+def _memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in host memory, which must stay referenced while they are used."""
     if not tensor.numel():
         return memoryview(b"")
-    content = memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
-    _KEPT_ALIVE[:] = [tensor]
-    return content
-
-
-_KEPT_ALIVE: list[Tensor] = []  # the tensor whose memory is being written
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def commit(folder: Path, save: str, tree: Any, everyones: Sequence[Written]) -> None:
@@ -183,6 +178,7 @@ def commit(folder: Path, save: str, tree: Any, everyones: Sequence[Written]) -> 
     }  # fmt: skip
     with files.replacing(folder / MANIFEST, durable=True) as stream:
         stream.write(json.dumps(manifest).encode())
+    files.sync_directory(folder.parent)  # the folder itself may be new
     _remove_others(folder, all_files)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from drivetrain.base.introspect import overrides
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import json_tree, sharded
 from drivetrain.checkpoints.file import TorchCheckpointIO, refused_here
@@ -25,8 +26,12 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
         CheckpointError: a rank could not write; on every rank, and what was there before is unchanged.
         ConfigurationError: the strategy's store does not write local files.
     """
-    if not isinstance(strategy.checkpoint_io, TorchCheckpointIO) or storage_options is not None:
-        store = type(strategy.checkpoint_io).__name__
+    store_here = strategy.checkpoint_io
+    writes_files = isinstance(store_here, TorchCheckpointIO) and not overrides(
+        store_here, "save_checkpoint", TorchCheckpointIO
+    )
+    if not writes_files or storage_options is not None:
+        store = type(store_here).__name__
         raise ConfigurationError(
             f'state_dict_type="sharded" writes a folder of local files, and {store} was passed to keep checkpoints'
             f"{'' if storage_options is None else f', with storage_options={storage_options!r}'}. Leave it out, or "

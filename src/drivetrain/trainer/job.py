@@ -106,7 +106,7 @@ class Outcome:
             schedulers=schedulers,
             progress=trainer.progress,
             metrics=(move(trainer.callback_metrics, torch.device("cpu")), book.bar_metrics, book.logged_metrics),
-            callbacks=[(callback.state_key, callback.state_dict()) for callback in trainer.callbacks],
+            callbacks=[(callback.state_key, whole_state(callback.state_dict())) for callback in trainer.callbacks],
             datamodule={} if trainer.datamodule is None else trainer.datamodule.state_dict(),
             precision=strategy.precision_plugin.state_dict(),
             rng={name: state for name, state in rng_state().items() if name != "device"},  # which is not used here
