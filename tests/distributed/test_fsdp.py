@@ -157,7 +157,9 @@ def test_the_cases_differ() -> None:
 
 
 class DividesByOne(Net):
-    """Shards itself, and lets gradients be sums."""
+    """Shards its blocks, or all of itself, and lets gradients be sums."""
+
+    shards_all = False
 
     def configure_model(self) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -165,23 +167,25 @@ class DividesByOne(Net):
         if isinstance(self.blocks[0], FSDPModule):
             return
         mesh = self.trainer.strategy.device_mesh
-        for block in self.blocks:
+        for block in [*self.blocks, *([self] if self.shards_all else [])]:
             fully_shard(block, mesh=mesh)
             block.set_gradient_divide_factor(1.0)
 
 
-def shards_itself() -> Any:
+def shards_itself(shards_all: bool) -> Any:
     module = DividesByOne()
+    module.shards_all = shards_all
     ours = trainer(2, FSDPStrategy())
     ours.fit(module, DataLoader(data(), batch_size=4))
     kinds = [type(each).__name__ for each in module.modules() if type(each).__name__.startswith("FSDP")]
     return {name: whole(value) for name, value in module.state_dict().items()}, kinds
 
 
-def test_a_configure_model_that_shards_itself_is_respected_and_gradients_are_means(pool: Any, capfd: Any) -> None:
+@pytest.mark.parametrize("shards_all", [False, True], ids=["blocks", "all"])
+def test_a_configure_model_that_shards_itself_is_respected_and_gradients_are_means(pool: Any, shards_all: bool) -> None:
     module = Net()
     trainer(1).fit(module, DataLoader(data(), batch_size=8))
-    for weights, kinds in pool.run(shards_itself, group=False):
+    for weights, kinds in pool.run(shards_itself, shards_all, group=False):
         near(weights, dict(module.state_dict()))
         assert kinds == ["FSDPDividesByOne", "FSDPBlock", "FSDPBlock", "FSDPBlock"]
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -157,13 +158,14 @@ class FSDPStrategy(ParallelStrategy):
         super().setup(trainer)
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
-        from torch.distributed.fsdp import FSDPModule
-
         module = super().setup_module(module, move_to_device=False)  # whole, it may be larger than the device
-        if isinstance(module, FSDPModule):  # after an earlier run
+        if module in _SHARDED:  # by an earlier run
             _forget_iteration(module)
         else:
             self._shard(module)
+            _SHARDED.add(module)
+        for group in _groups(module):
+            self._set_divide_factor(group)
         from drivetrain.strategies.meta import materialise  # here, because few models need it
 
         shards_on = HOST if self.options.offloads else self.root_device
@@ -196,10 +198,10 @@ class FSDPStrategy(ParallelStrategy):
         blocks = fsdp_blocks.apart_from_tied(module, blocks)
         again = ""
         if options.activation_checkpointing_policy is not None:
-            chosen = fsdp_blocks.matching(
+            found = fsdp_blocks.matching(
                 module, options.activation_checkpointing_policy, "activation_checkpointing_policy"
             )
-            again = f" Activations are computed again in {checkpointed(chosen, module)}."
+            again = f" Activations are computed again in {checkpointed(found, module)}."
         text = fsdp_blocks.summary(module, own or blocks)
         mesh = self.device_mesh
         rank_zero_info(
@@ -209,12 +211,10 @@ class FSDPStrategy(ParallelStrategy):
         if not own and not blocks and options.auto_wrap_policy is None:
             rank_zero_warn(_ONE_BLOCK.format(*2 * [type(module).__name__]))
         arguments = options.for_fully_shard(mesh, pins=self.root_device != HOST)
-        chosen_first = [each for each in reversed(list(module.modules())) if each in set(blocks) and each is not module]
-        for block in [*chosen_first, module]:  # from the inside out: each takes what is not taken yet
-            self._share(block)
+        chosen = {module, *blocks} - set(own)
+        for block in reversed([each for each in module.modules() if each in chosen]):
+            self._share(block)  # from the inside out: each block takes what is not taken yet
             fully_shard(block, **arguments)
-        for group in _groups(module):
-            self._set_divide_factor(group)
 
     def _share(self, block: nn.Module) -> None:
         """Give every rank the weights of the first, as DDP does: ranks may have drawn others."""
@@ -366,6 +366,8 @@ class FSDPStrategy(ParallelStrategy):
             )
         return None
 
+
+_SHARDED: WeakSet[nn.Module] = WeakSet()  # modules that were set up; they stay sharded after a run
 
 LARGE = ("model.", "optimizers.")
 """How the names of tensors begin of which each rank reads its own shards."""

@@ -160,10 +160,14 @@ def whole_parameters(
     return whole, list(optimizers)
 
 
-def whole_state(state: Mapping[str, Any]) -> State:
-    """Return ``state`` with whole tensors in the place of DTensors, on every rank; every rank must call it."""
-    return {key: map_leaves(lambda leaf: move_to_host(_gathered(leaf)) if is_dtensor(leaf) else leaf, value)
-            for key, value in state.items()}  # fmt: skip
+def whole_state(state: Any) -> Any:
+    """Return ``state`` with whole tensors in host memory in the place of DTensors, on every rank.
+
+    Every rank must call it. A state without DTensors is returned as it is.
+    """
+    if not any(is_dtensor(leaf) for _, leaf in leaves(state)):
+        return state
+    return map_leaves(lambda leaf: move_to_host(_gathered(leaf)) if is_dtensor(leaf) else leaf, state)
 
 
 def _whole(state: Mapping[Any, Any]) -> State:
