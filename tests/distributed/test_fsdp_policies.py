@@ -325,3 +325,9 @@ def test_a_mesh_that_does_not_fit_the_processes_is_an_error(pool: Any) -> None:
     for alone_here, wrong in pool.run(wrong_meshes, group=False):
         assert "there is one machine. Pass device_mesh=(replicas, shards)" in alone_here
         assert "is a mesh of 3 processes, and there are 2" in wrong
+
+
+def test_a_device_without_a_module_in_torch_is_an_error() -> None:
+    strategy = FSDPStrategy(parallel_devices=[torch.device("maia", 0)])
+    with pytest.raises(ConfigurationError, match=r"type 'maia', and torch has no module torch.maia"):
+        strategy.setup_module(nn.Linear(2, 2))

@@ -182,7 +182,12 @@ class FSDPStrategy(ParallelStrategy):
     def _shard(self, module: nn.Module) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        options = self.options
+        options, kind = self.options, self.root_device.type
+        if not hasattr(torch, kind):
+            raise ConfigurationError(
+                f"FSDPStrategy got a device of type {kind!r}, and torch has no module torch.{kind}, which fully_shard "
+                'needs for its streams. Write strategy="ddp", or import the package that adds this module.'
+            )
         own: list[Any] = [each for each in module.modules() if isinstance(each, FSDPModule)]
         blocks: list[nn.Module] = []
         if own:  # configure_model has chosen them
