@@ -424,6 +424,41 @@ def test_what_is_no_strategy(given: Any, cure: str) -> None:
         plan_for(strategy=given)
 
 
+class Split(SingleDeviceStrategy):
+    """Drives all devices of its machine in one process."""
+
+    drives_all_devices = True
+
+
+class SplitOnNodes(DDPStrategy):
+    """The same on every machine."""
+
+    drives_all_devices = True
+
+
+def test_one_process_may_drive_all_devices() -> None:
+    plan = resolve(Settings(accelerator="cpu", strategy=Split(), devices=3), MACHINE)
+    assert (len(plan.devices), plan.num_processes, plan.start_method) == (3, 1, None)
+    with pytest.raises(ConfigurationError, match='Split trains in one process, .*Write strategy="ddp", or num_nodes=1'):
+        resolve(Settings(accelerator="cpu", strategy=Split(), devices=2, num_nodes=2), MACHINE)
+    with pytest.raises(ConfigurationError, match="SingleDeviceStrategy trains on one device"):
+        resolve(Settings(accelerator="cpu", strategy=SingleDeviceStrategy(), devices=2), MACHINE)
+
+
+def test_and_one_of_two_gpus_is_not_left_out(two_gpus: None) -> None:
+    assert len(resolve(Settings(accelerator="cuda", strategy=Split()), MACHINE).devices) == 2
+    assert len(resolve(Settings(accelerator="cuda", strategy=SingleDeviceStrategy()), MACHINE).devices) == 1
+
+
+def test_one_process_on_each_machine_may_drive_its_devices() -> None:
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "NODE_RANK": "1"}
+    machine = replace(MACHINE, environment=(LocalEnvironment(environ), "by hand"))
+    plan = resolve(Settings(accelerator="cpu", strategy=SplitOnNodes(), devices=3, num_nodes=2), machine)
+    assert (len(plan.devices), plan.num_processes, plan.start_method) == (3, 1, None)
+    strategy = Engine(plan=plan).strategy
+    assert (strategy.world_size, strategy.global_rank, strategy.local_rank) == (2, 1, 0)
+
+
 def test_t56_a_distributed_strategy_says_so_itself() -> None:
     class Many(SingleDeviceStrategy):
         is_distributed = True

@@ -128,7 +128,7 @@ class Plan:
     @property
     def num_processes(self) -> int:
         """Of this machine."""
-        return len(self.devices)
+        return _processes_for(self.strategy, self.devices)
 
     def __str__(self) -> str:
         wide_what = max(len(d.what) for d in self.decisions)
@@ -156,7 +156,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     else:
         strategy = given
     start_method = _start_method(settings, strategy, accelerator, devices, environment)
-    count, nodes = len(devices), settings.num_nodes
+    count, nodes = _processes_for(strategy, devices), settings.num_nodes
     processes = _processes(environment, why_environment, strategy, count, nodes, start_method)
     precision, why_precision = _precision(settings, plugins.get(Precision), strategy, accelerator)
     checkpoint_io: CheckpointIO | None = plugins.get(CheckpointIO)
@@ -186,6 +186,11 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
 
 def _class_of(strategy: Entry[Strategy] | Strategy) -> type[Strategy]:
     return strategy.cls if isinstance(strategy, Entry) else type(strategy)
+
+
+def _processes_for(strategy: Entry[Strategy] | Strategy, devices: Sequence[torch.device]) -> int:
+    """Return how many processes of one machine train on these devices of it."""
+    return 1 if _class_of(strategy).drives_all_devices else len(devices)
 
 
 def _processes(
@@ -318,11 +323,12 @@ def _start_method(
                 f"{cls.__name__} trains in one process, and {environment.world_size()} were started. "
                 'Write strategy="ddp", or start the program once, without a launcher.'
             )
-        if len(devices) > 1 or settings.num_nodes > 1:
+        if _processes_for(strategy, devices) > 1 or settings.num_nodes > 1:
+            where = "in one process" if cls.drives_all_devices else "on one device"
             raise ConfigurationError(
-                f"{cls.__name__} trains on one device, and devices={settings.devices!r} with "
+                f"{cls.__name__} trains {where}, and devices={settings.devices!r} with "
                 f"num_nodes={settings.num_nodes} means {len(devices)} on each machine. "
-                'Write strategy="ddp", or devices=1.'
+                f'Write strategy="ddp", or {"num_nodes" if cls.drives_all_devices else "devices"}=1.'
             )
         return None
     if len(devices) > 1 and not accelerator.supports_several_devices:
@@ -339,10 +345,11 @@ def _start_method(
                 f"free. Write devices={len(devices)}."
             )
         return start
-    environment.validate_settings(len(devices), settings.num_nodes)
+    processes = _processes_for(strategy, devices)
+    environment.validate_settings(processes, settings.num_nodes)
     if environment.creates_processes_externally:
         return None
-    alone = len(devices) == 1 and launcher is not None and launcher.reruns_program
+    alone = processes == 1 and launcher is not None and launcher.reruns_program
     return None if alone else start  # there is no other process on this machine
 
 
@@ -387,8 +394,9 @@ def _devices(
             count = environment.world_size() // max(settings.num_nodes, 1)  # the host has no number of its own
             why = 'devices="auto", and the processes on this machine are'
         why = f"{why} {count}"
-        if count > 1 and strategy is not None and not _class_of(strategy).is_distributed:
-            count, why = 1, f"{why}; {_class_of(strategy).__name__} takes one"
+        cls = None if strategy is None else _class_of(strategy)
+        if count > 1 and cls is not None and not (cls.is_distributed or cls.drives_all_devices):
+            count, why = 1, f"{why}; {cls.__name__} takes one"
         if count > 1 and not accelerator.supports_several_devices:
             count, why = 1, f"{why}; a job takes one of them"
         parsed = list(range(count))

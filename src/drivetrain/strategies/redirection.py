@@ -17,10 +17,16 @@ def redirected(
     it calls the module's forward it finds ``method``, once: inside, ``self(x)`` means forward again, and whatever is
     raised, forward is what it was.
 
+    A wrapper that runs copies of the module cannot find one method there: its class defines ``runs(method)``, which
+    returns what to call instead.
+
     A module that was wrapped in place is its own wrapper: with ``always``, its own ``__call__`` is called.
     """
     if wrapped is module and not always:
         return method
+    if (runs := getattr(type(wrapped), "runs", None)) is not None:
+        through_it: Callable[..., Any] = runs(wrapped, method)
+        return through_it
 
     attributes = module.__dict__
 

@@ -134,6 +134,10 @@ class Stepping:
     handles_gradient_accumulation: bool = False
     """Whether its optimizers add up the gradients of a window themselves: they are then stepped after each batch."""
 
+    calls_step_end: bool = False
+    """Whether it splits batches and calls the module's ``training_step_end``, ``validation_step_end`` and
+    ``test_step_end`` with the outputs of all parts. With a strategy that does not, a module that has one is refused."""
+
     honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
     """For a strategy that owns its step: which hooks of :data:`HOOKS_IN_A_STEP` the step calls. If another one is
     overridden, set-up raises an error. ``StepParts.HOOKS`` are those that the parts call; "all": every one."""

@@ -52,6 +52,9 @@ class Strategy(Stepping, ABC):
     is_distributed: bool = False
     """Whether several processes train together: declared by the class, so that it holds for third-party classes too."""
 
+    drives_all_devices: bool = False
+    """Whether one process trains on all devices of its machine; otherwise each device gets a process of its own."""
+
     start_method: str | None = None
     """How processes start if no launcher has: "popen", "spawn", "fork", "forkserver", "ray"; ``None``: none start."""
 

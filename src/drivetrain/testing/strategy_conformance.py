@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies.stepping import HOOKS_IN_A_STEP, Stepping
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.testing._ranks import Ranks
@@ -59,6 +59,7 @@ class StrategyConformance:
     Attributes:
         strategy: makes the strategy under test: its class, or a function without arguments.
         devices: how many processes; each sees its own part of the data.
+        replicas: how many devices each process trains on, for a strategy with ``drives_all_devices``.
         accelerator: as the Trainer's.
         precision: as the Trainer's; "32-true" for devices without 64-bit floats.
         tolerance: how far numbers may be from those of a plain loop on the host, relatively and absolutely.
@@ -66,6 +67,7 @@ class StrategyConformance:
 
     strategy: ClassVar[Callable[[], Strategy]]
     devices: ClassVar[int] = 1
+    replicas: ClassVar[int] = 1
     accelerator: ClassVar[Any] = "cpu"
     precision: ClassVar[str] = "64-true"
     tolerance: ClassVar[float] = 1e-9
@@ -90,8 +92,11 @@ class StrategyConformance:
 
     def trainer(self, strategy: Strategy | None = None, **arguments: Any) -> Trainer:
         """Return a quiet Trainer with the strategy; two epochs."""
+        strategy = strategy or self.make()
+        # A process with several devices has a machine of its own.
+        devices, nodes = (self.replicas, self.devices) if strategy.drives_all_devices else (self.devices, 1)
         quiet: dict[str, Any] = {
-            "strategy": strategy or self.make(), "accelerator": self.accelerator, "devices": self.devices,
+            "strategy": strategy, "accelerator": self.accelerator, "devices": devices, "num_nodes": nodes,
             "precision": self.precision, "max_epochs": 2, "logger": False, "enable_progress_bar": False,
             "enable_model_summary": False, "enable_checkpointing": False,
         }  # fmt: skip
@@ -109,7 +114,7 @@ class StrategyConformance:
         return {
             "weights": whole(dict(module.named_parameters())),
             "optimizer": whole(trainer.optimizers[0].state_dict()["state"]),
-            "losses": everyones_mean(trainer.strategy, module.losses),
+            "losses": everyones_mean(trainer.strategy, module.losses, self.replicas),
             "gradients": module.gradients,
             "steps": trainer.global_step,
         }
@@ -161,8 +166,13 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_manual_optimization_works(self, folder: Path) -> None:
-        """A module that calls backward and steps its optimizer itself trains like the plain loop."""
-        self.compare(self.fit(Small("manual")), self.plain_loop())
+        """A module that calls backward and steps its optimizer itself trains like the plain loop, or is refused."""
+        refused = "automatic_optimization"
+        try:
+            self.compare(self.fit(Small("manual")), self.plain_loop())
+        except NotSupportedError as error:
+            refused = str(error)
+        assert "automatic_optimization" in refused, f"manual optimization is refused without its name: {refused}"
 
     @needs_every_rank
     def test_a_verb_that_only_calls_super_changes_nothing(self, folder: Path) -> None:
@@ -315,7 +325,7 @@ class StrategyConformance:
         with torch.no_grad():
             self.near(whole({"output": module(x)})["output"], reference(x))
         self.trainer(max_epochs=1).fit(module, self.loader(), self.loader(2))
-        same(len(module.losses), 2 * BATCHES, "batches of both runs")
+        same(len(module.losses), 2 * BATCHES * self.replicas, "batches of both runs")
 
     @needs_every_rank
     def test_it_can_be_torn_down_at_any_time(self, folder: Path) -> None:
@@ -364,9 +374,10 @@ def same(found: Any, expected: Any, what: str) -> None:
     assert found == expected, f"{what}: {found!r}, and {expected!r} is right"
 
 
-def everyones_mean(strategy: Strategy, losses: list[Tensor]) -> Tensor:
-    """Return the mean over the ranks of each loss; equal parts of a global batch count the same."""
+def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) -> Tensor:
+    """Return the mean over ranks and replicas of each loss; equal parts of a global batch count the same."""
     here = torch.stack([loss.cpu() for loss in losses]) if losses else torch.zeros(0)
+    here = here.reshape(-1, replicas).mean(1)
     return torch.stack(strategy.gather_objects(here)).mean(0)
 
 

@@ -34,6 +34,7 @@ from drivetrain.settings import Settings
 
 if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
+    from drivetrain.strategies.strategy import Strategy
     from drivetrain.trainer.trainer import Trainer
 
 _CONTRACTS = ("Callback", "Checkpoint", "DummyLogger", "Logger", "ProgressBar")
@@ -182,9 +183,6 @@ _RENAMED = {
     "on_epoch_end": ("on_train_epoch_end", 0),
     "on_pretrain_routine_start": ("on_fit_start", 0),
     "on_pretrain_routine_end": ("on_fit_start", 0),
-    "training_step_end": ("training_step", 1),
-    "validation_step_end": ("validation_step", 1),
-    "test_step_end": ("test_step", 1),
     "on_hpc_save": ("on_save_checkpoint", 1),
     "on_hpc_load": ("on_load_checkpoint", 1),
     "get_progress_bar_dict": ("log", 0),
@@ -192,6 +190,9 @@ _RENAMED = {
     "tbptt_split_batch": ("training_step", 2),
 }
 """Hooks that are called no longer: what does their work, and how many arguments they were called with."""
+
+_STEP_END = ("training_step_end", "validation_step_end", "test_step_end")
+"""Hooks that only strategies with ``calls_step_end`` call, with one argument; elsewhere the step does their work."""
 
 
 _GONE_FROM_CALLBACKS = {
@@ -251,7 +252,7 @@ def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodul
             raise ConfigurationError(f"{start} an empty {type(loaders).__name__}. Give a loader.")
 
 
-def check_module(module: LightningModule, fn: TrainerFn, settings: Settings) -> None:
+def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, strategy: Strategy) -> None:
     """Check that ``module`` has the methods that ``fn`` needs, before anything is built.
 
     Raises:
@@ -266,6 +267,12 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings) -> 
             raise ConfigurationError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
                 "steps' outputs on self if you need them."
+            )
+    for hook in () if strategy.calls_step_end else _STEP_END:
+        if _takes(getattr(module, hook, None), 1):
+            raise ConfigurationError(
+                f"{name}.{hook} is never called by {type(strategy).__name__}, which does not split batches. Do its "
+                f'work in {hook.removesuffix("_end")}, or write strategy="dp".'
             )
     needed = {
         TrainerFn.FITTING: ("training_step", "configure_optimizers"),

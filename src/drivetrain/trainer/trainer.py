@@ -393,7 +393,7 @@ class Trainer(TrainerView):
         if isinstance(passed[first], LightningDataModule):
             passed, datamodule = {**passed, first: None}, passed[first]
         attach.check_passed(model, fn, passed, datamodule)
-        attach.check_module(model, fn, self.settings)
+        attach.check_module(model, fn, self.settings, self.strategy)
         attach.check_hooks([model, datamodule, *self.callbacks])
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
             from drivetrain.trainer.precision_checks import check_precision  # here, so that the import stays quick
