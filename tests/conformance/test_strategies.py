@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drivetrain.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from drivetrain.strategies import DataParallelStrategy, DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from drivetrain.testing.strategy_conformance import StrategyConformance
 
 
@@ -25,6 +25,11 @@ def fsdp2() -> Any:
 
 class TestSingleDevice(StrategyConformance):
     strategy = SingleDeviceStrategy
+
+
+class TestDP(StrategyConformance):
+    strategy = DataParallelStrategy
+    replicas = 2
 
 
 class TestDDP(StrategyConformance):

@@ -9,6 +9,7 @@ from drivetrain.base.lazy import lazy
 if TYPE_CHECKING:
     from drivetrain.strategies.batchnorm import TorchSyncBatchNorm as TorchSyncBatchNorm
     from drivetrain.strategies.ddp import DDPStrategy as DDPStrategy
+    from drivetrain.strategies.dp import DataParallelStrategy as DataParallelStrategy
     from drivetrain.strategies.fsdp import FSDPStrategy as FSDPStrategy
     from drivetrain.strategies.group import Group as Group
     from drivetrain.strategies.group import LoneGroup as LoneGroup
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.strategy import StrategyRegistry as StrategyRegistry
 _MODULES = {
     "DDPStrategy": "ddp",
+    "DataParallelStrategy": "dp",
     "FSDPStrategy": "fsdp",
     "Group": "group",
     "LayerSync": "layer_sync",
@@ -35,6 +37,7 @@ _MODULES = {
 }
 __all__ = [
     "DDPStrategy",
+    "DataParallelStrategy",
     "FSDPStrategy",
     "Group",
     "LayerSync",

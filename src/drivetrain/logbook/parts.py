@@ -1,0 +1,122 @@
+"""What the replicas of a module log about their parts of one batch, added up to what one module would have logged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.errors import LoggingError
+from drivetrain.logbook.entry import Entry, Options
+from drivetrain.logbook.logbook import Logbook
+
+_OPENING = threading.Lock()  # replicas may run in threads
+
+
+class _Pushed(NamedTuple):
+    """One value that a replica has logged, and how many samples it stands for."""
+
+    value: Any
+    samples: Any
+    given: bool  # whether ``batch_size`` was passed
+
+
+class PartEntry:
+    """Stands in for an :class:`Entry` on one replica: keeps what is pushed."""
+
+    def __init__(self, entry: Entry, options: Options, samples: int) -> None:
+        self.entry, self.options, self._samples = entry, options, samples
+        self.pushed: list[_Pushed] = []
+
+    def push(self, value: Any, batch_size: Any) -> None:
+        """Keep one value; the replicas' values become one in :func:`merge`."""
+        if isinstance(value, Tensor):
+            value = value.clone() if self.entry.keep_graph else value.detach().clone()
+        elif not isinstance(value, (int, float, nn.Module)):
+            value = self.entry._as_number(value)
+        if isinstance(value, nn.Module) and not (hasattr(value, "compute") and hasattr(value, "reset")):
+            self.entry.push(value, batch_size)  # which raises the error about it
+        given = batch_size is not None
+        self.pushed.append(_Pushed(value, batch_size if given else self._samples, given))
+
+
+class _Scope:
+    """What ``self.log`` reads of a :class:`~drivetrain.logbook.logbook.Scope`."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, PartEntry] = {}
+
+
+class PartBook:
+    """Stands in for the logbook on one replica, during one step.
+
+    Args:
+        book: the logbook of the run.
+        samples: how many samples this replica's part of the batch holds.
+    """
+
+    def __init__(self, book: Logbook, samples: int) -> None:
+        self._book, self._samples = book, samples
+        self.scope = _Scope()
+
+    def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> PartEntry:
+        """Open the entry in the logbook, which checks the call, and return this replica's part of it."""
+        with _OPENING:
+            entry = self._book.open_entry(name, value, options, batch_size)
+        known = self.scope.entries.get(name)
+        if known is None:
+            known = self.scope.entries[name] = PartEntry(entry, options, self._samples)
+        return known
+
+
+def merge(books: Sequence[PartBook], device: torch.device) -> None:
+    """Log in the logbook what the replicas have logged: the first value of each under a name as one, and so on.
+
+    A mean is weighted by the samples of each replica; a sum, a minimum and a maximum are those over the replicas.
+
+    Args:
+        books: those of the replicas, in the order of the parts.
+        device: where values of several replicas become one.
+    """
+    for name in dict.fromkeys(name for book in books for name in book.scope.entries):
+        parts = [book.scope.entries[name] for book in books if name in book.scope.entries]
+        for index in range(max(len(part.pushed) for part in parts)):
+            pushed = [part.pushed[index] for part in parts if index < len(part.pushed)]
+            everywhere = len(pushed) == len(books) and not any(each.given for each in pushed)
+            samples = None if everywhere else sum(each.samples for each in pushed)
+            parts[0].entry.push(_one_of(name, parts[0].entry, pushed, device), samples)
+
+
+def _one_of(name: str, entry: Entry, pushed: Sequence[_Pushed], device: torch.device) -> Any:
+    values = [each.value for each in pushed]
+    if isinstance(values[0], nn.Module):
+        if any(value is not values[0] for value in values):
+            raise LoggingError(
+                f"self.log({name!r}, ...) got a different {type(values[0]).__name__} on each device. Update and log "
+                "metric objects in training_step_end, validation_step_end or test_step_end."
+            )
+        return values[0]
+    if any(isinstance(value, Tensor) for value in values):
+        return _one_tensor(entry, values, [each.samples for each in pushed], device)
+    if entry.reduction == "mean":
+        total = sum(each.samples for each in pushed)
+        return sum(each.value * each.samples for each in pushed) / total if total else values[0]
+    reductions: dict[str, Callable[..., Any]] = {"sum": sum, "min": min, "max": max}
+    return reductions[entry.reduction](values)
+
+
+def _one_tensor(entry: Entry, values: Sequence[Any], samples: Sequence[Any], device: torch.device) -> Any:
+    scalars = [
+        entry._as_scalar(value).to(device, non_blocking=True) if isinstance(value, Tensor) else value
+        for value in values
+    ]
+    if entry.reduction == "mean":
+        total = sum(samples)
+        return sum(scalar * (each / total) for scalar, each in zip(scalars, samples, strict=True))
+    stacked = torch.stack([torch.as_tensor(scalar, device=device) for scalar in scalars])
+    if entry.reduction == "sum":
+        return stacked.sum()
+    return stacked.amin() if entry.reduction == "min" else stacked.amax()

@@ -1,0 +1,251 @@
+"""The parts of a batch that several devices work on, and their outputs as one.
+
+A batch is a tree, as in :mod:`drivetrain.base.tree`. Its size is the first dimension of its first tensor. Each tensor
+of that length is split along its first dimension, and so is each list of that length of strings, numbers or other plain
+objects. Tensors without dimensions and other plain values go to every part as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.base.tree import Movable
+from drivetrain.errors import ConfigurationError, described
+
+
+def split_batch(batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
+    """Return a part of ``batch`` for each device, on that device, and the number of samples in each.
+
+    The first parts have one sample more if the batch cannot be split evenly. A batch with fewer samples than there are
+    devices has as many parts as samples.
+
+    Raises:
+        ConfigurationError: something in the batch cannot be split.
+    """
+    samples = next(_lengths(batch), None)
+    if samples is None:
+        raise ConfigurationError(
+            f"A batch is split over {len(devices)} devices, and {described(batch)} has no tensor with dimensions. Use "
+            "plain tensors, or override split_batch in a subclass of the strategy."
+        )
+    count = max(1, min(len(devices), samples))
+    each, more = divmod(samples, count)
+    sizes = [each + (index < more) for index in range(count)]
+    return list(_split(batch, sizes, devices[:count])), sizes
+
+
+def _lengths(batch: Any) -> Iterator[int]:
+    """The length of each tensor that has dimensions, in order, and then of each list of plain objects."""
+    leaves = list(_leaves(batch))
+    yield from (leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
+    yield from (len(leaf) for leaf in leaves if _is_plain_list(leaf))
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _leaves(value)
+    elif _is_list(tree) and not _is_plain_list(tree):
+        for value in tree:
+            yield from _leaves(value)
+    elif _is_dataclass(tree):
+        for field in dataclasses.fields(tree):
+            yield from _leaves(getattr(tree, field.name))
+    else:
+        yield tree
+
+
+def _split(tree: Any, sizes: Sequence[int], devices: Sequence[torch.device]) -> Sequence[Any]:
+    """Return the part of each device."""
+    count, samples = len(devices), sum(sizes)
+    if isinstance(tree, Tensor):
+        if tree.ndim and tree.shape[0] != samples:
+            raise ConfigurationError(
+                f"A batch of {samples} samples is split along its first dimension over {count} devices, and it has a "
+                f"tensor of shape {tuple(tree.shape)}. Give all its tensors the length {samples}, keep what all "
+                "samples share in the module, or override split_batch in a subclass of the strategy."
+            )
+        parts: Sequence[Tensor] = tree.split(list(sizes)) if tree.ndim else [tree] * count  # type: ignore[no-untyped-call]
+        return [part.to(device, non_blocking=True) for part, device in zip(parts, devices, strict=True)]
+    if isinstance(tree, Mapping):
+        split_values = {key: _split(value, sizes, devices) for key, value in tree.items()}
+        return [_like_mapping(tree, {key: parts[i] for key, parts in split_values.items()}) for i in range(count)]
+    if _is_list(tree):
+        if len(tree) == samples and _is_plain_list(tree):
+            starts = [sum(sizes[:index]) for index in range(count)]
+            return [_like_list(tree, tree[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+        split_items = [_split(item, sizes, devices) for item in tree]
+        return [_like_list(tree, [parts[i] for parts in split_items]) for i in range(count)]
+    if _is_dataclass(tree):
+        fields = {field.name: _split(getattr(tree, field.name), sizes, devices) for field in dataclasses.fields(tree)}
+        return [_like_dataclass(tree, {name: parts[i] for name, parts in fields.items()}) for i in range(count)]
+    if isinstance(tree, Movable) and not isinstance(tree, type):
+        raise ConfigurationError(
+            f"A batch is split over {count} devices, and it holds a {type(tree).__name__}, which cannot be split. Use "
+            "plain tensors, or override split_batch in a subclass of the strategy."
+        )
+    return [tree] * count
+
+
+class Joiner:
+    """Makes one output of those of several parts.
+
+    Args:
+        sizes: the samples of each part.
+        device: where the output is.
+    """
+
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        self._sizes = sizes
+        self._device = device
+
+    # ---- for hooks over the whole batch --------------------------------------------------------------------------
+
+    def gathered(self, outputs: Sequence[Any]) -> Any:
+        """Return the parts' tensors behind each other; numbers, and tensors without dimensions, as one of each part.
+
+        Other values become a list with one of each part. ``None`` from all parts stays ``None``.
+        """
+        return self._zipped(outputs, self._gather)
+
+    def _gather(self, leaves: Sequence[Any]) -> Any:
+        if all(leaf is None for leaf in leaves):
+            return None
+        if all(isinstance(leaf, (Tensor, int, float)) for leaf in leaves):
+            tensors = [torch.as_tensor(leaf) for leaf in leaves]
+            return torch.cat([each.to(self._device, non_blocking=True).reshape(each.shape or (1,)) for each in tensors])
+        return list(leaves)
+
+    # ---- without such a hook -------------------------------------------------------------------------------------
+
+    def joined(self, outputs: Sequence[Any]) -> Any:
+        """Return what one device would return for the whole batch, if its numbers are means over samples.
+
+        Tensors with one element and numbers are averaged, weighted by samples; other tensors, and lists with an item
+        for each sample, are put behind each other. The parts that return ``None`` are left out.
+        """
+        if len(outputs) == 1:
+            return outputs[0]
+        present = [index for index, output in enumerate(outputs) if output is not None]
+        if len(present) < len(outputs):
+            joiner = Joiner([self._sizes[index] for index in present], self._device)
+            return joiner.joined([outputs[index] for index in present]) if present else None
+        if all(_is_weighted(output) for output in outputs):
+            return self._weighted(outputs)
+        if isinstance(outputs[0], Mapping) and all(isinstance(output, Mapping) for output in outputs):
+            keys = [key for key in outputs[0] if all(key in output for output in outputs)]
+            return _like_mapping(outputs[0], {key: self.joined([output[key] for output in outputs]) for key in keys})
+        if _is_list(outputs[0]) and all(_is_list(output) for output in outputs):
+            if all(_is_per_sample(output, size) for output, size in zip(outputs, self._sizes, strict=True)):
+                return _like_list(outputs[0], [item for output in outputs for item in output])
+            if len({len(output) for output in outputs}) == 1:
+                return _like_list(outputs[0], [self.joined(items) for items in zip(*outputs, strict=True)])
+        return self._join_leaves(outputs)
+
+    def _join_leaves(self, leaves: Sequence[Any]) -> Any:
+        if all(isinstance(leaf, Tensor) for leaf in leaves):
+            moved = [leaf.to(self._device, non_blocking=True) for leaf in leaves]
+            if all(leaf.ndim and len(leaf) == size for leaf, size in zip(leaves, self._sizes, strict=True)):
+                return torch.cat(moved)
+            return self._mean(moved) if all(leaf.numel() == 1 for leaf in leaves) else torch.cat(moved)
+        if all(isinstance(leaf, (int, float)) and not isinstance(leaf, bool) for leaf in leaves):
+            if all(leaf == leaves[0] for leaf in leaves):
+                return leaves[0]
+            return sum(leaf * size for leaf, size in zip(leaves, self._sizes, strict=True)) / sum(self._sizes)
+        return leaves[0] if all(leaf is leaves[0] for leaf in leaves) else list(leaves)
+
+    def _mean(self, values: Sequence[Tensor]) -> Tensor:
+        total = sum(self._sizes)
+        parts = [value * (size / total) for value, size in zip(values, self._sizes, strict=True)]
+        return functools.reduce(torch.add, parts)
+
+    def _weighted(self, outputs: Sequence[Any]) -> Any:
+        """Return the mean of weighted losses, with the sum of their weights."""
+        losses = [loss.to(self._device, non_blocking=True) for loss, _ in outputs]
+        weights = [
+            weight.detach().reshape(()).to(self._device, non_blocking=True) if isinstance(weight, Tensor) else weight
+            for _, weight in outputs
+        ]
+        counted = [index for index, weight in enumerate(weights) if isinstance(weight, Tensor) or weight]
+        if counted:  # a loss of no tokens may be anything
+            losses, weights = [losses[index] for index in counted], [weights[index] for index in counted]
+        total: Any = functools.reduce(lambda one, other: one + other, weights)
+        if isinstance(total, Tensor):
+            unit: Any = total.to(torch.promote_types(losses[0].dtype, torch.float32))
+            unit = unit.clamp(min=torch.finfo(unit.dtype).tiny)
+        else:
+            unit = total or 1
+        loss = functools.reduce(
+            torch.add, [loss * (weight / unit) for loss, weight in zip(losses, weights, strict=True)]
+        )
+        return type(outputs[0])(loss, total)
+
+    # ---- trees ---------------------------------------------------------------------------------------------------
+
+    def _zipped(self, trees: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
+        """Return a tree like each of ``trees``, with ``fn`` of the leaves at each place."""
+        first = trees[0]
+        if isinstance(first, Mapping) and all(isinstance(tree, Mapping) and set(tree) == set(first) for tree in trees):
+            return _like_mapping(first, {key: self._zipped([tree[key] for tree in trees], fn) for key in first})
+        if _is_list(first) and all(_is_list(tree) and len(tree) == len(first) for tree in trees):
+            return _like_list(first, [self._zipped(items, fn) for items in zip(*trees, strict=True)])
+        return fn(trees)
+
+
+def _is_list(tree: Any) -> bool:
+    return isinstance(tree, (list, tuple)) and not hasattr(tree, "to")  # a PackedSequence moves itself
+
+
+def _is_dataclass(tree: Any) -> bool:
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "to")
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether ``item`` is no tensor and no container."""
+    return not (isinstance(item, (Tensor, Mapping, Movable)) or _is_list(item) or _is_dataclass(item))
+
+
+def _is_plain_list(tree: Any) -> bool:
+    """Whether ``tree`` is a list or tuple of plain objects, such as the strings that a loader collates."""
+    return _is_list(tree) and len(tree) > 0 and not hasattr(tree, "_fields") and all(_is_plain(item) for item in tree)
+
+
+def _is_per_sample(items: Any, size: int) -> bool:
+    """Whether ``items`` is a list with something of each sample, and not of numbers or tensors about all of them."""
+    if type(items) is not list or len(items) != size:
+        return False
+    return not any(isinstance(each, Tensor) and (each.ndim == 0 or len(each) == size) for each in items)
+
+
+def _is_weighted(output: Any) -> bool:
+    """Whether ``output`` is a ``WeightedLoss``, which is defined in a higher layer."""
+    return getattr(output, "_fields", None) == ("loss", "weight") and isinstance(output.loss, Tensor)
+
+
+def _like_list(like: Any, items: Sequence[Any]) -> Any:
+    if type(like) is list:
+        return list(items)
+    return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+
+
+def _like_mapping(like: Any, values: Mapping[Any, Any]) -> Any:
+    if type(like) is dict:
+        return dict(values)
+    rebuilt = copy.copy(like)  # keeps a default factory, an order and other state of a mapping's subclass
+    for key, value in values.items():
+        rebuilt[key] = value
+    return rebuilt
+
+
+def _like_dataclass(like: Any, values: Mapping[str, Any]) -> Any:
+    rebuilt = copy.copy(like)
+    for name, value in values.items():
+        object.__setattr__(rebuilt, name, value)  # works for frozen dataclasses too
+    return rebuilt

@@ -1,0 +1,134 @@
+"""One process, several devices: each device works on its part of every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.compiled import compiled_method
+from drivetrain.base.introspect import takes_iterator
+from drivetrain.base.registry import Registry
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.batch_parts import split_batch
+from drivetrain.strategies.replicas import Replicas
+from drivetrain.strategies.strategy import Strategy
+
+
+class DataParallelStrategy(Strategy):
+    """Runs each step on all devices of this machine in one process, each on its part of the batch.
+
+    A batch is split along its first dimension. The outputs of the parts become one: means are weighted by samples, so
+    loss, gradients and logged values are those of the complete batch on one device. A module with
+    ``training_step_end``, ``validation_step_end`` or ``test_step_end`` gets the outputs of all parts there, and may
+    compute what depends on all samples.
+
+    Devices of an accelerator work at the same time. Replicas on the CPU run one after the other, so that random numbers
+    are drawn in a fixed order.
+
+    Args:
+        accelerator, checkpoint_io, precision_plugin: as for every strategy.
+        parallel_devices: the devices, the one of the module first; ``None``: as the plan decides.
+    """
+
+    drives_all_devices = True
+    calls_step_end = True
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        strategy_registry.register("dp", cls)
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device | str] | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        super().__init__(accelerator, checkpoint_io, precision_plugin)
+        self.own_devices = tuple(torch.device(device) for device in parallel_devices or ())
+        self._made: list[Replicas] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_made": []}
+
+    @property
+    def root_device(self) -> torch.device:
+        return self._devices[0]
+
+    @property
+    def _devices(self) -> Sequence[torch.device]:
+        if devices := self.parallel_devices or self.own_devices:
+            return devices
+        assert self.accelerator is not None  # without a plan, the caller has given one
+        return self.accelerator.get_parallel_devices([0])
+
+    def split_batch(self, batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
+        """Return the parts of a batch, one for each device and on it, and the number of samples in each.
+
+        Override it for batches that cannot be split along the first dimension of their tensors. There may be fewer
+        parts than devices.
+        """
+        return split_batch(batch, devices)
+
+    def setup(self, trainer: Any) -> None:
+        check_run(self, trainer, len(self._devices))
+        super().setup(trainer)
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        module = super().setup_module(module, move_to_device)
+        self._made.append(Replicas(module, self._devices, self.accelerator, self.split_batch))
+        return self._made[-1]
+
+    def bind(self, name: str) -> Callable[..., Any]:
+        assert isinstance(self.model, Replicas)  # setup() came first
+        return bound_to(self.model, self.lightning_module, name, len(self._devices))
+
+    def teardown(self) -> None:
+        self.model = self.lightning_module  # the replicas belong to the run
+        for replicas in self._made:
+            replicas.close()
+        self._made.clear()
+        super().teardown()
+
+
+def bound_to(replicas: Replicas, module: nn.Module, name: str, devices: int) -> Callable[..., Any]:
+    """Return the step of this name as the replicas of ``module`` run it.
+
+    Raises:
+        NotSupportedError: the step fetches its batches itself, and there are several devices.
+    """
+    method = compiled_method(module, name)
+    if devices > 1 and takes_iterator(getattr(module, name)):
+        raise NotSupportedError(
+            f"{type(module).__name__}.{name} takes dataloader_iter, and a strategy that splits batches over {devices} "
+            f"devices must get them first. Write def {name}(self, batch, batch_idx), or devices=1."
+        )
+    return replicas.runs(method, name)
+
+
+def check_run(strategy: Strategy, trainer: Any, devices: int) -> None:
+    """Check that a fit can be run by replicas.
+
+    Raises:
+        NotSupportedError: the module optimizes by hand, or batch norm is to be synchronised, over several devices.
+    """
+    if trainer is None or trainer.progress.fn != "fit" or devices == 1:
+        return
+    name = type(strategy).__name__
+    if not strategy.lightning_module.automatic_optimization:
+        raise NotSupportedError(
+            f"{type(strategy.lightning_module).__name__}.automatic_optimization is False, and {name} runs "
+            f"training_step on {devices} devices at once, so each would step the optimizers with the gradients of its "
+            'own part of the batch. Write strategy="ddp", or automatic_optimization = True.'
+        )
+    if trainer.settings.sync_batchnorm or strategy.layer_sync is not None:
+        raise ConfigurationError(
+            f"Trainer(sync_batchnorm=True), or a LayerSync in plugins, asks for layers whose statistics are those of "
+            f'all devices, and with {name} each device has its own. Leave it out, or write strategy="ddp".'
+        )

@@ -1,0 +1,246 @@
+"""Copies of one module on several devices: each runs on its part of a batch, and the outputs become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.errors import NotSupportedError
+from drivetrain.logbook.parts import PartBook, merge
+from drivetrain.strategies.batch_parts import Joiner, split_batch
+
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+
+Split = Callable[[Any, Sequence[torch.device]], "tuple[list[Any], list[int]]"]
+
+
+class Replicas(nn.Module):
+    """A module that runs on several devices at once; a call of it runs ``forward`` on them.
+
+    The first replica is the module itself, so what a step writes to ``self`` there is kept, buffers included. The other
+    replicas are shallow copies that a call makes and drops. Their parameters are the module's parameters, on their own
+    device, so gradients of all replicas add up in the module's parameters; their buffers are copies.
+
+    Args:
+        module: the module, on the first device.
+        devices: one for each replica; one device may be there several times.
+        accelerator: makes a device current in the thread that works on it.
+        split: returns the parts of a batch, each on its device, and how many samples each has.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        devices: Sequence[torch.device],
+        accelerator: Accelerator | None = None,
+        split: Split = split_batch,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._devices = tuple(devices)
+        self._accelerator = accelerator
+        self._split = split
+        self._several = len(set(devices)) > 1
+        self._threads: ThreadPoolExecutor | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.runs(self.module.forward)(*args, **kwargs)
+
+    def runs(self, method: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+        """Return what runs a method of the module on all devices and returns what one device would return.
+
+        A step whose module has a hook for its end (``training_step_end``) returns what that returns.
+
+        Args:
+            method: the module's, or a compiled form of it.
+            name: what it is called; ``None``: by its own name.
+        """
+        name = method.__name__ if name is None else name
+        end = getattr(self.module, f"{name}_end", None) if name in _STEPS else None
+        if name == "forward":
+            method = self.module  # its call, with forward hooks
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            outputs, sizes = self._run(name, method, args, kwargs)
+            joiner = Joiner(sizes, self._devices[0])
+            return joiner.joined(outputs) if end is None else end(joiner.gathered(outputs))
+
+        return run
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_threads": None}
+
+    # ---- one call ------------------------------------------------------------------------------------------------
+
+    def _run(
+        self, name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[int]]:
+        """Return the output of each replica, and how many samples it has had."""
+        calls, sizes = self._calls(name, args, kwargs)
+        if len(calls) == 1:
+            return [method(*args, **kwargs)], sizes
+        devices = self._devices[: len(calls)]
+        copies = [replica(self.module, device, self._several) for device in devices[1:]]
+        methods = [method, *(copy if name == "forward" else getattr(copy, name) for copy in copies)]
+        with _part_books([self.module, *copies], sizes, devices[0]):
+            return self._call(methods, calls, devices), sizes
+
+    def _calls(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Sequence[tuple[tuple[Any, ...], dict[str, Any]]], list[int]]:
+        """Return the arguments of each replica's call, and how many samples each has."""
+        devices = self._devices
+        if len(devices) == 1 or not (args or kwargs):
+            return [(args, kwargs)], [1]
+        if name not in _STEPS:
+            return self._split((args, kwargs), devices)
+        if not args:  # the batch comes by its name
+            parts, sizes = self._split(kwargs["batch"], devices)
+            return [((), {**kwargs, "batch": part}) for part in parts], sizes
+        parts, sizes = self._split(args[0], devices)
+        return [((part, *args[1:]), kwargs) for part in parts], sizes
+
+    def _call(
+        self, methods: Sequence[Callable[..., Any]], calls: Sequence[Any], devices: Sequence[torch.device]
+    ) -> list[Any]:
+        if not self._several:  # one after the other, so that they draw from their random generator in a fixed order
+            return [method(*args, **kwargs) for method, (args, kwargs) in zip(methods, calls, strict=True)]
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(len(self._devices) - 1, "drivetrain-replica")
+        enter = _contexts(devices[0])
+
+        def on_device(method: Callable[..., Any], call: Any, device: torch.device) -> Any:
+            if self._accelerator is not None:
+                self._accelerator.setup_device(device)
+            with enter():
+                return method(*call[0], **call[1])
+
+        futures = [
+            self._threads.submit(on_device, method, call, device)
+            for method, call, device in zip(methods[1:], calls[1:], devices[1:], strict=True)
+        ]
+        try:
+            first = methods[0](*calls[0][0], **calls[0][1])
+        finally:
+            errors = [future.exception() for future in futures]  # the module stays as it is until all of them end
+        for error in errors:
+            if error is not None:
+                raise error
+        return [first, *(future.result() for future in futures)]
+
+
+def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.Module:
+    """Return a shallow copy of ``module`` whose parameters and buffers are on ``device``.
+
+    Parameters pass gradients on to those of ``module``. Buffers are copies, so writing to them changes nothing there.
+
+    Args:
+        module: the module.
+        device: where the copy runs.
+        moves: whether replicas are on different devices. If not, they share parameters and metric objects.
+    """
+    copies: dict[int, nn.Module] = {}
+    tensors: dict[int, Tensor] = {}
+
+    def tensor_on_device(tensor: Tensor) -> Tensor:
+        if id(tensor) not in tensors:  # tied weights stay tied
+            tensors[id(tensor)] = tensor.to(device, non_blocking=True)
+        return tensors[id(tensor)]
+
+    def copied(original: nn.Module) -> nn.Module:
+        if id(original) in copies:
+            return copies[id(original)]
+        if _is_metric(original):
+            copy: nn.Module = _NoMetric(type(original).__name__) if moves else original
+            copies[id(original)] = copy
+            return copy
+        copy = original._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        copies[id(original)] = copy
+        own = copy.__dict__
+        own.pop("_compiled_call_impl", None)  # which would run the original
+        own["_parameters"] = {
+            name: None if parameter is None else tensor_on_device(parameter) if moves else parameter
+            for name, parameter in original._parameters.items()
+        }
+        own["_buffers"] = {
+            name: None if buffer is None else buffer.to(device, non_blocking=True, copy=True)
+            for name, buffer in original._buffers.items()
+        }
+        own["_modules"] = {name: None if child is None else copied(child) for name, child in original._modules.items()}
+        if "_flat_weights_names" in own:  # of an RNN, which keeps its weights in a list too
+            own["_flat_weights"] = [getattr(copy, name, None) for name in own["_flat_weights_names"]]
+        return copy
+
+    return copied(module)
+
+
+def _is_metric(module: nn.Module) -> bool:
+    return all(callable(getattr(module, name, None)) for name in ("update", "compute", "reset"))
+
+
+class _NoMetric(nn.Module):
+    """Stands in for a metric object on a replica, whose state would be lost."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotSupportedError(
+            f"A step on several devices used the metric object {self._name}, which is on the first device only. Return "
+            "what it needs from the step, and update it in training_step_end, validation_step_end or test_step_end."
+        )
+
+    update = compute = reset = forward
+
+
+@contextmanager
+def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: torch.device) -> Iterator[None]:
+    """Context in which each replica logs into a book of its own; what they have logged is merged at its end."""
+    book = replicas[0].__dict__.get("_book")
+    if book is None:
+        yield
+        return
+    books = [PartBook(book, size) for size in sizes]
+    own = [module for module in replicas[0].modules() if "_book" in module.__dict__]
+    before = [module.__dict__["_book"] for module in own]
+    for copy, part in zip(replicas, books, strict=True):
+        for module in copy.modules():
+            if module.__dict__.get("_book") is not None:
+                module.__dict__["_book"] = part
+    try:
+        yield
+    finally:
+        for module, its_book in zip(own, before, strict=True):
+            module.__dict__["_book"] = its_book
+    merge(books, device)
+
+
+def _contexts(device: torch.device) -> Callable[[], ExitStack]:
+    """Return what enters, in another thread, the contexts of torch that this thread is in."""
+    kind, gradients, inference = device.type, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    autocasts = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if autocasts else None
+    caches = torch.is_autocast_cache_enabled()
+
+    def enter() -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(torch.inference_mode(inference))
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        if autocasts:
+            stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=caches))
+        return stack
+
+    return enter
