@@ -57,6 +57,9 @@ class DDPStrategy(ParallelStrategy):
 
     synchronises_batchnorm = True
 
+    wrapper: type[DistributedDataParallel] = DistributedDataParallel
+    """The class of the object around the module, for a subclass that runs the module in another way."""
+
     _averaging: ModelAveraging | None = None
 
     @classmethod
@@ -119,7 +122,7 @@ class DDPStrategy(ParallelStrategy):
     def _wrapped(self, module: nn.Module) -> DistributedDataParallel:
         self._averaged = _trained(module)
         group = {} if self.data is self.world else {"process_group": handle_of(self.data)}
-        wrapped = DistributedDataParallel(module, **{**group, **self.ddp_arguments, "static_graph": False})
+        wrapped = self.wrapper(module, **{**group, **self.ddp_arguments, "static_graph": False})
         if self.ddp_arguments.get("static_graph"):
             _static_from_first_exchange(wrapped)
         if self._averaging is not None:
