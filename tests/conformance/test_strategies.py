@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drivetrain.strategies import DataParallelStrategy, DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from drivetrain.strategies import DataParallelStrategy, DDP2Strategy, DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from drivetrain.testing.strategy_conformance import StrategyConformance
 
 
@@ -35,6 +35,12 @@ class TestDP(StrategyConformance):
 class TestDDP(StrategyConformance):
     strategy = DDPStrategy
     devices = 2
+
+
+class TestDDP2(StrategyConformance):
+    strategy = DDP2Strategy
+    devices = 2
+    replicas = 2
 
 
 class TestFSDP2(StrategyConformance):

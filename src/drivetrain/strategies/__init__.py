@@ -9,6 +9,7 @@ from drivetrain.base.lazy import lazy
 if TYPE_CHECKING:
     from drivetrain.strategies.batchnorm import TorchSyncBatchNorm as TorchSyncBatchNorm
     from drivetrain.strategies.ddp import DDPStrategy as DDPStrategy
+    from drivetrain.strategies.ddp2 import DDP2Strategy as DDP2Strategy
     from drivetrain.strategies.dp import DataParallelStrategy as DataParallelStrategy
     from drivetrain.strategies.fsdp import FSDPStrategy as FSDPStrategy
     from drivetrain.strategies.group import Group as Group
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy as Strategy
     from drivetrain.strategies.strategy import StrategyRegistry as StrategyRegistry
 _MODULES = {
+    "DDP2Strategy": "ddp2",
     "DDPStrategy": "ddp",
     "DataParallelStrategy": "dp",
     "FSDPStrategy": "fsdp",
@@ -36,6 +38,7 @@ _MODULES = {
     "TorchSyncBatchNorm": "batchnorm",
 }
 __all__ = [
+    "DDP2Strategy",
     "DDPStrategy",
     "DataParallelStrategy",
     "FSDPStrategy",

@@ -48,9 +48,12 @@ class Replicas(nn.Module):
         self._split = split
         self._several = len(set(devices)) > 1
         self._threads: ThreadPoolExecutor | None = None
+        self.next_run: Callable[..., Any] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.runs(self.module.forward)(*args, **kwargs)
+        """Run ``forward``, or ``next_run`` where a wrapper has set it for this call."""
+        run, self.next_run = self.next_run, None
+        return (run or self.runs(self.module.forward))(*args, **kwargs)
 
     def runs(self, method: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
         """Return what runs a method of the module on all devices and returns what one device would return.
