@@ -394,7 +394,16 @@ def test_variables_that_cannot_be_written_are_copied() -> None:
 
 
 def test_the_folder_is_the_registry() -> None:
-    assert ClusterRegistry.available() == ["htcondor", "kubeflow", "local", "lsf", "mpi", "slurm", "torchelastic"]
+    assert ClusterRegistry.available() == [
+        "horovod",
+        "htcondor",
+        "kubeflow",
+        "local",
+        "lsf",
+        "mpi",
+        "slurm",
+        "torchelastic",
+    ]
     assert all(entry.description for entry in ClusterRegistry.entries())
     assert type(ClusterRegistry.get("local")) is LocalEnvironment is LightningEnvironment
 

@@ -7,7 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drivetrain.strategies import DataParallelStrategy, DDP2Strategy, DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from drivetrain.strategies import (
+    DataParallelStrategy,
+    DDP2Strategy,
+    DDPStrategy,
+    FSDPStrategy,
+    HorovodStrategy,
+    SingleDeviceStrategy,
+)
 from drivetrain.testing.strategy_conformance import StrategyConformance
 
 
@@ -41,6 +48,11 @@ class TestDDP2(StrategyConformance):
     strategy = DDP2Strategy
     devices = 2
     replicas = 2
+
+
+class TestHorovod(StrategyConformance):
+    strategy = HorovodStrategy
+    devices = 2
 
 
 class TestFSDP2(StrategyConformance):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from drivetrain.clusters.environment import ClusterEnvironment as ClusterEnvironment
     from drivetrain.clusters.environment import ClusterRegistry as ClusterRegistry
     from drivetrain.clusters.environment import detect as detect
+    from drivetrain.clusters.horovod import HorovodEnvironment as HorovodEnvironment
     from drivetrain.clusters.htcondor import HTCondorEnvironment as HTCondorEnvironment
     from drivetrain.clusters.kubeflow import KubeflowEnvironment as KubeflowEnvironment
     from drivetrain.clusters.local import LightningEnvironment as LightningEnvironment
@@ -22,6 +23,7 @@ _MODULES = {
     "ClusterEnvironment": "environment",
     "ClusterRegistry": "environment",
     "HTCondorEnvironment": "htcondor",
+    "HorovodEnvironment": "horovod",
     "KubeflowEnvironment": "kubeflow",
     "LSFEnvironment": "lsf",
     "LightningEnvironment": "local",
@@ -35,6 +37,7 @@ __all__ = [
     "ClusterEnvironment",
     "ClusterRegistry",
     "HTCondorEnvironment",
+    "HorovodEnvironment",
     "KubeflowEnvironment",
     "LSFEnvironment",
     "LightningEnvironment",

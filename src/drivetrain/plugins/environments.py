@@ -8,6 +8,7 @@ from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
     from drivetrain.clusters import ClusterEnvironment as ClusterEnvironment
+    from drivetrain.clusters import HorovodEnvironment as HorovodEnvironment
     from drivetrain.clusters import HTCondorEnvironment as HTCondorEnvironment
     from drivetrain.clusters import KubeflowEnvironment as KubeflowEnvironment
     from drivetrain.clusters import LightningEnvironment as LightningEnvironment
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _FILES = {
     "ClusterEnvironment": "..clusters",
     "HTCondorEnvironment": "..clusters",
+    "HorovodEnvironment": "..clusters",
     "KubeflowEnvironment": "..clusters",
     "LSFEnvironment": "..clusters",
     "LightningEnvironment": "..clusters",
@@ -31,6 +33,7 @@ _FILES = {
 __all__ = [
     "ClusterEnvironment",
     "HTCondorEnvironment",
+    "HorovodEnvironment",
     "KubeflowEnvironment",
     "LSFEnvironment",
     "LightningEnvironment",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.group import Group as Group
     from drivetrain.strategies.group import LoneGroup as LoneGroup
     from drivetrain.strategies.group import TorchGroup as TorchGroup
+    from drivetrain.strategies.horovod import HorovodStrategy as HorovodStrategy
     from drivetrain.strategies.layer_sync import LayerSync as LayerSync
     from drivetrain.strategies.layer_sync import LayerSyncRegistry as LayerSyncRegistry
     from drivetrain.strategies.parallel import ParallelStrategy as ParallelStrategy
@@ -27,6 +28,7 @@ _MODULES = {
     "DataParallelStrategy": "dp",
     "FSDPStrategy": "fsdp",
     "Group": "group",
+    "HorovodStrategy": "horovod",
     "LayerSync": "layer_sync",
     "LayerSyncRegistry": "layer_sync",
     "LoneGroup": "group",
@@ -43,6 +45,7 @@ __all__ = [
     "DataParallelStrategy",
     "FSDPStrategy",
     "Group",
+    "HorovodStrategy",
     "LayerSync",
     "LayerSyncRegistry",
     "LoneGroup",

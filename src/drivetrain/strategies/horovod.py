@@ -1,0 +1,268 @@
+"""Horovod's way of training: gradients are averaged asynchronously while they are computed, over Horovod or torch."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.registry import Registry
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.gradient_exchange import GradientExchange
+from drivetrain.strategies.group import Group, LoneGroup, handle_of
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
+from drivetrain.strategies.strategy import Strategy
+
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # of a parameter group; the last two are those of cyclic schedules
+
+
+class HorovodGroup(Group):
+    """All processes of a job of Horovod, which exchange through its package.
+
+    Args:
+        hvd: the module ``horovod.torch``, initialized.
+    """
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+        self.rank = int(hvd.rank())
+        self.ranks = range(int(hvd.size()))
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        gathered: list[Any] = self._hvd.allgather_object(obj)
+        return gathered
+
+    def broadcast(self, obj: Any, src: int | None = None) -> Any:
+        src = 0 if src is None else src
+        if isinstance(obj, Tensor) and obj.numel():
+            return self._hvd.broadcast(obj, src)
+        return self._hvd.broadcast_object(obj, src)
+
+    def new(self, ranks: Sequence[int]) -> Group:
+        if list(ranks) == list(self.ranks):
+            return self
+        if list(ranks) == [self.rank]:
+            return LoneGroup(self.rank)
+        raise NotSupportedError(
+            f"HorovodGroup.new({list(ranks)}): groups of some ranks are not supported with the package horovod. Write "
+            "HorovodStrategy(package=False), which exchanges through torch.distributed."
+        )
+
+
+class HorovodStrategy(ParallelStrategy):
+    """The whole model on every rank; gradients are averaged in buckets while the backward pass computes others.
+
+    Works with processes that ``horovodrun``, ``mpirun`` or ``torchrun`` have started. They exchange through the package
+    ``horovod`` if it is installed and has been started by ``horovodrun`` or by an MPI that it was built with, and
+    otherwise through ``torch.distributed``. Parameters, buffers and optimizer state are those of rank 0 when training
+    begins.
+
+    Args:
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+            timeout: as for :class:`ParallelStrategy`.
+        scale_lr: multiply the learning rates of optimizers and schedulers by the number of ranks.
+        package: exchange through the package ``horovod``; ``None``: where that is possible.
+    """
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        strategy_registry.register("horovod", cls)
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = DEFAULT_TIMEOUT,
+        scale_lr: bool = False,
+        package: bool | None = None,
+    ) -> None:
+        super().__init__(
+            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+            timeout,
+        )  # fmt: skip
+        self.scale_lr, self.package = scale_lr, package
+        self._hvd: Any = None
+        self._trains = True
+        self._exchanges: dict[int, GradientExchange] = {}  # by the identity of the module
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_hvd": None, "_exchanges": {}}
+
+    def agreed_options(self) -> dict[str, Any]:
+        return {**super().agreed_options(), "scale_lr": self.scale_lr, "package": self.package}
+
+    # ---- processes -----------------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        if self._hvd is None:
+            hvd, why = (None, "package=False") if self.package is False else horovod_package()
+            if hvd is None and self.package:
+                raise ConfigurationError(
+                    f"HorovodStrategy(package=True): {why}. Start the program with horovodrun, where the package is "
+                    "installed, or leave package out."
+                )
+            self._hvd = hvd
+            over = "torch.distributed" if hvd is None else "the package horovod"
+            rank_zero_info(f"HorovodStrategy exchanges through {over}, because {why}.")
+        super().setup_environment()
+
+    def _meet(self) -> None:
+        if self._hvd is None:
+            super()._meet()
+            return
+        self._hvd.init()
+        found = (self._hvd.rank(), self._hvd.size())
+        if found != (self.global_rank, self.world_size):
+            raise ConfigurationError(
+                f"Horovod says that this process is rank {found[0]} of {found[1]}, and the environment that it is rank "
+                f"{self.global_rank} of {self.world_size}. Start the program with horovodrun, or write "
+                "HorovodStrategy(package=False)."
+            )
+
+    def make_world(self) -> Group:
+        if self._hvd is None or self.world_size == 1 or self._outlived:
+            return super().make_world()
+        return HorovodGroup(self._hvd)
+
+    def _check_met(self) -> None:
+        if self._hvd is not None and self.world_size > 1:
+            raise NotSupportedError(
+                "A process group of torch.distributed was passed to a collective, and the ranks exchange through the "
+                "package horovod. Leave the group out, or write HorovodStrategy(package=False)."
+            )
+        super()._check_met()
+
+    def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
+        if self._hvd is None:
+            return super().agree_on_moment(name, wanted)
+        asked = [each for each in self.gather_objects(wanted) if each is not None]
+        return max(asked) if asked else None
+
+    # ---- the model -----------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any) -> None:
+        self._trains = trainer is None or trainer.progress.fn == "fit"
+        super().setup(trainer)
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        module = super().setup_module(module, move_to_device)
+        self.share_from_rank_zero([*module.parameters(), *module.buffers()])
+        if self._trains and self.data.size > 1:
+            self._exchange_gradients_of(module)
+        return module
+
+    def _exchange_gradients_of(self, module: nn.Module) -> None:
+        if (earlier := self._exchanges.pop(id(module), None)) is not None:
+            earlier.close()
+        self._exchanges[id(module)] = GradientExchange(module.parameters(), self.data.size, self._start, self._wait)
+
+    def _start(self, tensor: Tensor, name: str) -> Any:
+        if self._hvd is None:
+            return dist.all_reduce(tensor, group=handle_of(self.data), async_op=True)
+        return self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
+
+    def _wait(self, handle: Any) -> None:
+        if self._hvd is None:
+            handle.wait()
+        else:
+            self._hvd.synchronize(handle)
+
+    def bind(self, name: str) -> Any:
+        module = self.model
+        if name == "training_step" and module is not None and id(module) in self._exchanges:
+            trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+            if trained - self._exchanges[id(module)].trained:  # layers have thawed
+                self._exchange_gradients_of(module)
+        return super().bind(name)
+
+    @contextmanager
+    def accumulating(self, model: nn.Module) -> Iterator[None]:
+        exchange = self._exchanges.get(id(model))
+        if exchange is None:
+            yield
+            return
+        before, exchange.enabled = exchange.enabled, False
+        try:
+            yield
+        finally:
+            exchange.enabled = before
+
+    # ---- optimizers ----------------------------------------------------------------------------------------------
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        if self.scale_lr and self.world_size > 1:
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group.update({key: group[key] * self.world_size for key in _RATES if key in group})
+            for config in self.lr_scheduler_configs:
+                _scale(config.scheduler, self.world_size)
+
+    def on_train_start(self) -> None:
+        """Give all ranks the optimizer state of rank 0."""
+        if self.data.size > 1:
+            for optimizer in self.optimizers:
+                self._share_state(optimizer)
+
+    def _share_state(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        here = [
+            (index, key, isinstance(value, Tensor))
+            for index, parameter in enumerate(parameters)
+            for key, value in sorted(optimizer.state.get(parameter, {}).items())
+        ]
+        everyones = self.data.gather_objects(here)
+        if any(theirs != everyones[0] for theirs in everyones):
+            raise ConfigurationError(
+                f"The state of {type(optimizer).__name__} has other entries on some ranks than on rank 0 when training "
+                "begins. Resume all ranks from one checkpoint, or begin all of them without optimizer state."
+            )
+        tensors = [optimizer.state[parameters[index]][key] for index, key, is_tensor in here if is_tensor]
+        self.share_from_rank_zero(tensors)
+
+    def teardown(self) -> None:
+        for exchange in self._exchanges.values():
+            exchange.close()
+        self._exchanges.clear()
+        super().teardown()
+
+
+def horovod_package() -> tuple[Any, str]:
+    """Return the module ``horovod.torch`` if it can connect the processes of this job, or ``None``; and the reason."""
+    by_horovod, by_mpi = "HOROVOD_RANK" in os.environ, "OMPI_COMM_WORLD_RANK" in os.environ
+    if not (by_horovod or by_mpi):
+        return None, "neither horovodrun nor mpirun has started this process"
+    try:
+        hvd = importlib.import_module("horovod.torch")
+    except ImportError as error:
+        return None, f"the package horovod cannot be imported ({error})"
+    if by_horovod:
+        return hvd, "horovodrun has started this process"
+    if hvd.mpi_built():
+        return hvd, "mpirun has started this process, and horovod was built with MPI"
+    return None, "mpirun has started this process, and horovod was built without MPI"
+
+
+def _scale(scheduler: Any, factor: int) -> None:
+    """Multiply the learning rates from which a scheduler computes, and those of the schedulers in it."""
+    for name in ("base_lrs", "_last_lr"):
+        if (rates := getattr(scheduler, name, None)) is not None:
+            setattr(scheduler, name, [rate * factor for rate in rates])
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _scale(inner, factor)
