@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -265,6 +266,49 @@ def test_several_loaders_and_hooks_that_see_the_outputs() -> None:
     assert [(len(batch[0]), len(outputs["each"])) for outputs, batch in seen] == [(4, 4), (4, 4), (3, 3)]
     found = run.validate(module, [loader(3), loader(2)], verbose=False)
     near(found[0]["val/dataloader_idx_0"], found[1]["val/dataloader_idx_1"], 1e-7)
+
+
+class Measured(Net):
+    """Logs metric objects from its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = torchmetrics.MeanSquaredError()
+        self.several = torchmetrics.MetricCollection([torchmetrics.MeanAbsoluteError(), torchmetrics.R2Score()])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        output = self(batch[0])
+        self.error(output, batch[1])
+        self.log("error", self.error, on_step=False, on_epoch=True)
+        return F.mse_loss(output, batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.several.update(self(batch[0]), batch[1])
+        self.log_dict(self.several, on_step=False, on_epoch=True)
+
+
+def test_metric_objects_count_every_sample() -> None:
+    found = []
+    for devices in (0, 2):
+        _, _, run = fitted(Measured(), devices)
+        found.append({name: float(value) for name, value in run.callback_metrics.items()})
+    assert {"error", "MeanAbsoluteError", "R2Score"} <= set(found[0])
+    near(found[1], found[0], 1e-6)
+
+
+class Quiet(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = F.mse_loss(self(batch[0]), batch[1])
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
+@pytest.mark.parametrize("strategy", ["dp", "ddp2"])
+def test_a_compiled_module_trains(strategy: str) -> None:
+    run = trainer(2, strategy=strategy)
+    run.fit(torch.compile(module := Quiet(), backend="eager"), loader(), loader(3))
+    near(module.state_dict(), fitted(Net(), 0)[0])
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------

@@ -109,6 +109,17 @@ def test_a_compiled_call_is_that_of_the_first_replica_only() -> None:
     torch.testing.assert_close(Replicas(module, (CPU, CPU))(torch.ones(4, 2)), module(torch.ones(4, 2)))
 
 
+def test_a_submodule_that_was_compiled_runs_uncompiled_in_a_copy() -> None:
+    plain = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    module = nn.Sequential(torch.compile(plain, backend="eager"))
+    copy = replica(module, CPU)
+    assert type(copy[0]) is nn.Sequential
+    copy(torch.ones(4, 2))
+    assert plain[1].num_batches_tracked == 0
+    module(torch.ones(4, 2))
+    assert plain[1].num_batches_tracked == 1
+
+
 def test_metric_objects_are_shared_on_one_device_and_refused_on_several() -> None:
     class Counts(nn.Module):
         seen = 0

@@ -165,6 +165,9 @@ def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.M
     def copied(original: nn.Module) -> nn.Module:
         if id(original) in copies:
             return copies[id(original)]
+        if (inside := original._modules.get("_orig_mod")) is not None:  # torch.compile made it; it runs the original
+            copies[id(original)] = copied(inside)
+            return copies[id(original)]
         if _is_metric(original):
             copy: nn.Module = _NoMetric(type(original).__name__) if moves else original
             copies[id(original)] = copy
