@@ -193,6 +193,7 @@ def fitted(make_trainer: Any, loader: Any, logger: Any, **arguments: Any) -> Mod
 
 
 @traces
+@pytest.mark.filterwarnings("ignore:Modules in eval mode")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
 def test_t18_a_run_does_not_notice_the_graph(tmp_path: Path, make_trainer: Any, loader: Any, precision: str) -> None:
     logger = TensorBoardLogger(tmp_path, log_graph=True)

@@ -18,7 +18,7 @@ from drivetrain.callbacks import LambdaCallback
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.loggers import Logger
 from drivetrain.strategies import DataParallelStrategy
-from drivetrain.testing import fake_devices
+from drivetrain.testing import FakeAccelerator, fake_devices
 
 SAMPLES = 11  # two batches of four, and one of three
 
@@ -80,11 +80,11 @@ class Rows(Logger):
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
 
 
-def trainer(devices: int = 2, **arguments: Any) -> Trainer:
+def trainer(devices: int | str = 2, **arguments: Any) -> Trainer:
     """One with ``dp`` over so many devices; with 0, the plain one."""
-    own = {"strategy": "dp", "devices": devices} if devices else {"devices": 1}
     quiet: dict[str, Any] = {
-        **own, "accelerator": "cpu", "precision": "64-true", "max_epochs": 2, "logger": False, "log_every_n_steps": 1,
+        "strategy": "dp" if devices else "auto", "devices": devices or 1, "accelerator": "cpu",
+        "precision": "64-true", "max_epochs": 2, "logger": False, "log_every_n_steps": 1,
         "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
     }  # fmt: skip
     return Trainer(**{**quiet, **arguments})
@@ -163,6 +163,24 @@ def test_different_devices_work_in_threads() -> None:
         assert [device.index for device in run.plan.devices] == [0, 1]
         run.fit(module := Net(), loader(), loader(3))
     near(module.state_dict(), fitted(Net(), 0)[0])
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["quiet", "control"])
+def test_splitting_and_joining_wait_for_no_device(reads: bool) -> None:
+    class Reads(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = F.mse_loss(self(batch[0]), batch[1])
+            self.log("loss", loss.item() if reads else loss, on_step=True, on_epoch=True)
+            return WeightedLoss(loss, batch[2].sum())
+
+    with FakeAccelerator.recording() as record:
+        device = FakeAccelerator.get_parallel_devices([0])[0]
+        strategy = DataParallelStrategy(parallel_devices=[device, device])
+        own: dict[str, Any] = {"strategy": strategy, "accelerator": "fake", "precision": "32-true"}
+        run = trainer("auto", **own, log_every_n_steps=100, max_epochs=1)
+        run.fit(Reads(), loader(), loader(3))
+    waits = [sync.line for sync in record.syncs if 0 < sync.step < len(record.steps)]
+    assert bool(waits) is reads, waits
 
 
 def test_batch_norm_keeps_the_statistics_of_the_first_device() -> None:
