@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from datetime import timedelta
@@ -52,6 +53,9 @@ class Net(LightningModule):
     def on_after_backward(self) -> None:
         self.after_backward.append(self.layers[0].weight.grad.clone())  # type: ignore[union-attr]
 
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("mean of ranks", float(self.global_rank), sync_dist=True)
+
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.1)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
@@ -71,7 +75,7 @@ def near(one: Any, other: Any) -> None:
 
 def fit(module: Net, strategy: Any = "horovod", **arguments: Any) -> Trainer:
     run = trainer(strategy, **arguments)
-    run.fit(module, DataLoader(data(), batch_size=BATCH))
+    run.fit(module, DataLoader(data(), batch_size=BATCH), DataLoader(data(8), batch_size=BATCH))
     return run
 
 
@@ -217,6 +221,7 @@ class FakeHorovod(ModuleType):
         handle.wait()
 
     def broadcast(self, tensor: Tensor, root_rank: int) -> Tensor:
+        assert not torch.is_inference_mode_enabled()  # its thread could not write to the tensors
         found = tensor.clone()
         self.group.broadcast(found, root_rank).wait()
         return found
@@ -225,8 +230,7 @@ class FakeHorovod(ModuleType):
         return self.allgather_object(obj)[root_rank]
 
     def allgather_object(self, obj: Any) -> list[Any]:
-        import io
-
+        assert not torch.is_inference_mode_enabled()
         packed = io.BytesIO()
         torch.save(obj, packed)
         size = torch.tensor([packed.getbuffer().nbytes])
@@ -265,6 +269,8 @@ def over_the_package() -> dict[str, Any]:
         assert not dist.is_initialized()
         same_on_all_ranks(run, module)
         strategy: Any = run.strategy
+        validated = run.validate(module, DataLoader(data(8), batch_size=BATCH), verbose=False)
+        assert validated == [{"mean of ranks": 0.5}]
         check_group(strategy.world)
         with pytest.raises(NotSupportedError, match="a group|process group of torch"):
             strategy.reduce(torch.ones(1), group=object())
@@ -297,7 +303,7 @@ def test_under_horovodrun_it_exchanges_through_the_package(pool: Any) -> None:
 
 def test_the_package_that_is_asked_for_must_be_there() -> None:
     with pytest.raises(ConfigurationError, match="package=True.*neither horovodrun nor mpirun.*horovodrun"):
-        trainer(HorovodStrategy(package=True), devices=1).fit(Net(), DataLoader(data(), batch_size=BATCH))
+        trainer(HorovodStrategy(package=True), devices=1).fit(Net(), *[DataLoader(data(), batch_size=BATCH)] * 2)
 
 
 def test_with_one_process_it_trains_alone() -> None:

@@ -41,14 +41,16 @@ class HorovodGroup(Group):
         self.ranks = range(int(hvd.size()))
 
     def gather_objects(self, obj: Any) -> list[Any]:
-        gathered: list[Any] = self._hvd.allgather_object(obj)
+        with torch.inference_mode(False):  # Horovod's thread, which is in no such mode, writes to the tensors
+            gathered: list[Any] = self._hvd.allgather_object(obj)
         return gathered
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
         src = 0 if src is None else src
-        if isinstance(obj, Tensor) and obj.numel():
-            return self._hvd.broadcast(obj, src)
-        return self._hvd.broadcast_object(obj, src)
+        with torch.inference_mode(False):
+            if isinstance(obj, Tensor) and obj.numel():
+                return self._hvd.broadcast(obj.detach().clone(), src)
+            return self._hvd.broadcast_object(obj, src)
 
     def new(self, ranks: Sequence[int]) -> Group:
         if list(ranks) == list(self.ranks):
