@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from datetime import timedelta
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -299,6 +300,23 @@ def test_under_horovodrun_it_exchanges_through_the_package(pool: Any) -> None:
         assert len(each["calls"]) == 4  # one for each window: the two epochs have three batches each
         assert (each["world"], each["environment"]) == ("HorovodGroup", "HorovodEnvironment")
         assert each["asked"] == 7
+
+
+def under_mpirun() -> tuple[str, int]:
+    for name in [name for name in os.environ if name.startswith("TORCHELASTIC")]:
+        del os.environ[name]
+    for name, value in (("RANK", os.environ["RANK"]), ("SIZE", RANKS), ("LOCAL_RANK", os.environ["RANK"]),
+                        ("LOCAL_SIZE", RANKS)):  # fmt: skip
+        os.environ[f"OMPI_COMM_WORLD_{name}"] = str(value)
+    run = fit(module := Net())
+    same_on_all_ranks(run, module)
+    return type(run.plan.environment).__name__, run.world_size
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is not None, reason="mpi4py tells the ranks then")
+def test_under_mpirun_it_exchanges_through_torch(pool: Any) -> None:
+    found = pool.run(under_mpirun, world_size=RANKS, group=False)
+    assert found == [("HorovodEnvironment", RANKS)] * RANKS
 
 
 def test_the_package_that_is_asked_for_must_be_there() -> None:
