@@ -73,4 +73,4 @@ def test_what_does_the_same_work_is_named() -> None:
     with pytest.raises(AttributeError, match=r"write drivetrain\.Engine"):
         _ = drivetrain.Fabric
     with pytest.raises(ImportError, match="docs/own_strategy.md"):
-        exec("from drivetrain.strategies import FSDPStrategy")
+        exec("from drivetrain.strategies import ModelParallelStrategy")

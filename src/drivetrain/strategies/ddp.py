@@ -26,7 +26,8 @@ from drivetrain.strategies.group import handle_of
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.model_averaging import ModelAveraging, model_averaging
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
-from drivetrain.strategies.strategy import Strategy, optimizer_to
+from drivetrain.strategies.placement import optimizer_to
+from drivetrain.strategies.strategy import Strategy
 
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's words
 

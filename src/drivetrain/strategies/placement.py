@@ -1,9 +1,12 @@
-"""Move a module to a device; tied weights stay tied."""
+"""Move a module, with tied weights still tied, or an optimizer's state to a device."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.base.tree import map_leaves
 
 
 def place(module: nn.Module, device: torch.device) -> nn.Module:
@@ -20,3 +23,11 @@ def place(module: nn.Module, device: torch.device) -> nn.Module:
         if before is not None and owner._parameters[name] is not before:
             owner._parameters[name] = moved.setdefault(id(before), owner._parameters[name])
     return module
+
+
+def optimizer_to(optimizer: Optimizer, device: torch.device) -> None:
+    """Move an optimizer's state to ``device``."""
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            # LBFGS keeps lists of tensors
+            state[key] = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)

@@ -19,7 +19,6 @@ from drivetrain.base.compiled import own_names, plain_names
 from drivetrain.base.introspect import overrides
 from drivetrain.base.registry import Registry, check_contract_version, names_itself
 from drivetrain.base.restoring import check_optimizer_state, load_states
-from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.errors import ConfigurationError
@@ -28,7 +27,7 @@ from drivetrain.strategies._peers import Checks
 from drivetrain.strategies.collectives import operation_of
 from drivetrain.strategies.group import Group, LoneGroup
 from drivetrain.strategies.layer_sync import LayerSync
-from drivetrain.strategies.placement import place
+from drivetrain.strategies.placement import optimizer_to, place
 from drivetrain.strategies.stepping import Driver, Stepping
 
 
@@ -493,11 +492,3 @@ class Strategy(Stepping, ABC):
 
 StrategyRegistry: Registry[Strategy] = Registry("drivetrain.strategies", "strategy", "strategy", by_file=False)
 """The strategies by name: those of the files beside this one, of users, and of installed packages."""
-
-
-def optimizer_to(optimizer: Optimizer, device: torch.device) -> None:
-    """Move an optimizer's state to ``device``."""
-    for state in optimizer.state.values():
-        for key, value in state.items():
-            # LBFGS keeps lists of tensors
-            state[key] = map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
