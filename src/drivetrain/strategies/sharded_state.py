@@ -67,8 +67,8 @@ def refuse_dtensors(
             if optimizer is not None and kind == "state" and number.isdecimal():
                 name = f"{type(optimizer).__name__}'s state of {_name(module, optimizer, int(number))}"
             raise CheckpointError(
-                f"{name} is a DTensor, of which each process holds a shard, and {method} returns state for a file that "
-                f"holds whole tensors. Use a strategy that handles sharded models, or override {method} with "
+                f"{name} is a DTensor, of which each process holds a shard, and {method} is for files that hold whole "
+                f"tensors. Use a strategy that handles sharded models, or override {method} with "
                 "the functions of drivetrain.strategies.sharded_state."
             )
 
