@@ -65,6 +65,20 @@ def test_a_value_with_a_graph_keeps_it() -> None:
     assert logged([(value, None)], [(value, None)], on_step=False, enable_graph=True)["x"] == 1.0
 
 
+def test_no_samples_are_no_division_by_zero() -> None:
+    for kind in (float, torch.tensor):
+        assert logged([(kind(2.0), 0)], [(kind(2.0), 0)], on_epoch=False) == {"x": 2.0}
+
+
+def test_a_value_that_is_not_one_number_is_refused_where_it_is_logged() -> None:
+    book = Logbook()
+    book.start_run()
+    book.begin_batch(torch.zeros(4), book.scope_for("train", "hook", LogRule(True, False)), copies=True)
+    entry = PartBook(book, 4).open_entry("x", 0.0, options())
+    with pytest.raises(LoggingError, match=r"got a tensor of shape \(2,\)"):
+        entry.push(torch.zeros(2), None)
+
+
 class Metric(nn.Module):
     def compute(self) -> torch.Tensor:
         return torch.tensor(5.0)

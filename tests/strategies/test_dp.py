@@ -260,6 +260,18 @@ def test_with_one_device_the_hooks_are_called_too() -> None:
     near(weights, fitted(CoupledAlone(), 0)[0])
 
 
+def test_methods_of_the_users_own_are_not_taken_for_hooks() -> None:
+    class Own(Net):
+        def training_step_end(self, outputs: Any, batch: Any) -> None: ...
+
+        def predict_step_end(self, outputs: Any) -> None: ...
+
+    weights, _, run = fitted(module := Own(), 2)
+    near(weights, fitted(Net(), 0)[0])
+    predictions: Any = run.predict(module, loader())
+    assert [len(batch) for batch in predictions] == [4, 4, 3]
+
+
 def test_other_strategies_refuse_a_module_with_such_a_hook() -> None:
     with pytest.raises(ConfigurationError, match='training_step_end is never called by Single.*Write|strategy="dp"'):
         trainer(0).fit(Coupled(), loader(), loader(3))

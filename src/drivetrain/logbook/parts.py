@@ -34,6 +34,7 @@ class PartEntry:
     def push(self, value: Any, batch_size: Any) -> None:
         """Keep one value; the replicas' values become one in :func:`merge`."""
         if isinstance(value, Tensor):
+            value = self.entry._as_scalar(value) if value.ndim else value
             value = value.clone() if self.entry.keep_graph else value.detach().clone()
         elif not isinstance(value, (int, float, nn.Module)):
             value = self.entry._as_number(value)
@@ -109,12 +110,11 @@ def _one_of(name: str, entry: Entry, pushed: Sequence[_Pushed], device: torch.de
 
 
 def _one_tensor(entry: Entry, values: Sequence[Any], samples: Sequence[Any], device: torch.device) -> Any:
-    scalars = [
-        entry._as_scalar(value).to(device, non_blocking=True) if isinstance(value, Tensor) else value
-        for value in values
-    ]
+    scalars = [value.to(device, non_blocking=True) if isinstance(value, Tensor) else value for value in values]
     if entry.reduction == "mean":
         total = sum(samples)
+        if not isinstance(total, Tensor) and not total:
+            return scalars[0]
         return sum(scalar * (each / total) for scalar, each in zip(scalars, samples, strict=True))
     stacked = torch.stack([torch.as_tensor(scalar, device=device) for scalar in scalars])
     if entry.reduction == "sum":

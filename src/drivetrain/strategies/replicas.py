@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from drivetrain.logbook.parts import PartBook, merge
 from drivetrain.strategies.batch_parts import Joiner, split_batch
 
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+_WITH_END = _STEPS[:3]
 
 Split = Callable[[Any, Sequence[torch.device]], "tuple[list[Any], list[int]]"]
 
@@ -65,7 +67,7 @@ class Replicas(nn.Module):
             name: what it is called; ``None``: by its own name.
         """
         name = method.__name__ if name is None else name
-        end = getattr(self.module, f"{name}_end", None) if name in _STEPS else None
+        end = _end_of(self.module, name)
         if name == "forward":
             method = self.module  # its call, with forward hooks
 
@@ -93,7 +95,8 @@ class Replicas(nn.Module):
         """Return the output of each replica, and how many samples it has had."""
         calls, sizes = self._calls(name, args, kwargs)
         if len(calls) == 1:
-            return [method(*args, **kwargs)], sizes
+            ((own_args, own_kwargs),) = calls
+            return [method(*own_args, **own_kwargs)], sizes
         devices = self._devices[: len(calls)]
         copies = [replica(self.module, device, self._several) for device in devices[1:]]
         methods = [method, *(copy if name == "forward" else getattr(copy, name) for copy in copies)]
@@ -142,6 +145,18 @@ class Replicas(nn.Module):
             if error is not None:
                 raise error
         return [first, *(future.result() for future in futures)]
+
+
+def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
+    """Return the hook of ``module`` for the outputs of all parts of a step."""
+    end: Any = getattr(module, f"{name}_end", None) if name in _WITH_END else None
+    if not callable(end):
+        return None
+    try:
+        inspect.signature(end).bind(None)
+    except TypeError:  # a method of the user's own by the same name
+        return None
+    return end  # type: ignore[no-any-return]
 
 
 def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.Module:
