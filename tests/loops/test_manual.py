@@ -16,6 +16,8 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.module.optimizers import LightningOptimizer
 from drivetrain.precision import MixedPrecision
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* optimizes by hand")  # most look at other things than steps
+
 
 class Gan(LightningModule):
     """Two nets, two optimizers, two steps per batch."""

@@ -101,6 +101,9 @@ def test_without_optimizers_and_under_manual_optimization_no_loss_is_expected(lo
     class Manual(Forgets):
         automatic_optimization = False
 
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.optimizers().step()
+
     make_trainer().fit(Manual(), loader)
 
 
@@ -204,8 +207,114 @@ def test_a_parameter_that_no_checkpoint_contains_is_warned_of(make_trainer: Any,
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD([*self.parameters(), *self.outside], lr=0.1)
 
-    with pytest.warns(UserWarning, match=r"Optimizer 0 \(SGD\) has 1 parameters .* shape \(2, 3\).* do not contain"):
+    with pytest.warns(UserWarning, match=r"optimizers have 1 parameters .* shape \(2, 3\).* do not contain"):
         make_trainer().fit(Outside(), loader)
+
+
+class Layers(Forgets):
+    """``chosen`` returns the parameters that its optimizer gets."""
+
+    def __init__(self, chosen: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.head, self.chosen = nn.Linear(1, 1), chosen
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.head(self.layer(batch[0])).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.chosen(self), lr=0.1)
+
+
+def test_parameters_that_are_in_no_optimizer_are_one_line(make_trainer: Any, loader: Any, caplog: Any) -> None:
+    with caplog.at_level("INFO", "drivetrain"):
+        make_trainer().fit(Layers(lambda model: model.head.parameters()), loader)
+        assert "2 of the 4 parameters of Layers that require a gradient are in no optimizer" in caplog.text
+        caplog.clear()
+        frozen = Layers(lambda model: model.head.parameters())
+        frozen.layer.requires_grad_(False)
+        make_trainer().fit(frozen, loader)
+        make_trainer().fit(Layers(lambda model: model.parameters()), loader)
+    assert "no optimizer" not in caplog.text
+
+
+def test_optimizers_that_have_no_parameter_of_the_module_are_warned_of(make_trainer: Any, loader: Any) -> None:
+    other = nn.Linear(4, 1)
+    model = Layers(lambda _: other.parameters())
+    no_parameter = pytest.warns(UserWarning, match="No optimizer has a parameter of Layers")
+    with no_parameter, pytest.warns(UserWarning, match="2 parameters that are in no module"):
+        make_trainer().fit(model, loader)
+
+
+def test_layers_in_a_plain_list_are_warned_of(make_trainer: Any, loader: Any) -> None:
+    class Hides(Layers):
+        def __init__(self, trains: bool) -> None:
+            super().__init__(lambda model: model.parameters())
+            self.blocks = [nn.Linear(1, 1).requires_grad_(trains)]
+            self.same = {"head": self.head}  # is a submodule, too
+
+    with pytest.warns(UserWarning, match=r"Hides has layers in the plain list 'blocks'.* Write nn\.ModuleList"):
+        make_trainer().fit(Hides(True), loader)
+    make_trainer().fit(Hides(False), loader)
+
+
+def test_a_model_of_which_everything_is_frozen_is_an_error_that_says_so(make_trainer: Any, loader: Any) -> None:
+    model = Layers(lambda model: model.parameters()).requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="No parameter of Layers requires a gradient"):
+        make_trainer().fit(model, loader)
+
+
+# ---- steps by hand ---------------------------------------------------------------------------------------------------
+
+
+class ByHand(Forgets):
+    """Optimizes by hand: ``step`` gets the module, once for each batch."""
+
+    automatic_optimization = False
+
+    def __init__(self, step: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.step = step
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.steps += 1
+        self.manual_backward(self.layer(batch[0]).mean())
+        self.step(self)
+
+
+def test_a_module_that_steps_none_of_its_optimizers_is_warned_of(make_trainer: Any, loader: Any) -> None:
+    def raw(model: Any) -> None:
+        model.trainer.optimizers[0].step()
+
+    for step in (raw, lambda model: None):
+        with pytest.warns(UserWarning, match="ByHand optimizes by hand, .* stepped none of the optimizers") as caught:
+            make_trainer(max_epochs=4).fit(ByHand(step), loader)
+        assert len(caught) == 1
+
+
+def test_with_max_steps_alone_a_module_that_never_steps_is_an_error(make_trainer: Any, loader: Any) -> None:
+    model = ByHand(lambda model: None)
+    with pytest.raises(ConfigurationError, match="max_steps=3 would never be reached"):
+        make_trainer(max_epochs=-1, max_steps=3).fit(model, loader)
+    assert model.steps == 8  # two epochs: it might have accumulated over one
+
+
+def test_a_module_that_steps_or_accumulates_over_an_epoch_is_fine(make_trainer: Any, loader: Any) -> None:
+    make_trainer(max_epochs=2).fit(ByHand(lambda model: model.optimizers().step()), loader)
+    make_trainer(max_epochs=2).fit(ByHand(lambda m: m.optimizers().step() if m.steps % 6 == 0 else None), loader)
+
+
+def test_stepping_an_optimizer_by_hand_under_automatic_optimization_is_an_error(
+    make_trainer: Any, regression: Any, loader: Any
+) -> None:
+    class Both(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.optimizers().step()
+            return super().training_step(batch, batch_idx)
+
+    model = Both()
+    with pytest.raises(ConfigurationError, match="called under automatic optimization.* Leave the call out"):
+        make_trainer().fit(model, loader)
+    model.optimizers().step()  # after the fit it is the user's
 
 
 # ---- samples ---------------------------------------------------------------------------------------------------------
@@ -302,6 +411,7 @@ def test_a_manual_step_may_return_a_dictionary_without_a_loss(make_trainer: Any,
         automatic_optimization = False
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.optimizers().step()
             return {"extra": torch.ones(1, requires_grad=True) * 2}
 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -632,3 +632,36 @@ def test_t26_resumed_from_the_validation_that_a_resumed_run_began_with(run: Any,
     expect_rest(whole, resumed)
     for part in expected:
         assert same(found[part], expected[part]), part
+
+
+def test_resuming_says_from_where_and_that_nothing_is_left(
+    make_trainer: Any, validated: Any, loader: Any, tmp_path: Path, caplog: Any
+) -> None:
+    def saved(name: str, **limits: Any) -> str:
+        trainer = make_trainer(**limits)
+        trainer.fit(validated(), loader, loader)
+        trainer.save_checkpoint(tmp_path / name)
+        return str(tmp_path / name)
+
+    ended, cut = saved("ended.ckpt", max_epochs=2), saved("cut.ckpt", max_steps=6, max_epochs=2)
+    with caplog.at_level("INFO", "drivetrain"):
+        make_trainer(max_epochs=2).fit(validated(), loader, loader, ckpt_path=ended)
+        assert f"Resuming from {ended}: epoch 2, global step 8." in caplog.text
+        assert "Nothing to train: 2 of 2 epochs and 8 of inf steps are done." in caplog.text
+        caplog.clear()
+        make_trainer(max_epochs=2).fit(validated(), loader, loader, ckpt_path=cut)
+        assert f"Resuming from {cut}: epoch 1, after batch 1, global step 6." in caplog.text
+        assert "Nothing to train" not in caplog.text
+        make_trainer().test(validated(), loader, ckpt_path=ended)
+        assert f"Test runs with the weights of {ended}." in caplog.text
+
+
+def test_a_finished_run_of_a_callbacks_checkpoint_says_that_nothing_is_left(
+    make_trainer: Any, regression: Any, loader: Any, tmp_path: Path, caplog: Any
+) -> None:
+    saver = ModelCheckpoint(dirpath=tmp_path, save_last=True)
+    make_trainer(max_epochs=2, callbacks=[saver], enable_checkpointing=True).fit(regression(), loader)
+    with caplog.at_level("INFO", "drivetrain"):
+        again = make_trainer(max_epochs=2, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
+        again.fit(regression(), loader, ckpt_path=saver.best_model_path)
+    assert "Nothing to train: 2 of 2 epochs" in caplog.text

@@ -22,7 +22,13 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.epoch import run_batches
 from drivetrain.loops.evaluate import agree_on_counts, sanity_check
-from drivetrain.loops.oversights import no_batches, warn_of_eval_mode, warn_of_unsaved_parameters, watch_losses
+from drivetrain.loops.oversights import (
+    check_manual_steps,
+    check_parameters,
+    no_batches,
+    warn_of_eval_mode,
+    watch_losses,
+)
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.resume import enter_epoch, restore_loaders, restore_random_state, restore_results
 from drivetrain.loops.run import Run, val_check_every
@@ -40,15 +46,19 @@ def fit(run: Run) -> None:
         return
     run.hooks.call("on_train_start")
     warn_of_eval_mode(run)
-    warn_of_unsaved_parameters(run)
+    check_parameters(run)
     run.losses = watch_losses(run)
+    steps_before = progress.global_step
     run.validated_at = time.monotonic()
     while run.restart is not None or not run.training_done():
         epoch = enter_epoch(run)
         if epoch is not None:
             run_batches(run, *epoch)
+            check_manual_steps(run, steps_before)
             _end_epoch(run)
         _close_epoch(run)
+    if inside_an_epoch and progress.restarting:
+        _say_why_nothing_is_trained(run)
     _check_batches(run)
     _warn_of_the_unlogged(run)
     progress.enter(Phase.TRAIN_END)
@@ -137,7 +147,8 @@ def _say_why_nothing_is_trained(run: Run) -> None:
     _check_batches(run)
     rank_zero_info(
         f"Nothing to train: {progress.current_epoch} of {limits.max_epochs} epochs and {progress.global_step} of "
-        f"{limits.max_steps} steps are done, and an epoch has {progress.num_training_batches} batches."
+        f"{limits.max_steps} steps are done."
+        + (" limit_train_batches is 0." if limits.train_batches == 0 else "")
         + (" A request to stop is in force." if progress.should_stop else "")
     )
 

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.errors import ConfigurationError
-from drivetrain.loops.run import Run
+from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.optimizers import parameters_of
 
 
@@ -144,17 +144,80 @@ def _in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
     return found
 
 
-def warn_of_unsaved_parameters(run: Run) -> None:
-    """Warn of parameters that an optimizer has and no module: no checkpoint contains their values."""
-    saved = {id(parameter) for parameter in run.module.parameters()}
-    for index, optimizer in enumerate(run.engine.strategy.optimizers):
-        shapes = [tuple(each.shape) for each in parameters_of(optimizer) if id(each) not in saved]
-        if shapes:
-            rank_zero_warn(
-                f"Optimizer {index} ({type(optimizer).__name__}) has {len(shapes)} parameters that are in no module, "
-                f"the first of shape {shapes[0]}. Checkpoints do not contain their values. Assign them to the module, "
-                "for example self.scale = nn.Parameter(...), or save them in on_save_checkpoint."
-            )
+def check_manual_steps(run: Run, steps_before: int) -> None:
+    """Look at the end of an epoch whether a module that steps its optimizers itself has stepped any since the start.
+
+    Args:
+        run: the run.
+        steps_before: ``global_step`` when the fit began.
+
+    Raises:
+        ConfigurationError: it has not, and only ``max_steps`` would end the run.
+    """
+    progress, limits = run.progress, run.limits
+    if run.module.automatic_optimization or not run.engine.strategy.optimizers or run.steps_missed:
+        return
+    if progress.global_step > steps_before or progress.batch_idx < 0 or progress.resumed_batches >= 0:
+        return
+    if run.window.batches_with_gradients and progress.earlier_batches == 0:
+        return  # it may accumulate over more than one epoch
+    run.steps_missed = True
+    message = (
+        f"{type(run.module).__name__} optimizes by hand, and in this epoch it has stepped none of the optimizers that "
+        "self.optimizers() returns, so global_step is the same as before. Call self.optimizers().step(), and not the "
+        "step of another object."
+    )
+    if limits.max_steps != ENDLESS and limits.max_epochs == ENDLESS:
+        raise ConfigurationError(f"{message} max_steps={limits.max_steps:.0f} would never be reached.")
+    rank_zero_warn(message)
+
+
+def check_parameters(run: Run) -> None:
+    """Compare the module's parameters with those of the optimizers, and say which are in only one of them."""
+    module, optimizers = run.module, run.engine.strategy.optimizers
+    if not optimizers:
+        return
+    name = type(module).__name__
+    own = {id(parameter): parameter for parameter in module.parameters()}
+    stepped = {id(each): each for optimizer in optimizers for each in parameters_of(optimizer)}
+    trainable = [each for each in own.values() if each.requires_grad]
+    left_out = [each for each in trainable if id(each) not in stepped]
+    if trainable and len(left_out) == len(trainable):
+        rank_zero_warn(
+            f"No optimizer has a parameter of {name}, so nothing of it is trained. Give the optimizers "
+            "self.parameters() in configure_optimizers."
+        )
+    elif left_out:
+        rank_zero_info(
+            f"{len(left_out)} of the {len(trainable)} parameters of {name} that require a gradient are in no "
+            "optimizer, and are not trained."
+        )
+    unsaved = [tuple(each.shape) for key, each in stepped.items() if key not in own]
+    if unsaved:
+        rank_zero_warn(
+            f"The optimizers have {len(unsaved)} parameters that are in no module, the first of shape {unsaved[0]}. "
+            "Checkpoints do not contain their values. Assign them to the module, for example self.scale = "
+            "nn.Parameter(...), or save them in on_save_checkpoint."
+        )
+    _warn_of_hidden_layers(module)
+
+
+def _warn_of_hidden_layers(module: nn.Module) -> None:
+    """Warn of layers in a plain list or dictionary, which a module does not see."""
+    for path, owner in module.named_modules():
+        for attribute, value in vars(owner).items():
+            if attribute.startswith("_") or not isinstance(value, (list, tuple, dict)):
+                continue
+            layers = [each for _, each in leaves(value) if isinstance(each, nn.Module)]
+            known = set(module.modules())
+            if any(layer not in known and any(p.requires_grad for p in layer.parameters()) for layer in layers):
+                place = f"{path}.{attribute}" if path else attribute
+                better = "nn.ModuleDict" if isinstance(value, dict) else "nn.ModuleList"
+                rank_zero_warn(
+                    f"{type(module).__name__} has layers in the plain {type(value).__name__} {place!r}, where torch "
+                    f"does not see them: they are not moved, saved, or among self.parameters(). Write {better}(...), "
+                    "or freeze them if they are not to be trained."
+                )
 
 
 def no_batches(loader: Any, purpose: str = "train") -> str:

@@ -135,6 +135,7 @@ class Run:
         stale: a limit, a callback, a logger or an optimizer was changed: the loop binds again at the next batch.
         validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
         clock_answer: the batches done, and whether the time for a validation was over then.
+        steps_missed: it was said that a module which optimizes by hand makes no step.
         losses: looks for a ``training_step`` that forgets to return its loss; ``None``: none is expected.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
@@ -176,6 +177,7 @@ class Run:
     unlogged: set[str] = field(default_factory=set)
     delay_reported: bool = False
     all_stop: bool = False
+    steps_missed: bool = False
     losses: Any = None
     uneven: Any = None
 

@@ -98,8 +98,18 @@ def make_step(run: Run) -> BoundStep:
     if needs_closure or steps_itself or run.hooks.bind_method("optimizer_step") is not None:
         bound = BoundStep(_closure(run, window, forward_backward, before_step, run.handles[0]))
     else:
+        run.handles[0].take_step = _not_by_hand
+        run.unbinders.append(lambda: setattr(run.handles[0], "take_step", None))
         bound = BoundStep(forward_backward, _optimizer_step(run, window, before_step, optimizer))
     return _strategy_accumulates(run, bound) if strategy.handles_gradient_accumulation else bound
+
+
+def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+    raise ConfigurationError(
+        "self.optimizers().step() was called under automatic optimization, in which the Trainer steps the optimizer "
+        "after each window. Leave the call out, or set self.automatic_optimization = False and also call "
+        "self.manual_backward(loss) and zero_grad() yourself."
+    )
 
 
 def _check_closure(run: Run, optimizer: str) -> None:
@@ -376,7 +386,7 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
             try:
                 backward(loss)
             except RuntimeError as error:
-                if (why := cannot_be_differentiated(loss)) is not None:
+                if (why := cannot_be_differentiated(loss, run.module)) is not None:
                     raise ConfigurationError(why) from error
                 raise
         return output

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from drivetrain.base.tree import detach
 from drivetrain.errors import ConfigurationError, described, is_number, shown
@@ -90,14 +90,19 @@ def check_manual_output(output: Any) -> None:
         )
 
 
-def cannot_be_differentiated(loss: Tensor) -> str | None:
-    """Why backward fails on ``loss``, and the cure; ``None`` if it is no fault of the loss."""
+def cannot_be_differentiated(loss: Tensor, module: nn.Module | None = None) -> str | None:
+    """Why backward fails on ``loss`` of ``module``, and the cure; ``None`` if it is no fault of the loss."""
     if loss.numel() != 1:
         return (
             f"training_step returned a loss of shape {tuple(loss.shape)}, and only one number can be differentiated. "
             "Reduce it first, for example with loss.mean()."
         )
     if not loss.requires_grad:
+        if module is not None and not any(parameter.requires_grad for parameter in module.parameters()):
+            return (
+                f"No parameter of {type(module).__name__} requires a gradient, so there is nothing to train. Leave out "
+                "requires_grad_(False) or freeze() for the part that is to be trained."
+            )
         return (
             f"training_step returned a loss that depends on no parameter that requires a gradient: {shown(loss)}. "
             "Compute it from the module's output, without detach(), item(), numpy() or torch.no_grad() on the way."

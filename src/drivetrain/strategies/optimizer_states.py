@@ -24,6 +24,7 @@ State = dict[str, Any]
 Names = list[list[str]]
 
 # What torch.compile and activation checkpointing put into the name of a parameter.
+_OR_WEIGHTS = "or load only the weights: load_from_checkpoint(path)."
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
 
 
@@ -136,7 +137,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
             raise CheckpointError(
                 f"When the checkpoint was saved, {name} was in parameter group {earlier_group} of optimizer {earlier}, "
                 f"and now it is in group {group} of optimizer {index} ({_class_of(optimizers[index])}). Return the "
-                "optimizers and their groups in the same order from configure_optimizers, or load only the weights."
+                f"optimizers and their groups in the same order from configure_optimizers, {_OR_WEIGHTS}"
             )
 
 
@@ -178,7 +179,7 @@ def _compare_groups(which: str, optimizer: Optimizer, sizes: list[int], now: Nam
     if len(own) != len(sizes):
         raise CheckpointError(
             f"When the checkpoint was saved, {which} had {len(sizes)} parameter groups, and now it has {len(own)}. "
-            "Return the same groups from configure_optimizers, or load only the weights."
+            f"Return the same groups from configure_optimizers, {_OR_WEIGHTS}"
         )
     index = next(index for index, (mine, saved) in enumerate(zip(own, sizes, strict=True)) if mine != saved)
     differ = ""
@@ -192,7 +193,7 @@ def _compare_groups(which: str, optimizer: Optimizer, sizes: list[int], now: Nam
         )
     raise CheckpointError(
         f"When the checkpoint was saved, parameter group {index} of {which} had {sizes[index]} parameters, and now it "
-        f"has {own[index]}.{differ} Return the same groups from configure_optimizers, or load only the weights."
+        f"has {own[index]}.{differ} Return the same groups from configure_optimizers, {_OR_WEIGHTS}"
     )
 
 
@@ -203,7 +204,7 @@ def _compare_classes(index: int, optimizer: Optimizer, state: Mapping[str, Any],
     except WrongForm as error:
         raise CheckpointError(
             f"The checkpoint was saved with {was} as optimizer {index}, and configure_optimizers now returns {kind}, "
-            f"which cannot continue from that state: {error}. Return {was}, or load only the weights."
+            f"which cannot continue from that state: {error}. Return {was}, {_OR_WEIGHTS}"
         ) from error
     rank_zero_warn(
         f"The checkpoint was saved with {was} as optimizer {index}, and configure_optimizers now returns {kind}. It "

@@ -392,10 +392,9 @@ def _restore_weights(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         try:
             trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
         except RuntimeError as error:
-            raise CheckpointError(
-                f"The checkpoint does not fit {type(module).__name__}: {error} "
-                "Build the module as it was trained, or set strict_loading = False on it."
-            ) from error
+            cure = "Build the module as it was trained"
+            cure += "." if "size mismatch" in str(error) else ", or set strict_loading = False on it."
+            raise CheckpointError(f"The checkpoint does not fit {type(module).__name__}: {error} {cure}") from error
 
 
 def _restore_callbacks(trainer: Trainer, states: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.loops.evaluate import Stage, evaluate, predict
 from drivetrain.loops.loaders import Loaders
-from drivetrain.loops.progress import TrainerFn
+from drivetrain.loops.progress import Progress, TrainerFn
 from drivetrain.loops.run import Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
@@ -130,10 +130,18 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         attach.log_hyperparameters(trainer)
         if loaded is not None:
             checkpoint.restore_training(trainer, loaded)
+            rank_zero_info(f"Resuming from {job.ckpt_path}: {_place(progress)}.")
     else:
         strategy.connect_precision()
+        if loaded is not None:
+            rank_zero_info(f"{fn.value.capitalize()} runs with the weights of {job.ckpt_path}.")
     model.zero_grad()
     return run
+
+
+def _place(progress: Progress) -> str:
+    inside = f", after batch {progress.batches_done - 1}" if progress.batches_done and not progress.epoch_ending else ""
+    return f"epoch {progress.epochs_done}{inside}, global step {progress.global_step}"
 
 
 def _set_up_optimizers(trainer: Trainer, run: Run) -> None:
