@@ -214,7 +214,7 @@ ARGUMENTS = [
          "Did you mean 'cuda'? Write accelerator=\"cuda\", devices=[0]."),
     case("a device as accelerator", {"accelerator": torch.device("cpu:0")}, "there is no such accelerator",
          "device(type='cpu', index=0)", "Did you mean 'cpu'? Write accelerator=\"cpu\"."),
-    case("a misspelt strategy", {"strategy": "dpp"}, "There is no strategy called", "'dpp'",
+    case("a misspelt strategy", {"strategy": "ddpp"}, "There is no strategy called", "'ddpp'",
          "Did you mean 'ddp'?", UnknownNameError),
     case("a strategy that is nearly known", {"strategy": "single_devise"}, "There is no strategy called",
          "'single_devise'", "Did you mean 'single_device'?", UnknownNameError),
