@@ -148,6 +148,11 @@ class FSDPStrategy(ParallelStrategy):
             self._mesh = world, made
         return self._mesh[1]
 
+    @property
+    def sharding_mesh(self) -> DeviceMesh:
+        """What of the mesh ``fully_shard`` gets."""
+        return self.device_mesh
+
     # ---- the model -----------------------------------------------------------------------------------------------
 
     def model_sharded_context(self) -> AbstractContextManager[Any]:
@@ -169,7 +174,7 @@ class FSDPStrategy(ParallelStrategy):
         from drivetrain.strategies.meta import materialise  # here, because few models need it
 
         shards_on = HOST if self.options.offloads else self.root_device
-        if materialise(module, self.root_device, shards_on, self.data, self._loads):
+        if materialise(module, self.root_device, shards_on, self.world, self._loads):
             for _, parameter in _fsdp_parameters(module):
                 parameter.reset_sharded_param()
         self._place(module)
@@ -208,7 +213,7 @@ class FSDPStrategy(ParallelStrategy):
             )
             again = f" Activations are computed again in {checkpointed(found, module)}."
         text = fsdp_blocks.summary(module, own or blocks)
-        mesh = self.device_mesh
+        mesh = self.sharding_mesh
         rank_zero_info(
             f"{type(self).__name__} shards {type(module).__name__} over {options.described(mesh)}, in these blocks"
             f"{' of its own' if own else ''}: {text}.{again}"

@@ -278,24 +278,28 @@ class ParallelStrategy(Strategy):
             return int(store.compare_set(key, "", str(wanted)))
         return int(store.get(key)) if store.check([key]) else None
 
-    def share_from_rank_zero(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Give every rank the values that the first rank of its data group has, in place; for plain DDP, rank 0's.
+    def share_from_rank_zero(self, tensors: Sequence[torch.Tensor], group: Group | None = None) -> None:
+        """Give every rank the values that the first rank of ``group`` has, in place.
 
-        Tensors of one type travel together.
+        Args:
+            tensors: plain tensors, or the shards of DTensors; those of one type travel together.
+            group: ``None``: the data group; its first rank is rank 0 with plain DDP.
         """
+        group = self.data if group is None else group
         kinds: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             alike = kinds.setdefault(tensor.dtype, [])
             alike.append(tensor.detach())
             if sum(each.numel() for each in alike) > _TOGETHER:
-                self._share_alike(kinds.pop(tensor.dtype))
+                _share_alike(kinds.pop(tensor.dtype), group)
         for alike in kinds.values():
-            self._share_alike(alike)
+            _share_alike(alike, group)
 
-    def _share_alike(self, tensors: Sequence[torch.Tensor]) -> None:
-        flat = self.data.broadcast(torch.cat([tensor.reshape(-1) for tensor in tensors]))
-        for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(values.view_as(tensor))
+
+def _share_alike(tensors: Sequence[torch.Tensor], group: Group) -> None:
+    flat = group.broadcast(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+    for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(values.view_as(tensor))
 
 
 def _leave_group() -> None:
