@@ -134,9 +134,12 @@ def _parts_of_rank(names: _Names, is_first: bool) -> list[tuple[str, Tensor, tup
 
 
 def _writes(tensor: Any) -> bool:
-    """Whether this rank is the first of those that have the same shard."""
+    """Whether this rank is the first of those that have the same shard.
+
+    On a mesh with more dimensions than the tensor's, each slice of it has a copy; that of rank 0 is written.
+    """
     coordinate = tensor.device_mesh.get_coordinate()
-    if coordinate is None:
+    if coordinate is None or not bool((tensor.device_mesh.mesh == 0).any()):
         return False
     placements = zip(coordinate, tensor.placements, strict=True)
     return all(index == 0 for index, placement in placements if placement.is_replicate())

@@ -188,7 +188,14 @@ def _gathered(leaf: Any) -> Any:
     if not is_dtensor(leaf):
         return leaf
     device = leaf.device_mesh.device_type  # its shard may be in host memory, which the mesh cannot exchange
-    return leaf.detach().to(device).full_tensor()
+    leaf = leaf.detach().to(device)
+    placements = list(leaf.placements)
+    if any(type(each).__name__ == "_StridedShard" for each in placements):  # of tensor parallelism and FSDP together
+        from torch.distributed.tensor import Replicate
+
+        placements[0] = Replicate()  # torch does both dimensions in this order too, and warns of it
+        leaf = leaf.redistribute(placements=placements)
+    return leaf.full_tensor()
 
 
 def _load_whole(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
