@@ -7,14 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from drivetrain.strategies import (
     DataParallelStrategy,
     DDP2Strategy,
     DDPStrategy,
     FSDPStrategy,
     HorovodStrategy,
+    ModelParallelStrategy,
     SingleDeviceStrategy,
 )
+from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, data
 from drivetrain.testing.strategy_conformance import StrategyConformance
 
 
@@ -72,3 +76,17 @@ def exchanges_once() -> FSDPStrategy:
 class TestFSDPOnceAWindow(StrategyConformance):
     strategy = exchanges_once
     devices = 2
+
+
+def splits() -> ModelParallelStrategy:
+    plan = {"net.0": "colwise", "net.2": "rowwise"}
+    return ModelParallelStrategy(tensor_parallel_size=2, save_distributed_checkpoint=False, tp_plan=plan)
+
+
+class TestTensorParallel(StrategyConformance):
+    strategy = splits
+    devices = 2
+
+    def loader(self, batches: int = BATCHES) -> Any:
+        """Both ranks see the same samples."""
+        return DataLoader(data(batches), batch_size=GLOBAL_BATCH)

@@ -129,6 +129,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.strategies": ("drivetrain.strategies",),
     "pytorch.strategies.ddp": ("drivetrain.strategies.ddp: DDPStrategy",),
     "pytorch.strategies.fsdp": ("drivetrain.strategies.fsdp: FSDPStrategy",),
+    "pytorch.strategies.model_parallel": ("drivetrain.strategies.model_parallel: ModelParallelStrategy",),
     "pytorch.strategies.parallel": ("drivetrain.strategies.parallel: ParallelStrategy",),
     "pytorch.strategies.single_device": ("drivetrain.strategies.single_device: SingleDeviceStrategy",),
     "pytorch.strategies.strategy": ("drivetrain.strategies.strategy: Strategy", _REDUCED_TYPES),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.horovod import HorovodStrategy as HorovodStrategy
     from drivetrain.strategies.layer_sync import LayerSync as LayerSync
     from drivetrain.strategies.layer_sync import LayerSyncRegistry as LayerSyncRegistry
+    from drivetrain.strategies.model_parallel import ModelParallelStrategy as ModelParallelStrategy
     from drivetrain.strategies.parallel import ParallelStrategy as ParallelStrategy
     from drivetrain.strategies.single_device import SingleDeviceStrategy as SingleDeviceStrategy
     from drivetrain.strategies.strategy import Strategy as Strategy
@@ -32,6 +33,7 @@ _MODULES = {
     "LayerSync": "layer_sync",
     "LayerSyncRegistry": "layer_sync",
     "LoneGroup": "group",
+    "ModelParallelStrategy": "model_parallel",
     "ParallelStrategy": "parallel",
     "SingleDeviceStrategy": "single_device",
     "Strategy": "strategy",
@@ -49,6 +51,7 @@ __all__ = [
     "LayerSync",
     "LayerSyncRegistry",
     "LoneGroup",
+    "ModelParallelStrategy",
     "ParallelStrategy",
     "SingleDeviceStrategy",
     "Strategy",

@@ -1,0 +1,430 @@
+"""Tensor parallelism and FSDP2 on a mesh of two dimensions: layers are split, and their parts are sharded."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.registry import Registry
+from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies import fsdp_blocks
+from drivetrain.strategies import sharded_state as sharded
+from drivetrain.strategies.fsdp import FSDPStrategy
+from drivetrain.strategies.fsdp_options import checkpointed
+from drivetrain.strategies.group import Group, TorchGroup
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
+from drivetrain.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+DATA, TENSOR = "data_parallel", "tensor_parallel"
+Size = int | Literal["auto"]
+
+_PREPARED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that an earlier run has split and compiled
+
+
+class ModelParallelStrategy(FSDPStrategy):
+    """Split layers over the ranks of a tensor-parallel group, and shard what each holds over the data-parallel ranks.
+
+    ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
+    plan)``; a model with a ``tp_plan`` needs none. Ranks of one tensor-parallel group see the same samples. Then the
+    strategy applies activation checkpointing, compiles, and shards with ``fully_shard``. See docs/model_parallel.md.
+
+    Args:
+        data_parallel_size: over how many ranks parameters are sharded, each of which sees samples of its own; "auto":
+            what ``tensor_parallel_size`` leaves.
+        tensor_parallel_size: over how many neighbouring ranks each layer is split; "auto": what ``data_parallel_size``
+            leaves, or, if both are "auto", the processes of one machine.
+        save_distributed_checkpoint: checkpoints are folders, into which each process writes its parts. False: they are
+            files like those of one process. Both are read in either case.
+        process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
+            precision_plugin: as for :class:`ParallelStrategy`.
+        tp_plan: how layers are split: names of layers, in which ``*`` stands for one part of the name, and "colwise",
+            "rowwise", or one of torch's ``ParallelStyle``. ``None``: what the model declares.
+        compile: compile the forward pass of each block with ``torch.compile``; a dictionary: its arguments.
+        auto_wrap_policy, activation_checkpointing_policy, mixed_precision, cpu_offload, gradient_exchange,
+            init_on_meta, start_method: as for :class:`FSDPStrategy`.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or contradicts another.
+    """
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        strategy_registry.register("model_parallel", cls)
+
+    def __init__(
+        self,
+        data_parallel_size: Size = "auto",
+        tensor_parallel_size: Size = "auto",
+        save_distributed_checkpoint: bool = True,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = DEFAULT_TIMEOUT,
+        *,
+        tp_plan: Mapping[str, Any] | None = None,
+        compile: bool | Mapping[str, Any] = False,
+        auto_wrap_policy: fsdp_blocks.Policy | None = None,
+        activation_checkpointing_policy: fsdp_blocks.Policy | None = None,
+        mixed_precision: Any = None,
+        cpu_offload: Any = None,
+        gradient_exchange: Literal["batch", "window"] = "batch",
+        init_on_meta: bool = False,
+        start_method: str = "popen",
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        super().__init__(
+            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+            timeout, cpu_offload, mixed_precision, auto_wrap_policy,
+            state_dict_type="sharded" if save_distributed_checkpoint else "full", gradient_exchange=gradient_exchange,
+            init_on_meta=init_on_meta, start_method=start_method,
+        )  # fmt: skip
+        for name, size in ((DATA, data_parallel_size), (TENSOR, tensor_parallel_size)):
+            if size != "auto" and (type(size) is not int or size < 1):
+                raise ConfigurationError(
+                    f'ModelParallelStrategy({name}_size={size!r}) is no size. Write a number of processes, or "auto".'
+                )
+        self._asked = data_parallel_size, tensor_parallel_size
+        self._own_plan = tp_plan
+        self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
+        self._checkpointing = activation_checkpointing_policy  # applied here, because compilation comes after it
+        self._hooks: list[Any] = []  # on parameters, for this run
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_hooks": []}
+
+    # ---- sizes and groups ----------------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The sizes of the mesh: data-parallel ranks, and tensor-parallel ranks.
+
+        Raises:
+            ConfigurationError: they do not multiply to the number of processes.
+        """
+        data, tensor = self._asked
+        world = self.world_size
+        if data == "auto":
+            if tensor == "auto":
+                tensor = world // self.num_nodes
+            data = world // tensor
+        elif tensor == "auto":
+            tensor = world // data
+        if data * tensor != world:
+            asked = ", ".join(f"{name}_size={size!r}" for name, size in zip((DATA, TENSOR), self._asked, strict=True))
+            raise ConfigurationError(
+                f"ModelParallelStrategy({asked}) does not fit the {world} process{'es' if world > 1 else ''} of this "
+                f"job. Write sizes whose product is {world}, or start another number of processes."
+            )
+        return data, tensor
+
+    def make_data_group(self, world: Group) -> Group:
+        if world.size == 1 < self.world_size:  # after the job, in a process that is no rank of it
+            return world
+        _, tensor = self.sizes
+        return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh, with the dimensions "data_parallel" and "tensor_parallel"; ``self.device_mesh`` in a module."""
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        self._check_met()
+        world = dist.group.WORLD
+        if self._mesh is None or self._mesh[0] is not world:  # of a process group that is gone
+            self._mesh = world, init_device_mesh(self.root_device.type, self.sizes, mesh_dim_names=(DATA, TENSOR))
+        return self._mesh[1]
+
+    @property
+    def sharding_mesh(self) -> DeviceMesh:
+        return self.device_mesh[DATA]
+
+    # ---- random numbers ------------------------------------------------------------------------------------------
+
+    def _draw_alike(self) -> None:
+        """Give the ranks of a tensor-parallel group the random state of its first.
+
+        They hold copies of the activations between split layers, so they must drop the same elements.
+        """
+        if self.sizes[1] > 1:
+            group = TorchGroup(self.device_mesh.get_group(TENSOR), self.root_device, self._checks, self.timeout)
+            set_rng_state(group.broadcast(rng_state()))
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._draw_alike()  # a checkpoint of fewer ranks may have left each its own
+
+    def on_validation_start(self) -> None:
+        super().on_validation_start()
+        self._draw_alike()
+
+    def on_test_start(self) -> None:
+        super().on_test_start()
+        self._draw_alike()
+
+    def on_predict_start(self) -> None:
+        super().on_predict_start()
+        self._draw_alike()
+
+    # ---- the model -----------------------------------------------------------------------------------------------
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        module = super().setup_module(module, move_to_device)
+        if self.sizes[0] == 1:
+            self._complete_gradients(module)
+        self._draw_alike()
+        return module
+
+    def _shard(self, module: nn.Module) -> None:
+        """In this order: tensor parallelism, activation checkpointing, compilation, FSDP."""
+        if module not in _PREPARED:
+            self._split(module)
+            if self._checkpointing is not None:
+                chosen = fsdp_blocks.matching(module, self._checkpointing, "activation_checkpointing_policy")
+                rank_zero_info(f"Activations are computed again in {checkpointed(chosen, module)}.")
+            if self._compile is not None:
+                self._compile_blocks(module, self._compile)
+            _PREPARED.add(module)
+        if self.sizes[0] > 1:
+            super()._shard(module)
+        else:  # there is nobody to share shards with, so no parameter has to be gathered
+            self._share(module)
+
+    def _split(self, module: nn.Module) -> None:
+        """Apply the plan, unless ``configure_model`` has split layers.
+
+        Raises:
+            ConfigurationError: neither splits any layer.
+        """
+        _, tensor = self.sizes
+        if tensor == 1:
+            return
+        mesh, name = self.device_mesh, fsdp_blocks.class_name(module)
+        parameters: list[Any] = list(module.parameters())
+        own = any(sharded.is_dtensor(each) and each.device_mesh != mesh[DATA] for each in parameters)
+        if own and self._own_plan is None:
+            return
+        if own:
+            raise ConfigurationError(
+                f"{name} has split layers itself, and ModelParallelStrategy got a tp_plan. Use one of the two."
+            )
+        plan = declared_plan(module) if self._own_plan is None else self._own_plan
+        if not plan:
+            raise ConfigurationError(
+                f"ModelParallelStrategy is to split the layers of {name} over {tensor} processes, and nothing says "
+                "how. Split them in configure_model with torch's parallelize_module(layers, "
+                'self.device_mesh["tensor_parallel"], {...}), pass ModelParallelStrategy(tp_plan={"blocks.*.first": '
+                '"colwise", "blocks.*.second": "rowwise"}), or write tensor_parallel_size=1.'
+            )
+        self.share_from_rank_zero([each for each in parameters if not each.is_meta], self.world)
+        rank_zero_info(f"ModelParallelStrategy splits over {tensor} processes: {split(module, mesh[TENSOR], plan)}.")
+
+    def _compile_blocks(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
+        policy = self.options.auto_wrap_policy
+        found = fsdp_blocks.find_blocks(module) if policy is None else fsdp_blocks.matching(
+            module, policy, "auto_wrap_policy"
+        )  # fmt: skip
+        blocks = [each for each in found if each is not module]
+        if not blocks:
+            raise ConfigurationError(
+                f"ModelParallelStrategy(compile=...) compiles blocks, and {type(module).__name__} has no repeated "
+                "layers. Name their classes in auto_wrap_policy, or compile layers in configure_model."
+            )
+        for block in blocks:  # the forward pass only: FSDP's hooks, which come later, are around it
+            block.forward = torch.compile(block.forward, **arguments)
+        rank_zero_info(f"ModelParallelStrategy compiles {fsdp_blocks.summary(module, blocks).rpartition(',')[0]}.")
+
+    def _share(self, block: nn.Module) -> None:
+        """Give every rank the weights of the first; of layers that are split, each data-parallel group its part."""
+        tensors = [each for each in (*block.parameters(), *block.buffers()) if not each.is_meta]
+        self.share_from_rank_zero([each for each in tensors if not sharded.is_dtensor(each)], self.world)
+        parts: list[Any] = [each for each in tensors if sharded.is_dtensor(each)]
+        split_only = [sharded.local_shard(each) for each in parts if _dimensions(each) == (TENSOR,)]
+        self.share_from_rank_zero(split_only)
+
+    def _complete_gradients(self, module: nn.Module) -> None:
+        """Let each gradient have the placements of its parameter, as FSDP does where it shards.
+
+        The gradient of a layer that every rank has, and that computes on parts of activations, is a sum over ranks.
+        """
+        parameters: list[Any] = list(module.parameters())
+        for parameter in parameters:
+            if sharded.is_dtensor(parameter) and parameter.requires_grad and not self._hooked(parameter):
+                self._hooks.append((parameter, parameter.register_hook(_placed_like(parameter))))
+
+    def _hooked(self, parameter: Tensor) -> bool:
+        return any(each is parameter for each, _ in self._hooks)
+
+    def teardown(self) -> None:
+        while self._hooks:
+            self._hooks.pop()[1].remove()
+        super().teardown()
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+
+    def accumulating(self, model: nn.Module) -> Any:
+        from torch.distributed.fsdp import FSDPModule
+
+        return super().accumulating(model) if isinstance(model, FSDPModule) else nullcontext()
+
+    # ---- errors --------------------------------------------------------------------------------------------------
+
+    def explain(self, error: BaseException) -> Exception | None:
+        """A step has mixed split layers and plain tensors."""
+        if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
+            return ConfigurationError(
+                "A step used a parameter of which each process has only a part together with a plain tensor. Call the "
+                "layer itself, not another method of it and not its weight. If configure_model splits layers, each "
+                "layer between a split one and a whole one needs a place in the plan: a ParallelStyle whose "
+                "use_local_output=False returns DTensors, which plain layers cannot take."
+            )
+        return None
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+def declared_plan(root: nn.Module) -> dict[str, Any]:
+    """Return the plan that a model and the models in it declare, with names as ``root`` has them.
+
+    A model declares it as ``tp_plan``. Those of Hugging Face have ``_tp_plan`` and ``config.base_model_tp_plan``.
+    """
+    found: dict[str, Any] = {}
+    for path, module in root.named_modules():
+        plans = [getattr(module, "tp_plan", None), getattr(module, "_tp_plan", None)]
+        base = getattr(module, "base_model_prefix", None)
+        if isinstance(base, str) and not hasattr(module, base):  # it is the base model itself
+            plans.append(getattr(getattr(module, "config", None), "base_model_tp_plan", None))
+        for plan in plans:
+            for pattern, style in plan.items() if isinstance(plan, Mapping) else ():
+                found.setdefault(f"{path}.{pattern}" if path else pattern, style)
+    return found
+
+
+def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
+    """Split the layers of ``root`` over ``mesh``; return which: "4 layers colwise (blocks.*.first)".
+
+    Raises:
+        ConfigurationError: the plan names no layer of ``root``, a style that is unknown, or a layer that torch cannot
+            split; or it splits one of two tied parameters.
+    """
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    layers, done, without = dict(root.named_modules()), [], []
+    tied = _tied(root)
+    for pattern, given in plan.items():
+        names = [name for name in layers if _matches(name, pattern)]
+        if not names:
+            without.append(pattern)
+        for name in names:
+            try:
+                parallelize_module(layers[name], mesh, _style(given, pattern))
+            except NotImplementedError as error:
+                raise ConfigurationError(
+                    f"The tp_plan splits {name} ({type(layers[name]).__name__}) {given!r}, and torch cannot: {error} "
+                    "Leave the layer out of the plan, or give it a ParallelStyle of your own."
+                ) from error
+        if names:
+            many = f"{len(names)} layer{'s' if len(names) > 1 else ''}"
+            done.append(f"{many} {given if isinstance(given, str) else type(given).__name__} ({pattern})")
+    for pattern in without:
+        known = {".".join("*" if part.isdigit() else part for part in name.split(".")) for name in layers if name}
+        text = f"The tp_plan names {pattern!r}, and {type(root).__name__} has no such layer."
+        if not done:
+            raise ConfigurationError(f"{text} {did_you_mean(pattern, known)}")
+        rank_zero_warn(f"{text} The other names were used. Leave it out of the plan.")
+    _tie_again(tied)
+    return ", ".join(done)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
+def _style(given: Any, pattern: str) -> Any:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
+
+    if isinstance(given, ParallelStyle):
+        return given
+    gathers: dict[str, Any] = {"output_layouts": Replicate()}
+    cuts: dict[str, Any] = {"input_layouts": Replicate()}
+    known: dict[str, Callable[[], Any]] = {
+        "colwise": ColwiseParallel,
+        "rowwise": RowwiseParallel,
+        "colwise_rep": functools.partial(ColwiseParallel, **gathers),
+        "colwise_gather_output": functools.partial(ColwiseParallel, **gathers),
+        "rowwise_rep": functools.partial(RowwiseParallel, **cuts),
+        "rowwise_split_input": functools.partial(RowwiseParallel, **cuts),
+        "embedding_rowwise": functools.partial(RowwiseParallel, **cuts),
+        "sequence_parallel": SequenceParallel,
+    }
+    if not isinstance(given, str) or given not in known:
+        shown = repr(given) if isinstance(given, str) else described(given)
+        raise ConfigurationError(
+            f"The tp_plan gives {pattern!r} the style {shown}, which is unknown. {did_you_mean(str(given), known)} A "
+            "ParallelStyle of torch.distributed.tensor.parallel works, too."
+        )
+    return known[given]()
+
+
+def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
+    """Return the parameters that several layers share: the path, the layer and the name, for each that has it."""
+    owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
+    for path, module in root.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append((f"{path}.{name}" if path else name, module, name))
+    return [each for each in owners.values() if len(each) > 1]
+
+
+def _tie_again(tied: list[list[tuple[str, nn.Module, str]]]) -> None:
+    """Let layers share a parameter again, after each of them has got one of its own.
+
+    Raises:
+        ConfigurationError: the plan splits them differently.
+    """
+    for owners in tied:
+        (first, module, name), *others = owners
+        parameter: Any = module._parameters[name]
+        for other, its_module, its_name in others:
+            its: Any = its_module._parameters[its_name]
+            if getattr(its, "placements", None) != getattr(parameter, "placements", None):
+                raise ConfigurationError(
+                    f"{first} and {other} are one parameter, and the tp_plan splits them differently. Split both along "
+                    'the same dimension: an embedding "embedding_rowwise" goes with a linear layer "colwise".'
+                )
+            its_module._parameters[its_name] = parameter
+
+
+def _dimensions(parameter: Any) -> tuple[str, ...]:
+    return tuple(parameter.device_mesh.mesh_dim_names or ())
+
+
+def _placed_like(parameter: Any) -> Callable[[Any], Any]:
+    placements = parameter.placements
+
+    def placed(gradient: Any) -> Any:
+        return gradient if gradient.placements == placements else gradient.redistribute(placements=placements)
+
+    return placed
