@@ -14,8 +14,8 @@ EQUAL = ("TestCPU::test_two_processes_train_as_one", "TestFake::test_two_process
 SHARDED = "::test_a_sharded_model_trains"
 
 # Strategies that are equal in most rows to TestFSDP: the documentation's example of it, which has its own tests in
-# tests/distributed/test_fsdp2.py, one with another argument, whose numbers are in tests/distributed/test_fsdp.py, and one
-# that has the numbers in tests/distributed/test_model_parallel.py.
+# tests/distributed/test_fsdp2.py, one with another argument, whose numbers are in tests/distributed/test_fsdp.py, and
+# one whose numbers are in tests/distributed/test_model_parallel.py.
 ALIKE = ("::TestFSDP2::", "::TestFSDPOnceAWindow::", "::TestTensorParallel::")
 
 

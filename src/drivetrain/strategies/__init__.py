@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.layer_sync import LayerSyncRegistry as LayerSyncRegistry
     from drivetrain.strategies.model_parallel import ModelParallelStrategy as ModelParallelStrategy
     from drivetrain.strategies.parallel import ParallelStrategy as ParallelStrategy
+    from drivetrain.strategies.pipeline import PipelineStrategy as PipelineStrategy
     from drivetrain.strategies.single_device import SingleDeviceStrategy as SingleDeviceStrategy
     from drivetrain.strategies.strategy import Strategy as Strategy
     from drivetrain.strategies.strategy import StrategyRegistry as StrategyRegistry
@@ -35,6 +36,7 @@ _MODULES = {
     "LoneGroup": "group",
     "ModelParallelStrategy": "model_parallel",
     "ParallelStrategy": "parallel",
+    "PipelineStrategy": "pipeline",
     "SingleDeviceStrategy": "single_device",
     "Strategy": "strategy",
     "StrategyRegistry": "strategy",
@@ -53,6 +55,7 @@ __all__ = [
     "LoneGroup",
     "ModelParallelStrategy",
     "ParallelStrategy",
+    "PipelineStrategy",
     "SingleDeviceStrategy",
     "Strategy",
     "StrategyRegistry",

@@ -1,0 +1,426 @@
+"""Pipeline parallelism: each rank holds some stages of the model, and micro-batches pass through them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.registry import Registry
+from drivetrain.base.restoring import check_optimizer_state, load_states
+from drivetrain.base.tree import move_to_host
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.group import Group, handle_of
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
+from drivetrain.strategies.pipeline_schedule import Schedule, microbatches, split_batch
+from drivetrain.strategies.pipeline_stages import configured, keep, load_own, named, owned_by, place_own
+from drivetrain.strategies.sharded_gradients import parameters_of, total_norm
+from drivetrain.strategies.stepping import OwnStep, StepParts
+from drivetrain.strategies.strategy import Strategy
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
+
+_SPREAD: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of which an earlier run has kept this rank's stages
+
+
+class PipelineStrategy(ParallelStrategy):
+    """torch.distributed.pipelining: the ranks of a pipeline hold the stages of one model and see the same samples.
+
+    The module defines ``configure_pipeline(num_stages)``, which returns its stages in order and a loss function. See
+    docs/pipeline.md.
+
+    Args:
+        schedule: "gpipe": forward passes of all micro-batches, then backward passes. "1f1b": they alternate, which
+            takes less memory. "interleaved_1f1b": they alternate, and each rank holds several stages.
+        num_microbatches: into how many parts each batch is split.
+        stages_per_rank: how many stages each rank holds; ``None``: 2 if interleaved, or else 1.
+        pipeline_parallel_size: how many neighbouring ranks form a pipeline; "auto": all. Several pipelines see
+            different samples.
+        process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
+            precision_plugin: as for :class:`ParallelStrategy`.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or contradicts another.
+    """
+
+    allows_inference_mode = False  # what ranks receive takes part in autograd later
+    restore_checkpoint_after_setup = True  # each rank loads its own stages
+    honoured_hooks = StepParts.HOOKS - {"on_before_backward", "backward", "on_after_backward"}
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        strategy_registry.register("pipeline", cls)
+
+    def __init__(
+        self,
+        schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b",
+        num_microbatches: int = 4,
+        stages_per_rank: int | None = None,
+        pipeline_parallel_size: int | Literal["auto"] = "auto",
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = DEFAULT_TIMEOUT,
+        *,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        super().__init__(
+            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+            timeout,
+        )  # fmt: skip
+        if schedule not in SCHEDULES:
+            raise ConfigurationError(
+                f"PipelineStrategy(schedule={schedule!r}) is unknown. {did_you_mean(str(schedule), SCHEDULES)}"
+            )
+        interleaved = schedule == "interleaved_1f1b"
+        stages_per_rank = (2 if interleaved else 1) if stages_per_rank is None else stages_per_rank
+        sizes = {"num_microbatches": num_microbatches, "stages_per_rank": stages_per_rank}
+        sizes |= {} if pipeline_parallel_size == "auto" else {"pipeline_parallel_size": pipeline_parallel_size}
+        for name, size in sizes.items():
+            if type(size) is not int or size < 1:
+                raise ConfigurationError(f"PipelineStrategy({name}={size!r}) is no number of at least 1. Write one.")
+        if interleaved is (stages_per_rank == 1):
+            raise ConfigurationError(
+                f'PipelineStrategy(schedule="{schedule}", stages_per_rank={stages_per_rank}) do not go together. Write '
+                'schedule="interleaved_1f1b" for several stages on each rank, and another schedule for one.'
+            )
+        self.schedule, self.num_microbatches, self.stages_per_rank = schedule, num_microbatches, stages_per_rank
+        self.pipeline_parallel_size = pipeline_parallel_size
+        self._pipeline: Group | None = None
+        self._forget_stages()
+
+    def _forget_stages(self) -> None:
+        self._stages: list[nn.Module] = []
+        self._loss: Callable[..., Any] = nn.MSELoss()
+        self._owners: dict[str, int] = {}  # which rank of a pipeline holds a parameter or buffer; others: each rank
+        self._schedules: dict[Any, Schedule] = {}
+        self._kind: tuple[type | None] | None = None  # of weighted losses, as the last stage returns them
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**super().__getstate__(), "_pipeline": None, "_schedules": {}, "_stages": [], "_kind": None}
+        return {**state, "_loss": None}
+
+    # ---- sizes and groups ----------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """How many ranks form a pipeline.
+
+        Raises:
+            ConfigurationError: the number of processes is no multiple of it.
+        """
+        world, size = self.world_size, self.pipeline_parallel_size
+        if size == "auto":
+            return world
+        if size == 1 < world:
+            raise ConfigurationError(
+                f'PipelineStrategy(pipeline_parallel_size=1) with {world} processes is none. Write strategy="ddp".'
+            )
+        if world % size:
+            raise ConfigurationError(
+                f"PipelineStrategy(pipeline_parallel_size={size}) does not divide the {world} processes of this job. "
+                "Write a size that does, or start another number of processes."
+            )
+        return size
+
+    @property
+    def _rank_of_loss(self) -> int:
+        return self.pipeline.ranks[(self.num_stages - 1) % self.size]
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages the model has."""
+        return self.size * self.stages_per_rank
+
+    def make_data_group(self, world: Group) -> Group:
+        if world.size == 1 < self.world_size:  # after the job, in a process that is no rank of it
+            return world
+        size = self.size
+        data = world if size == 1 else world.new(range(world.rank % size, world.size, size))
+        first = world.rank - world.rank % size
+        self._pipeline = world if size == world.size else world.new(range(first, first + size))
+        return data
+
+    @property
+    def pipeline(self) -> Group:
+        """The ranks that hold the stages of one model."""
+        _ = self.data
+        assert self._pipeline is not None  # it is made together with the data group
+        return self._pipeline
+
+    # ---- the model -----------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any) -> None:
+        module = self.lightning_module
+        if trainer is not None and trainer.progress.fn == "fit":
+            if not getattr(module, "automatic_optimization", True):
+                raise ConfigurationError(
+                    f"{type(module).__name__} optimizes manually, and PipelineStrategy runs the backward passes of all "
+                    "stages itself. Set automatic_optimization = True, or use another strategy."
+                )
+            if self.precision_plugin.scales_loss:
+                raise ConfigurationError(
+                    f"{type(self.precision_plugin).__name__} scales the loss, and PipelineStrategy does not. Write "
+                    'precision="bf16-mixed".'
+                )
+        super().setup(trainer)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) > 1 or any(isinstance(each, LBFGS) for each in self.optimizers):
+            raise ConfigurationError(
+                f"PipelineStrategy steps one optimizer that evaluates no closure, and configure_optimizers returned "
+                f"{', '.join(type(each).__name__ for each in self.optimizers)}. Return one such as AdamW."
+            )
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        module = super().setup_module(module, move_to_device=False)  # whole, it may be larger than the device
+        self._forget_stages()
+        self._stages, self._loss = configured(module, self.num_stages, self.size)
+        self._owners = owners = owned_by(module, self._stages, self.size)
+        here = named(module)
+        if any(here[name].is_meta for name, owner in owners.items() if owner == self.pipeline.index):
+            raise ConfigurationError(
+                f"{type(module).__name__} has stages of this process on the meta device: an earlier run has spread it "
+                "over other processes, or configure_model made it without memory. Make a new module, with memory."
+            )
+        if module not in _SPREAD:
+            self.share_from_rank_zero([*module.parameters(), *module.buffers()], self.world)
+            keep(module, owners, self.pipeline.index)
+            _SPREAD.add(module)
+            rank_zero_info(
+                f"PipelineStrategy spreads the {self.num_stages} stages of {type(module).__name__} over {self.size} "
+                f'process{"es" if self.size > 1 else ""} (schedule "{self.schedule}", {self.num_microbatches} '
+                "micro-batches). Training calls the stages and the loss function, not training_step."
+            )
+        return place_own(module, self.root_device) if move_to_device else module
+
+    def teardown(self) -> None:
+        self._schedules = {}
+        module = self.lightning_module
+        if module is not None and self.root_device != HOST:
+            place_own(module, HOST)
+        self.lightning_module = None  # what other ranks hold cannot be moved
+        try:
+            super().teardown()
+        finally:
+            self.lightning_module = module
+
+    # ---- the step ------------------------------------------------------------------------------------------------
+
+    def accumulating(self, model: nn.Module) -> Any:
+        return nullcontext()  # gradients are exchanged after the last schedule of a window
+
+    def bind_step(self, parts: StepParts) -> OwnStep | None:
+        def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> tuple[Any, int]:
+            if index == 0:
+                parts.begin(size)
+            parameters = [each for each in self.lightning_module.parameters() if not each.is_meta]
+            held = [each.grad for each in parameters]  # of the window so far
+            for parameter in parameters:
+                parameter.grad = None
+            loss, weight = self._run_schedule(batch)
+            gradients = [each.grad for each in parameters]
+            for parameter, gradient in zip(parameters, held, strict=True):
+                parameter.grad = gradient
+            output = loss if self._kind == (None,) else self._weighted(loss, weight)
+            one = torch.ones_like(loss)
+            unit = one if self._kind == (None,) else self._weighted(one, weight)
+            with nullcontext() if last else parts.accumulating():
+                share = parts.loss_of(
+                    unit, index, last
+                )  # what this batch counts for; brings held gradients to its unit
+            if share is not None:
+                _add(parameters, gradients, share.detach() / weight.clamp(min=torch.finfo(weight.dtype).tiny))
+            if last:
+                self._average(parameters)
+                parts.before_step()
+            return output, int(last and parts.optimizer_step())
+
+        return step
+
+    def _weighted(self, loss: Tensor, weight: Tensor) -> Any:
+        assert self._kind is not None
+        kind = self._kind[0]
+        assert kind is not None
+        return kind(loss, weight)
+
+    def _run_schedule(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Train on one batch: gradients are sums over micro-batches. Return its mean loss and its weight, on all ranks.
+
+        With plain losses, the weight is 1.
+        """
+        inputs, target = split_batch(batch)
+        pipeline = self.pipeline
+        losses = self._schedule_for(inputs, trains=True).train(inputs, target)
+        last = self._rank_of_loss
+        if self._kind is None:
+            self._kind = (pipeline.broadcast(losses.kind if losses is not None else None, src=last),)
+        if losses is None:
+            found = pipeline.broadcast(None, src=last)
+        else:
+            found = pipeline.broadcast(torch.stack(losses.sums()), src=last)
+        weight = found[1]
+        return found[0] / weight.clamp(min=torch.finfo(weight.dtype).tiny), weight
+
+    def _average(self, parameters: Sequence[Tensor]) -> None:
+        """Replace gradients by their means over the ranks that hold the same stages and see other samples."""
+        if self.data.size == 1:
+            return
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        kinds: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in parameters:
+            assert parameter.grad is not None
+            kinds.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+        for gradients in kinds.values():
+            flat = self.data.all_reduce(torch.cat([each.reshape(-1) for each in gradients]))
+            parts = torch.split(flat, [each.numel() for each in gradients])
+            for gradient, values in zip(gradients, parts, strict=True):
+                gradient.copy_(values.view_as(gradient))
+
+    def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> Schedule:
+        """The schedule for inputs of these shapes: what ranks receive from each other has fixed shapes."""
+        key = trains, tuple((tuple(each.shape), each.dtype) for each in inputs)
+        if key not in self._schedules:
+            own = {
+                number: stage for number, stage in enumerate(self._stages) if number % self.size == self.pipeline.index
+            }
+            count = microbatches(len(inputs[0]), self.num_microbatches, self.size)
+            self._schedules[key] = Schedule(
+                self.schedule, own, self.num_stages, count, self._loss if trains else None, self.root_device,
+                handle_of(self.pipeline), self.precision_plugin.forward_context,
+            )  # fmt: skip
+        return self._schedules[key]
+
+    # ---- evaluation ----------------------------------------------------------------------------------------------
+
+    def bind(self, name: str) -> Callable[..., Any]:
+        method = super().bind(name)
+        if name == "training_step":
+            return method
+        attributes = self.lightning_module.__dict__
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            own = attributes.get("forward")
+            attributes["forward"] = self._forward  # self(x) in a step passes x through the stages of all ranks
+            try:
+                return method(*args, **kwargs)
+            finally:
+                del attributes["forward"]
+                if own is not None:
+                    attributes["forward"] = own
+
+        return step
+
+    def _forward(self, *inputs: Any) -> Any:
+        """The output of the last stage, on every rank of the pipeline."""
+        if not inputs or not all(isinstance(each, Tensor) for each in inputs):
+            raise ConfigurationError(
+                f"{type(self.lightning_module).__name__} was called with "
+                f"{', '.join(map(described, inputs)) or 'no arguments'}, and a pipeline passes tensors to its first "
+                "stage. Pass tensors, without keywords."
+            )
+        output = self._schedule_for(inputs, trains=False).evaluate(inputs)
+        return self.pipeline.broadcast(output, src=self._rank_of_loss)
+
+    def explain(self, error: BaseException) -> Exception | None:
+        """A step has used a layer of another rank."""
+        if isinstance(error, (RuntimeError, NotImplementedError)) and "meta" in str(error):
+            return ConfigurationError(
+                "A step used a layer that another process of the pipeline holds. Call self(x) in validation_step, "
+                "test_step and predict_step: it passes x through all stages."
+            )
+        return None
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor | None:
+        if max_norm <= 0:
+            return None
+        gradients = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
+        here = total_norm(gradients, norm_type) if gradients else torch.zeros((), device=self.root_device)
+        norms = self.pipeline.all_gather(here.to(torch.promote_types(here.dtype, torch.float32)))
+        norm: Tensor = torch.linalg.vector_norm(norms, norm_type)
+        if error_if_nonfinite and not bool(torch.isfinite(norm)):
+            raise RuntimeError(
+                f"The total norm of order {norm_type} of the gradients is {float(norm)}, so they cannot be clipped. "
+                "Look for a division by zero or a learning rate that is too large, or pass error_if_nonfinite=False."
+            )
+        coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(coefficient)
+        return norm
+
+    def _own_buffers(self) -> list[Tensor]:
+        return [buffer for buffer in super()._own_buffers() if not buffer.is_meta]
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        state = self.lightning_module.state_dict()
+        if 0 not in self.pipeline.ranks:
+            return {}
+        whole = {name: self._from_owner(value, self._owners.get(name)) for name, value in state.items()}
+        return whole if self.is_global_zero else {}
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        own = self.lightning_module.state_dict(keep_vars=True)
+        elsewhere = {name: value for name, value in own.items() if isinstance(value, Tensor) and value.is_meta}
+        state = {name: elsewhere.get(name, value) for name, value in checkpoint["state_dict"].items()}
+        self.lightning_module.load_state_dict(state, strict=strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if 0 not in self.pipeline.ranks:
+            return {}
+        state = optimizer.state_dict()
+        owners = self._owners_by_identity()
+        found = {
+            number: self._from_owner(state["state"].get(number), owners.get(id(parameter)))
+            for number, parameter in enumerate(parameters_of(optimizer))
+        }
+        entries = {number: each for number, each in found.items() if each is not None}
+        return {**state, "state": entries} if self.is_global_zero else {}
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        load_states("optimizer", self.optimizers, checkpoint["optimizer_states"], check_optimizer_state, load_own)
+
+    def _from_owner(self, value: Any, owner: int | None) -> Any:
+        """``value`` as the rank of the pipeline has it that holds the stage, in host memory; all its ranks call it."""
+        if owner is None:
+            return move_to_host(value)
+        mine = self.pipeline.index == owner
+        return self.pipeline.broadcast(move_to_host(value) if mine else None, src=self.pipeline.ranks[owner])
+
+    def _owners_by_identity(self) -> dict[int, int]:
+        there = named(self.lightning_module)
+        return {id(there[name]): owner for name, owner in self._owners.items()}
+
+
+def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: Tensor) -> None:
+    """Add the gradients of one batch, multiplied by ``factor``, to those of the window."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            gradient.mul_(factor)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)

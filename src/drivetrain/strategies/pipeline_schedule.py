@@ -1,0 +1,158 @@
+"""The schedules of torch.distributed.pipelining for one shape of input, and the micro-batches that they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.base.tree import map_leaves
+from drivetrain.errors import ConfigurationError, described
+
+HOOK = "configure_pipeline"
+"""The method of a module that returns its stages and a loss function."""
+
+
+class Schedule:
+    """A schedule of torch for inputs of one shape.
+
+    Args:
+        name: "gpipe", "1f1b" or "interleaved_1f1b".
+        own: the stages of this rank, by number.
+        num_stages: of all ranks.
+        count: how many micro-batches.
+        loss: the user's; ``None``: forward passes only.
+        device: of this rank.
+        group: the ranks of the pipeline; ``None``: all.
+        context: makes the context of a forward pass in the precision of the run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        own: Mapping[int, nn.Module],
+        num_stages: int,
+        count: int,
+        loss: Callable[..., Any] | None,
+        device: torch.device,
+        group: Any,
+        context: Callable[[], AbstractContextManager[Any] | None],
+    ) -> None:
+        from torch.distributed import pipelining
+
+        self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
+        self.user_loss, self.context, self.targets = loss, context, list[Any]()
+        self.weights: list[tuple[type | None, float | Tensor]] = []
+        stages: list[Any] = [
+            pipelining.PipelineStage(_InPrecision(stage, context), number, num_stages, device, group=group)
+            for number, stage in own.items()
+        ]
+        arguments: dict[str, Any] = {"loss_fn": None if loss is None else self._loss, "scale_grads": False}
+        self.schedule: Any
+        if name == "interleaved_1f1b":
+            self.schedule = pipelining.ScheduleInterleaved1F1B(stages, count, **arguments)
+        elif name == "1f1b" and loss is not None and count >= num_stages:
+            self.schedule = pipelining.Schedule1F1B(stages[0], count, **arguments)
+        else:  # fewer micro-batches than stages cannot alternate
+            self.schedule = pipelining.ScheduleGPipe(stages[0], count, **arguments)
+
+    def train(self, inputs: tuple[Tensor, ...], target: Any) -> Losses | None:
+        """Run forward and backward passes; return the losses on the rank that has the last stage."""
+        losses: list[Tensor] = []
+        arguments: dict[str, Any] = {"losses": losses}
+        if self.has_last:
+            self.targets = [_part(target, number, self.count) for number in range(self.count)]
+            self.weights = []
+            arguments["target"] = torch.arange(self.count)  # torch splits tensors only, so it splits their numbers
+        self.schedule.step(*(inputs if self.has_first else ()), **arguments)
+        if not self.has_last:
+            return None
+        return Losses(losses, self.weights[-self.count :])  # torch may have tried the loss function before
+
+    def evaluate(self, inputs: tuple[Tensor, ...]) -> Any:
+        """Run forward passes; return the output on the rank that has the last stage."""
+        with torch.no_grad():
+            return self.schedule.step(*(inputs if self.has_first else ()))
+
+    def _loss(self, output: Any, number: Tensor) -> Tensor:
+        """The loss of one micro-batch as its part of the sum."""
+        assert self.user_loss is not None
+        target = self.targets[int(number[0])]
+        with self.context() or nullcontext():
+            value = self.user_loss(output, *target) if isinstance(target, tuple) else self.user_loss(output, target)
+        if isinstance(value, Tensor):
+            self.weights.append((None, 1 / self.count))
+            return value / self.count
+        if not isinstance(value, tuple) or getattr(value, "_fields", ()) != ("loss", "weight"):
+            raise ConfigurationError(
+                f"The loss function of {HOOK} returned {described(value)}. Return a tensor, the mean over the samples, "
+                "or a WeightedLoss."
+            )
+        loss, weight = value
+        self.weights.append((type(value), weight))
+        return loss * weight  # type: ignore[no-any-return]
+
+
+class Losses:
+    """What the micro-batches of one batch add up to.
+
+    Args:
+        losses: each multiplied by its weight.
+        weights: the class of a weighted loss, or ``None``, and the weight.
+    """
+
+    def __init__(self, losses: Sequence[Tensor], weights: Sequence[tuple[type | None, float | Tensor]]) -> None:
+        self.kind = weights[0][0]
+        self.losses, self.weights = losses, [weight for _, weight in weights]
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """The sum of the losses, and that of the weights."""
+        total = torch.stack([each.detach() for each in self.losses]).sum()
+        total = total.to(torch.promote_types(total.dtype, torch.float32))
+        weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in self.weights]
+        return total, torch.stack(weights).sum() if self.kind is not None else torch.ones_like(total)
+
+
+class _InPrecision(nn.Module):
+    """A stage that computes in the precision of the run; its backward pass is outside of the context."""
+
+    def __init__(self, stage: nn.Module, context: Callable[[], AbstractContextManager[Any] | None]) -> None:
+        super().__init__()
+        self.stage, self.context = stage, context
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self.context() or nullcontext():
+            return self.stage(*args, **kwargs)
+
+
+def microbatches(samples: int, wanted: int, ranks: int) -> int:
+    """Return into how many equal parts a batch is split: at most ``wanted``, in rounds that torch can interleave."""
+    counts = range(1, min(wanted, max(samples, 1)) + 1)
+    return max(count for count in counts if samples % count == 0 and count % max(1, count // ranks) == 0)
+
+
+def split_batch(batch: Any) -> tuple[tuple[Tensor, ...], Any]:
+    """Return the inputs of the first stage, and what the loss function gets beside the output.
+
+    The first element of a batch is the input and the others are the target; of a batch with one, it is both.
+    """
+    first, rest = (batch[0], tuple(batch[1:])) if isinstance(batch, (tuple, list)) and batch else (batch, ())
+    inputs = tuple(first) if isinstance(first, (tuple, list)) else (first,)
+    if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
+        raise ConfigurationError(
+            f"PipelineStrategy got {described(batch)} as a batch. Return (input, target) from the dataset: the first "
+            "stage gets the input, a tensor or a tuple of tensors, and the loss function the rest."
+        )
+    return inputs, rest if len(rest) > 1 else rest[0] if rest else first
+
+
+def _part(target: Any, number: int, count: int) -> Any:
+    """The part of each tensor in ``target`` that belongs to one micro-batch."""
+
+    def part(leaf: Any) -> Any:
+        return leaf.tensor_split(count)[number] if isinstance(leaf, Tensor) and leaf.ndim else leaf
+
+    return map_leaves(part, target)
