@@ -215,6 +215,40 @@ def test_dropout_between_split_layers_is_the_same_on_all_of_their_ranks(pool: An
         assert torch.equal(its, state)
 
 
+class Overflows(Planned):
+    """Once, one element of a gradient is infinite, in the part of the second tensor-parallel rank."""
+
+    spoilt = False
+
+    def on_after_backward(self) -> None:
+        if self.trainer.global_step == 1 and not self.spoilt:
+            self.spoilt = True
+            if self.global_rank == 1:
+                gradient: Any = self.blocks[0].first.weight.grad  # type: ignore[union-attr]
+                gradient.to_local()[0, 0] = float("inf")
+
+
+def skips(sizes: tuple[int, int]) -> Any:
+    module = Overflows()
+    ours = trainer(
+        ModelParallelStrategy(*sizes), sizes[0] * sizes[1], precision="16-mixed", limit_val_batches=0, max_epochs=1
+    )
+    ours.fit(module, DataLoader(data(), batch_size=4))
+    finite = all(torch.isfinite(whole(value)).all() for value in module.state_dict().values())
+    return ours.global_step, finite, ours.strategy.precision_plugin.state_dict()["scale"]
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 2)])
+def test_a_gradient_that_overflows_in_the_part_of_one_rank_skips_the_step_on_all(pool: Any, sizes: Any) -> None:
+    world_size = sizes[0] * sizes[1]
+    results = pool.run(skips, sizes, group=False, world_size=world_size)
+    assert results == [results[0]] * world_size
+    steps, finite, scale = results[0]
+    assert steps < 48 // (4 * sizes[0])
+    assert finite
+    assert scale < 2**16
+
+
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
@@ -20,6 +21,7 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.precision.mixed import MixedPrecision
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
@@ -27,6 +29,7 @@ from drivetrain.strategies.fsdp import FSDPStrategy
 from drivetrain.strategies.fsdp_options import checkpointed
 from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
+from drivetrain.strategies.sharded_gradients import parameters_of
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -107,9 +110,10 @@ class ModelParallelStrategy(FSDPStrategy):
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         self._checkpointing = activation_checkpointing_policy  # applied here, because compilation comes after it
         self._hooks: list[Any] = []  # on parameters, for this run
+        self._scaler: Any = None  # whose unscaling is replaced, for this run
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_hooks": []}
+        return {**super().__getstate__(), "_hooks": [], "_scaler": None}
 
     # ---- sizes and groups ----------------------------------------------------------------------------------------
 
@@ -192,6 +196,11 @@ class ModelParallelStrategy(FSDPStrategy):
         if self.sizes[0] == 1:
             self._complete_gradients(module)
         self._draw_alike()
+        precision = self.precision_plugin
+        if precision.scales_loss and isinstance(precision, MixedPrecision):
+            precision.forward_context()  # makes the scaler
+            self._scaler = precision.scaler
+            vars(self._scaler)["_unscale_grads_"] = self._unscale_shards
         return module
 
     def _shard(self, module: nn.Module) -> None:
@@ -274,9 +283,28 @@ class ModelParallelStrategy(FSDPStrategy):
     def _hooked(self, parameter: Tensor) -> bool:
         return any(each is parameter for each, _ in self._hooks)
 
+    def _unscale_shards(
+        self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        """What torch's ``GradScaler`` does to gradients, for those of several meshes beside plain tensors.
+
+        All ranks learn whether any part of a gradient is not finite, so that they skip the same steps.
+        """
+        found = {self.root_device: found_inf.to(self.root_device, copy=True)}
+        for shard in (sharded.local_shard(each.grad) for each in parameters_of(optimizer) if each.grad is not None):
+            if shard.dtype == torch.float16 and not allow_fp16:
+                raise ValueError("Attempting to unscale FP16 gradients.")
+            here = found.setdefault(shard.device, found_inf.to(shard.device, copy=True))
+            torch._amp_foreach_non_finite_check_and_unscale_([shard], here, inv_scale.to(shard.device))
+        flag = torch.stack([each.to(self.root_device).reshape(()) for each in found.values()]).amax()
+        return {self.root_device: self.world.all_reduce(flag.reshape(1), "max")}
+
     def teardown(self) -> None:
         while self._hooks:
             self._hooks.pop()[1].remove()
+        if self._scaler is not None:
+            del vars(self._scaler)["_unscale_grads_"]
+            self._scaler = None
         super().teardown()
 
     # ---- gradients -----------------------------------------------------------------------------------------------
