@@ -60,7 +60,6 @@ MISSING: dict[str, dict[str, str]] = {
     },
     "drivetrain.strategies": {
         "DeepSpeedStrategy": _NOT_YET,
-        "ModelParallelStrategy": "A strategy that applies DTensor plans is a short file: see docs/own_strategy.md.",
         "SingleDeviceXLAStrategy": _NOT_YET,
         "XLAStrategy": _NOT_YET,
     },
