@@ -338,6 +338,60 @@ def test_a_step_out_of_the_parts_equals_the_loops_own(program: Any, arguments: A
     torch.testing.assert_close(program(ByParts(), **arguments), program("auto", **arguments), rtol=0, atol=0)
 
 
+class KeepsGradients(ByParts):
+    """Adds gradients up in a place of its own, and puts them where the optimizer looks for them at the window's end."""
+
+    def bind_step(self, parts: StepParts) -> Any:
+        whole = super().bind_step(parts)
+        parameters = [each for group in parts.optimizers[0].param_groups for each in group["params"]]
+        before_step, self.kept = parts.before_step, {}
+
+        def hide() -> None:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    held = self.kept.setdefault(parameter, torch.zeros_like(parameter))
+                    held.add_(parameter.grad)
+                    parameter.grad = None
+
+        def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> Any:
+            if index == 0:
+                self.kept.clear()
+            output = whole(batch, batch_idx, index, last, size)
+            hide()
+            return output
+
+        def show() -> None:
+            hide()
+            before_step()
+            for parameter, held in self.kept.items():
+                parameter.grad = held
+
+        object.__setattr__(parts, "before_step", show)
+        return step
+
+    def rescale_gradients(self, optimizer: Any, factor: Any) -> None:
+        for held in self.kept.values():
+            held.mul_(factor)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_strategy_that_keeps_gradients_itself_is_told_to_rescale_them(
+    make_trainer: Any, regression: Any, loader: Any, right: bool
+) -> None:
+    class Weighted(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return WeightedLoss(super().training_step(batch, batch_idx), 1 + batch_idx)
+
+    own = KeepsGradients if right else type("Forgets", (KeepsGradients,), {"rescale_gradients": lambda *_: None})
+    found = []
+    for strategy in (own(), "auto"):
+        torch.manual_seed(2)
+        module = Weighted()
+        make_trainer(strategy=strategy, precision="64-true", accumulate_grad_batches=2).fit(module, loader)
+        found.append(torch.cat([each.detach().flatten() for each in module.parameters()]))
+    assert torch.allclose(*found, rtol=1e-9, atol=1e-9) is right
+
+
 def by_hand(module: Any, data: Any, step: Any) -> None:
     for batch in DataLoader(data, batch_size=8):
         step(module, module.configure_optimizers(), batch)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import overrides, positional_arity
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import Run
-from drivetrain.loops.window import Window, rescale
+from drivetrain.loops.window import Window
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.stepping import Stepping
 
@@ -173,7 +173,7 @@ def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> C
         if unscale is not None:
             unscale(optimizer)
         if may_rescale and (factor := window.factor()) is not None:
-            rescale(optimizer, factor)
+            window.rescale(optimizer, factor)
         for hook in before_step_hooks:
             hook(optimizer)
         if clip is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -34,8 +34,7 @@ class Window:
         gather: the tensor of every rank of the data group, stacked; ``None`` with one rank. Gradients are then
             averaged over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
-        open_gradients: the gradients of this window so far, where a strategy holds them elsewhere than in
-            ``parameter.grad``; ``None``: they are there.
+        rescale: multiplies the gradients that are there, of an optimizer's parameters, by a factor.
         keeps_divisor: a plain window that ends early stays divided by the full number (``drivetrain.parity``).
     """
 
@@ -53,7 +52,7 @@ class Window:
         "factor_here",
         "gather",
         "keeps_divisor",
-        "open_gradients",
+        "rescale",
         "size",
         *_STATE.values(),
     )
@@ -65,7 +64,7 @@ class Window:
         self.exchanges_always = False
         self.factor_here = 1.0
         self.gather: Callable[[Tensor], Tensor] | None = None
-        self.open_gradients: Callable[[], Mapping[str, Tensor]] | None = None
+        self.rescale: Callable[[Stepped, float | Tensor], None] = rescale
         self.divisor = 1
         self.batches_with_gradients = 0
         self.last_counted = 0
@@ -134,14 +133,14 @@ class Window:
             self.total = total if again else total + here
             self.reference = torch.maximum(before, here)
             unit = _at_least_tiny(self.reference)
-            self._rescale(optimizer, before / unit)
+            self.rescale(optimizer, before / unit)
             return loss * (here / unit)
         if not again:
             self.total = self.total + weight
         if not (weight or reference):
             return loss * 0
         if weight > reference:
-            self._rescale(optimizer, reference / weight)
+            self.rescale(optimizer, reference / weight)
             self.reference = weight
             return loss
         return loss * (weight / reference)
@@ -165,7 +164,7 @@ class Window:
         everyones = self.gather(torch.stack([torch.maximum(held, here), total]))  # (ranks, 2)
         unit = _at_least_tiny(everyones[:, 0].amax())
         if there:
-            self._rescale(optimizer, held / unit)
+            self.rescale(optimizer, held / unit)
         self.reference = unit * len(everyones)  # the mean over the ranks has divided by their number
         self.total = everyones[:, 1].sum()
         return loss * (here / unit)
@@ -178,18 +177,10 @@ class Window:
         everyones = self.gather(_wide(weight, loss).reshape(1)).flatten()  # (ranks,)
         held = _wide(reference, loss) / len(everyones)
         unit = _at_least_tiny(torch.maximum(held, everyones.amax()))
-        self._rescale(optimizer, held / unit)
+        self.rescale(optimizer, held / unit)
         self.reference = unit * len(everyones)
         self.total = _wide(self.total, loss) + everyones.sum()
         return loss * (_wide(weight, loss) / unit)
-
-    def _rescale(self, optimizer: Stepped, factor: float | Tensor) -> None:
-        """Bring the gradients that are there to another unit."""
-        if self.open_gradients is None:
-            rescale(optimizer, factor)
-            return
-        for gradient in self.open_gradients().values():
-            gradient.mul_(factor)
 
     def mean_over_ranks(self, loss: Tensor | None, weight: float | Tensor | None) -> Tensor:
         """Return the loss of the batches of all ranks: what an optimizer that looks at the loss must see on each.

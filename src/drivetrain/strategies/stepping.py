@@ -281,8 +281,7 @@ class Stepping:
     def open_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of a window that is not complete, by parameter name: this rank's own, not copied.
 
-        For a checkpoint, and for losses of other weights, which change the unit of all gradients of a window. Override
-        it where :meth:`accumulating` leaves gradients elsewhere than in ``parameter.grad``.
+        For a checkpoint, and for :meth:`rescale_gradients`. Override it where :meth:`accumulating` leaves gradients elsewhere than in ``parameter.grad``.
         """
         from drivetrain.strategies.sharded_state import local_shard  # here, so that importing the Trainer stays quick
 
@@ -302,6 +301,26 @@ class Stepping:
                 found = tuple(gradients[name].shape)
                 raise WrongForm(f"[{name!r}]", f"is a gradient of shape {found}, and {tuple(shape)} is expected")
             parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None
+
+    def rescale_gradients(self, optimizer: Optimizer | Sequence[Optimizer] | None, factor: float | Tensor) -> None:
+        """Multiply the gradients that are there by ``factor``.
+
+        A window does so when its losses have weights, and when it holds fewer batches than expected. Override it if the
+        strategy keeps gradients where :meth:`open_gradients` cannot return them to be multiplied in place.
+
+        Args:
+            optimizer: of whose parameters; several: of all of theirs.
+            factor: a number, or a tensor with one element.
+        """
+        if overrides(self, "open_gradients", Stepping):
+            for gradient in self.open_gradients().values():
+                gradient.mul_(factor)
+            return
+        optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+        for group in (group for each in optimizers if each is not None for group in each.param_groups):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Clear the gradients, on a window's first batch."""

@@ -123,7 +123,8 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         saves_on_exception=any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks),
     )
     run.window.gather = strategy.data.all_gather if strategy.data.size > 1 else None
-    run.window.open_gradients = strategy.open_gradients if overrides(strategy, "open_gradients", Stepping) else None
+    if any(overrides(strategy, verb, Stepping) for verb in ("rescale_gradients", "open_gradients")):
+        run.window.rescale = strategy.rescale_gradients
     if fn is TrainerFn.FITTING:
         _set_up_optimizers(trainer, run)
         hooks.call("on_fit_start")
