@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import overrides, positional_arity
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import Run
-from drivetrain.loops.window import Window
+from drivetrain.loops.window import Window, rescale
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.stepping import Stepping
 
@@ -168,12 +168,14 @@ def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> C
     may_rescale = several and not run.engine.strategy.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):
         return None
+    own = overrides(run.engine.strategy, "rescale_gradients", Stepping)
+    rescale_complete = window.rescale if own else rescale  # complete gradients are in parameter.grad unless it says so
 
     def before_step() -> None:
         if unscale is not None:
             unscale(optimizer)
         if may_rescale and (factor := window.factor()) is not None:
-            window.rescale(optimizer, factor)
+            rescale_complete(optimizer, factor)
         for hook in before_step_hooks:
             hook(optimizer)
         if clip is not None:

@@ -281,7 +281,8 @@ class Stepping:
     def open_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of a window that is not complete, by parameter name: this rank's own, not copied.
 
-        For a checkpoint, and for :meth:`rescale_gradients`. Override it where :meth:`accumulating` leaves gradients elsewhere than in ``parameter.grad``.
+        For a checkpoint, and for :meth:`rescale_gradients`. Override it where :meth:`accumulating` leaves gradients
+        elsewhere than in ``parameter.grad``.
         """
         from drivetrain.strategies.sharded_state import local_shard  # here, so that importing the Trainer stays quick
 
