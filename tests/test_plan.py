@@ -511,7 +511,20 @@ def test_precisions_of_a_later_version(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "hint"), [("bf16-mix", "Did you mean 'bf16-mixed'?"), ("float32", "Known: 16, "), (8, "Known: 16, ")]
+    ("given", "hint"),
+    [
+        ("bf16-mix", "Did you mean 'bf16-mixed'?"),
+        (8, "precision. Known: 16, "),
+        ("fp16", "Did you mean '16-mixed'?"),
+        ("float16", "Did you mean '16-mixed'?"),
+        ("half", "Did you mean '16-mixed'?"),
+        ("amp", "Did you mean '16-mixed'?"),
+        ("bfloat16", "Did you mean 'bf16-mixed'?"),
+        ("torch.bfloat16", "Did you mean 'bf16-mixed'?"),
+        ("fp32", "Did you mean '32-true'?"),
+        ("float32", "Did you mean '32-true'?"),
+        ("double", "Did you mean '64-true'?"),
+    ],
 )
 def test_unknown_precisions(given: Any, hint: str) -> None:
     with pytest.raises(ConfigurationError, match="there is no such precision") as caught:
@@ -519,6 +532,14 @@ def test_unknown_precisions(given: Any, hint: str) -> None:
     assert not isinstance(caught.value, NotSupportedError)
     assert hint in str(caught.value)
     assert repr(given) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [(torch.float16, "16-mixed"), (torch.float64, "64-true"), (1.5, "bf16-mixed")]
+)
+def test_a_dtype_as_precision_is_answered_with_the_name(given: Any, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'a precision is a name .* Write precision="{name}"'):
+        plan_for(precision=given)
 
 
 class OwnIO(TorchCheckpointIO):

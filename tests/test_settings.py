@@ -21,9 +21,9 @@ FIELDS = dataclasses.fields(Settings)
 
 # name, what is refused, what the message says it should be, what it tells to write
 WRONG: list[tuple[str, list[Any], str, str]] = [
-    ("num_nodes", [0, -1, 1.0, True, None, "2"], "an int of at least 1", "num_nodes=1"),
+    ("num_nodes", [0, -1, 1.0, True, None], "an int of at least 1", "num_nodes=1"),
     ("fast_dev_run", [-1, 1.5, "yes", None], "a bool or a number of batches", "fast_dev_run=True"),
-    ("max_epochs", [-2, 1.5, True, "3"], "an int of at least -1 or None", "max_epochs=1"),
+    ("max_epochs", [-2, 1.5, True], "an int of at least -1 or None", "max_epochs=1"),
     ("min_epochs", [-1, 0.5, True], "an int of at least 0 or None", "min_epochs=1"),
     ("max_steps", [-2, 10.0, None, True], "an int of at least -1", "max_steps=1"),
     ("min_steps", [-1, 0.5, True], "an int of at least 0 or None", "min_steps=1"),
@@ -40,7 +40,7 @@ WRONG: list[tuple[str, list[Any], str, str]] = [
     ("enable_checkpointing", [0, 1, "yes"], "one of True, False, None", "enable_checkpointing=True"),
     ("enable_progress_bar", [0, "rich"], "one of True, False, None", "enable_progress_bar=True"),
     ("enable_model_summary", [1, "all"], "one of True, False, None", "enable_model_summary=True"),
-    ("accumulate_grad_batches", [0, 1.0, None, {0: 2}], "an int of at least 1", "accumulate_grad_batches=1"),
+    ("accumulate_grad_batches", [0, 1.0, None], "an int of at least 1", "accumulate_grad_batches=1"),
     ("gradient_clip_val", [-0.1, "1", True], "a number of at least 0 or None", "gradient_clip_val=1.0"),
     ("gradient_clip_algorithm", ["l2", 2], "one of 'norm', 'value', None", "gradient_clip_algorithm='norm'"),
     ("deterministic", [1, 0, "yes"], "one of True, False, 'warn', None", "deterministic=True"),
@@ -70,6 +70,34 @@ def test_wrong_values_are_refused_with_cause_value_and_cure(name: str, value: An
     assert not isinstance(caught.value, NotSupportedError)
     caught.match(rf"^Trainer\({name}=.*\): {name} is {expected}.* Write {cure}")
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cure"),
+    [
+        ("max_epochs", 2.0, "max_epochs=2"),
+        ("max_epochs", "3", "max_epochs=3"),
+        ("max_epochs", float("inf"), "max_epochs=1"),
+        ("max_epochs", True, "max_epochs=1"),
+        ("max_steps", 1e3, "max_steps=1000"),
+        ("accumulate_grad_batches", 3.0, "accumulate_grad_batches=3"),
+        ("accumulate_grad_batches", -3.0, "accumulate_grad_batches=1"),
+        ("limit_val_batches", "5", "limit_val_batches=5"),
+        ("limit_train_batches", 10.0, "limit_train_batches=10"),
+        ("val_check_interval", 100.0, "val_check_interval=100"),
+        ("reload_dataloaders_every_n_epochs", 2.0, "reload_dataloaders_every_n_epochs=2"),
+    ],
+)
+def test_the_cure_of_a_whole_number_of_another_type_is_that_number(name: str, value: Any, cure: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(**{name: value})
+    assert str(caught.value).endswith(f"Write {cure}.")
+
+
+def test_accumulation_by_epoch_is_answered_with_the_callback_that_does_it() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(accumulate_grad_batches={0: 3})  # type: ignore[arg-type]
+    assert "callbacks=[GradientAccumulationScheduler(scheduling={0: 3})]" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,15 @@ def is_count(value: Any, lowest: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
 
 
+def count_meant(value: Any, otherwise: int, lowest: int = 0) -> int:
+    """Return the int that ``value`` probably stands for, as 3.0 and "3" stand for 3; else ``otherwise``."""
+    try:
+        whole = None if isinstance(value, bool) or float(value) != int(float(value)) else int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return otherwise
+    return otherwise if whole is None or whole < lowest else whole
+
+
 def is_number(value: Any) -> bool:
     """Return whether ``value`` is a real number, of Python or numpy, and not NaN; True is not one."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value

@@ -52,7 +52,7 @@ from drivetrain.errors import (
     shown,
 )
 from drivetrain.launchers.launcher import LauncherRegistry, in_notebook
-from drivetrain.precision.precision import Precision, PrecisionRegistry
+from drivetrain.precision.precision import Precision, PrecisionRegistry, precision_meant
 from drivetrain.settings import Settings
 from drivetrain.strategies.layer_sync import LayerSync, LayerSyncRegistry
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
@@ -444,10 +444,11 @@ def _precision(
                 "Leave precision out."
             )
         return plugin, "it was passed in plugins="
+    meant = precision_meant(given)
     if not isinstance(given, (int, str, type(None))) or isinstance(given, bool):
         raise ConfigurationError(
             f"precision={shown(given)}: a precision is a name or a number of bits. "
-            'Write precision="bf16-mixed", or pass a Precision in plugins.'
+            f'Write precision="{meant or "bf16-mixed"}", or pass a Precision in plugins.'
         )
     if given is None:
         return Precision(), "it is the default"
@@ -458,9 +459,9 @@ def _precision(
             raise NotSupportedError(
                 f'precision={given!r} is not supported by this version of drivetrain. Write precision="bf16-mixed".'
             ) from None
+        known = PrecisionRegistry.available()
         raise ConfigurationError(
-            f"precision={given!r}: there is no such precision. "
-            f"{did_you_mean(str(given), PrecisionRegistry.available())}"
+            f"precision={given!r}: there is no such precision. {did_you_mean(meant or str(given), known)}"
         ) from None
     precision = entry.build()
     claim, kind = _CLAIMS.get(precision.computes_in, (None, ""))

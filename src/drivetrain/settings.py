@@ -23,6 +23,7 @@ from drivetrain.errors import (
     ConfigurationError,
     NotSupportedError,
     UnknownArgumentError,
+    count_meant,
     did_you_mean,
     is_count,
     is_number,
@@ -269,7 +270,8 @@ def _count(lowest: int, optional: bool) -> Callable[[str, Any], None]:
             return
         if not is_count(value, lowest):
             tail = " or None" if optional else ""
-            raise _wrong(name, value, f"an int of at least {lowest}{tail}", f"{name}={max(lowest, 1)}")
+            cure = f"{name}={count_meant(value, max(lowest, 1), lowest)}"
+            raise _wrong(name, value, f"an int of at least {lowest}{tail}", cure)
 
     return check
 
@@ -277,7 +279,8 @@ def _count(lowest: int, optional: bool) -> Callable[[str, Any], None]:
 def _limit(name: str, value: Any) -> None:
     if value is None or is_count(value) or (isinstance(value, float) and 0.0 <= value <= 1.0):
         return
-    raise _wrong(name, value, "a number of batches (int) or a fraction from 0.0 to 1.0 (float)", f"{name}=10 or 0.5")
+    cure = f"{name}={_limit_meant(value, 0, '10 or 0.5')}"
+    raise _wrong(name, value, "a number of batches (int) or a fraction from 0.0 to 1.0 (float)", cure)
 
 
 def _interval(name: str, value: Any) -> None:
@@ -286,7 +289,23 @@ def _interval(name: str, value: Any) -> None:
         return
     if value is None or is_count(value, 1) or (isinstance(value, float) and 0.0 < value <= 1.0):
         return
-    raise _wrong(name, value, "a number of batches (int) or a fraction above 0.0 up to 1.0 (float)", f"{name}=0.5")
+    cure = f"{name}={_limit_meant(value, 1, '0.5')}"
+    raise _wrong(name, value, "a number of batches (int) or a fraction above 0.0 up to 1.0 (float)", cure)
+
+
+def _limit_meant(value: Any, lowest: int, otherwise: str) -> str:
+    """Return the number of batches or the fraction that ``value``, which is neither, probably stands for."""
+    count = count_meant(value, -1, lowest)
+    return otherwise if count < 0 else str(count)
+
+
+def _accumulation(name: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        raise _wrong(
+            name, value, "an int of at least 1, the same in every epoch",
+            f"callbacks=[GradientAccumulationScheduler(scheduling={shown(dict(value))})]",
+        )  # fmt: skip
+    _count(1, optional=False)(name, value)
 
 
 def _one_of(*allowed: Any) -> Callable[[str, Any], None]:
@@ -343,7 +362,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "enable_checkpointing": _one_of(True, False, None),
     "enable_progress_bar": _one_of(True, False, None),
     "enable_model_summary": _one_of(True, False, None),
-    "accumulate_grad_batches": _count(1, optional=False),
+    "accumulate_grad_batches": _accumulation,
     "gradient_clip_val": _clip_val,
     "gradient_clip_algorithm": _one_of("norm", "value", None),
     "deterministic": _one_of(True, False, "warn", None),

@@ -406,6 +406,11 @@ def test_mode_is_checked() -> None:
         EarlyStopping("score", mode="auto")
 
 
+def test_a_patience_of_another_type_is_answered_with_its_number() -> None:
+    with pytest.raises(ConfigurationError, match=r"Write patience=5\.$"):
+        EarlyStopping("score", patience=5.0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("patience", [-1, 2.5, "3"])
 def test_patience_is_checked(patience: Any) -> None:
     with pytest.raises(ConfigurationError, match="patience is an int of at least 0. Write patience=3"):

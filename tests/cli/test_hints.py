@@ -34,6 +34,26 @@ def test_a_misspelt_word_is_answered_with_the_likeliest_one(cli: Make, words: st
     assert said(cli, *words.split()) == hint
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("--trainer.max_epochs=1", "Write `fit` first: fit --trainer.max_epochs=1"),
+        ("--trainer.max_epochs=1 fit", "Write `fit` first: fit --trainer.max_epochs=1"),
+        ("--return_predictions=false", "Write `predict` first: predict --return_predictions=false"),
+        ("--trainer.max_epochs 1", "Write `fit` first: fit --trainer.max_epochs=3"),  # the 1 is taken for a subcommand
+    ],
+)
+def test_an_option_without_a_subcommand_before_it_is_answered_with_the_subcommand(
+    cli: Make, words: str, hint: str
+) -> None:
+    assert said(cli, *words.split()) == f"Options come after the subcommand. {hint}"
+
+
+def test_an_option_of_no_subcommand_is_not_answered_with_one(cli: Make) -> None:
+    assert "first" not in said(cli, "--zzz=1")
+    assert said(cli, "--modle.width=3") == "Did you mean --model.width?"
+
+
 def test_an_argument_of_older_trainers_is_answered_with_its_successor(cli: Make) -> None:
     assert said(cli, "fit", "--trainer.gpus=2").endswith('Write accelerator="gpu", devices=... instead.')
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from drivetrain.base import files
-from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, wrong_value
+from drivetrain.errors import ConfigurationError, NotSupportedError, count_meant, is_count, wrong_value
 
 
 def check_triggers(
@@ -17,7 +17,7 @@ def check_triggers(
     counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
     for name, count in counts.items():
         if count is not None and not is_count(count):
-            raise wrong_value("ModelCheckpoint", name, count, "an int of at least 0", f"{name}=1")
+            raise wrong_value("ModelCheckpoint", name, count, "an int of at least 0", f"{name}={count_meant(count, 1)}")
     interval = train_time_interval
     if interval is not None and not (isinstance(interval, timedelta) and interval > timedelta(0)):
         raise wrong_value(
@@ -42,7 +42,8 @@ def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> N
         if value is not None and not isinstance(value, kinds):
             raise wrong_value("ModelCheckpoint", name, value, f"{kind} or None", f"{name}={example}")
     if not isinstance(save_top_k, int) or isinstance(save_top_k, bool):
-        raise wrong_value("ModelCheckpoint", "save_top_k", save_top_k, "an int", "save_top_k=1")
+        cure = f"save_top_k={count_meant(save_top_k, 1, lowest=-1)}"
+        raise wrong_value("ModelCheckpoint", "save_top_k", save_top_k, "an int", cure)
     if dirpath is not None and "://" in str(dirpath):
         raise NotSupportedError(
             f"ModelCheckpoint(dirpath={str(dirpath)!r}) is an address, and this version writes to a local file system. "

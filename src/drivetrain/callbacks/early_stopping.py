@@ -12,7 +12,15 @@ from torch import Tensor
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import WrongForm, count, entry, expect, number
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, arguments_checked, is_count, is_number, shown, wrong_value
+from drivetrain.errors import (
+    ConfigurationError,
+    arguments_checked,
+    count_meant,
+    is_count,
+    is_number,
+    shown,
+    wrong_value,
+)
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -88,7 +96,10 @@ class EarlyStopping(Callback):
         if not isinstance(monitor, str):
             raise wrong_value("EarlyStopping", "monitor", monitor, "the name of a logged value", 'monitor="val_loss"')
         if not is_count(patience):
-            raise wrong_value("EarlyStopping", "patience", patience, "an int of at least 0", "patience=3")
+            raise wrong_value(
+                "EarlyStopping", "patience", patience, "an int of at least 0",
+                f"patience={count_meant(patience, 3)}",
+            )  # fmt: skip
         for name, value in (
             ("min_delta", min_delta), ("stopping_threshold", stopping_threshold),
             ("divergence_threshold", divergence_threshold),

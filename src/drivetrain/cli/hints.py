@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -36,8 +36,11 @@ def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
 
 def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     if found := _CHOICE.search(message):
-        if close := closest(found[1], _subcommands(parser)):
+        subcommands = _subcommands(parser)
+        if close := closest(found[1], subcommands):
             yield f"Did you mean {close!r}?"
+        elif subcommands:  # it may be the value of an option that came first
+            yield _first_the_subcommand(next(iter(subcommands)), "--trainer.max_epochs=3")
     elif found := _CLASS_NAME.search(message):
         if close := closest(found[1], {cls.__name__ for base in _NAMEABLE for cls in _subclasses(base)}):
             yield f"Did you mean {close!r}?"
@@ -45,9 +48,17 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
         known = set(_options(parser))
         for word in message.partition("unrecognized arguments: ")[2].split():
             if word.startswith("--"):
-                yield from _for_option(word.partition("=")[0].strip("-+"), known, dashes="--")
+                name = word.partition("=")[0].strip("-+")
+                if name not in known:
+                    yield from _for_option(name, known, dashes="--")
+                elif owner := next((sub for sub, its in _subcommands(parser).items() if name in _options(its)), None):
+                    yield _first_the_subcommand(owner, word)
         for group, name in _OPTION.findall(message):  # in a file, or an argument of a class
             yield from _for_option(f"{group}.{name}" if group else name, known, dashes="")
+
+
+def _first_the_subcommand(name: str, option: str) -> str:
+    return f"Options come after the subcommand. Write `{name}` first: {name} {option}"
 
 
 def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
@@ -75,9 +86,12 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
             yield action.dest
 
 
-def _subcommands(parser: argparse.ArgumentParser) -> Iterable[str]:
+def _subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     return {
-        name for action in parser._actions if isinstance(action, argparse._SubParsersAction) for name in action.choices
+        name: subparser
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, subparser in action.choices.items()
     }
 
 

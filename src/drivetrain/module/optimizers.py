@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from drivetrain.engine.wrappers import OptimizerHandle, unwrapped
-from drivetrain.errors import ConfigurationError, described, did_you_mean, is_count, shown
+from drivetrain.errors import ConfigurationError, count_meant, described, did_you_mean, is_count, shown
 
 _FORMS = (
     "Return an optimizer, ([optimizers], [schedulers]), or a dictionary such as "
@@ -155,7 +155,9 @@ def _config(entry: Any, optimizers: list[Any]) -> LRSchedulerConfig:
         )
     frequency = settings.get("frequency", 1)
     if not is_count(frequency, 1):
-        raise ConfigurationError(f"A scheduler's frequency is an int of at least 1, not {frequency!r}. Write 1.")
+        raise ConfigurationError(
+            f"A scheduler's frequency is an int of at least 1, not {frequency!r}. Write {count_meant(frequency, 1, 1)}."
+        )
     for key, kinds, kind in (("monitor", str, "a text"), ("name", str, "a text"), ("strict", bool, "a bool")):
         if not isinstance(value := settings.get(key), (kinds, type(None))):
             raise ConfigurationError(

@@ -339,6 +339,23 @@ def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 _CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
 
+_MEANT = {
+    "16-mixed": "fp16 float16 f16 half 16bit amp mixed fp16-mixed float16-mixed half-mixed",
+    "16-true": "fp16-true float16-true half-true",
+    "bf16-mixed": "bfloat16 bfloat bfloat16-mixed amp-bf16",
+    "bf16-true": "bfloat16-true",
+    "32-true": "fp32 float32 f32 float full single 32bit fp32-true float32-true",
+    "64-true": "fp64 float64 f64 double 64bit fp64-true float64-true",
+}
+"""For each precision, what other libraries and torch call it."""
+
+
+def precision_meant(given: object) -> str | None:
+    """Return the name of the precision that another library or torch calls ``given``; ``None`` if none does."""
+    word = str(given).lower().removeprefix("torch.").replace("_", "-")
+    return next((name for name, words in _MEANT.items() if word in words.split()), None)
+
+
 PrecisionRegistry: Registry[Precision] = Registry("drivetrain.precision", "precision", "precision", by_file=False)
 """The precisions by name: those of the files beside this one, of users, and of installed packages."""
 
