@@ -255,7 +255,7 @@ def test_the_reason_is_logged_and_improvements_only_if_wanted(tmp_path: Path, ca
         fit(tmp_path, EarlyStopping("score", patience=1, verbose=verbose), Scripted([1.0, 0.5, 0.75]))
         messages = [record.message for record in caplog.records]
         assert sum("improved from" in message for message in messages) == improvements
-        assert "score has not improved on 0.5 for 1 checks: stopping." in messages
+        assert "score has not improved on 0.5 for 1 checks (last value 0.75, mode='min'): stopping." in messages
 
 
 # ---- when it must not stop yet (trap T29) ----------------------------------------------------------------------------
@@ -391,6 +391,27 @@ def test_strict_names_what_was_logged(tmp_path: Path) -> None:
         ConfigurationError, match="watches 'scores', which was not logged. Logged so far: score. Log it"
     ):
         fit(tmp_path, EarlyStopping("scores"), Scripted(FALLING))
+
+
+def test_a_fit_that_does_not_validate_says_so_where_the_monitor_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="This fit does not validate: limit_val_batches is 0"):
+        fit(tmp_path, EarlyStopping("score"), Scripted(FALLING), limit_val_batches=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "scores", "words"),
+    [
+        ({}, [1.0, 2.0], "on 1 for 1 checks (last value 2, mode='min'): stopping."),
+        ({"mode": "max"}, [1.0, 0.5], "on 1 for 1 checks (last value 0.5, mode='max'): stopping."),
+        ({"min_delta": 0.5}, [1.0, 0.75], "(last value 0.75, mode='min', min_delta=0.5): stopping."),
+    ],
+)
+def test_the_reason_to_stop_holds_the_last_value_and_what_it_was_judged_by(
+    tmp_path: Path, options: dict[str, Any], scores: list[float], words: str
+) -> None:
+    callback = EarlyStopping("score", patience=1, **options)
+    fit(tmp_path, callback, Scripted(scores))
+    assert words in str(callback.stopping_reason_message)
 
 
 def test_not_strict_warns_and_goes_on(tmp_path: Path) -> None:

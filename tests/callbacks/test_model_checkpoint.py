@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
+import warnings
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +26,7 @@ from drivetrain.strategies import SingleDeviceStrategy
 
 NAN, INF = float("nan"), float("inf")
 STEPS = 4  # optimizer steps per epoch
+AS_TRAINING = object()  # the validation loader is like the training loader
 
 
 class Scripted(LightningModule):
@@ -59,6 +62,7 @@ def fit(
     scores: Any = (),
     raise_at: int | None = None,
     ckpt_path: Any = None,
+    val: Any = AS_TRAINING,
     **arguments: Any,
 ) -> Trainer:
     given: dict[str, Any] = {
@@ -66,7 +70,8 @@ def fit(
         "default_root_dir": tmp_path, "accelerator": "cpu", "callbacks": [callback],
     }  # fmt: skip
     trainer = Trainer(**{**given, **arguments})
-    trainer.fit(Scripted(scores, raise_at), loader(), loader(), ckpt_path=ckpt_path)
+    validation = loader() if val is AS_TRAINING else val
+    trainer.fit(Scripted(scores, raise_at), loader(), validation, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -875,6 +880,33 @@ def test_a_monitor_that_was_never_logged(tmp_path: Path) -> None:
         fit(tmp_path, ModelCheckpoint(monitor="val_acc"), [0.5])
     assert "'val_acc', which was not logged. Logged so far: score, train_loss. Log it" in str(caught.value)
     assert files(tmp_path / "checkpoints") == []
+
+
+@pytest.mark.parametrize("callback", [ModelCheckpoint(monitor="score"), ModelCheckpoint(filename="{epoch}-{score}")])
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"limit_val_batches": 0}, "limit_val_batches is 0"),
+        ({"val": None}, "there is no validation loader"),
+        ({"val": DataLoader(TensorDataset(torch.ones(0, 1)))}, "the validation loaders have no batch"),
+    ],
+    ids=["limit", "no loader", "empty loader"],
+)
+def test_a_missing_metric_of_a_fit_without_validation_says_why_there_is_none(
+    tmp_path: Path, callback: Any, arguments: dict[str, Any], why: str
+) -> None:
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(ConfigurationError, match=f"This fit does not validate: {why}. [A-Z]"),
+    ):
+        warnings.simplefilter("ignore")  # of the validation that is missing
+        fit(tmp_path, copy.deepcopy(callback), [0.5], **arguments)
+
+
+def test_a_missing_metric_of_a_fit_that_validates_does_not_blame_the_validation(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'val_acc', which was not logged") as caught:
+        fit(tmp_path, ModelCheckpoint(monitor="val_acc"), [0.5])
+    assert "validate" not in str(caught.value)
 
 
 def test_a_monitor_that_may_still_come_is_awaited(tmp_path: Path) -> None:

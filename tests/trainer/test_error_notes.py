@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -119,3 +120,40 @@ def test_errors_that_say_what_to_do_and_interrupts_get_no_note(make_trainer: Any
     with pytest.raises(SystemExit) as interrupted:
         make_trainer().fit(Stops(), loader)
     assert not hasattr(interrupted.value.__cause__, "__notes__")
+
+
+class Logs(Callback):
+    """Logs in the way of ``call`` after the first batch."""
+
+    def __init__(self, call: Callable[[Any], None], through: str) -> None:
+        self.call, self.through = call, through
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.call(self if self.through == "callback" else pl_module)
+
+
+@pytest.mark.parametrize("through", ["module", "callback"])
+@pytest.mark.parametrize(
+    ("call", "cure"),
+    [
+        (lambda it: it.log({"x": 1.0}), "Write self.log_dict(...) for a dictionary of names and values."),
+        (lambda it: it.log("x"), "self.log takes a name and a value."),
+        (lambda it: it.log("x", 1.0, progbar=True), "self.log has no argument 'progbar'. Did you mean 'prog_bar'?"),
+        (lambda it: it.log_dict({"x": 1.0}, onstep=True), "self.log_dict has no argument 'onstep'. Did you mean 'on_s"),
+    ],
+    ids=["a dictionary", "no value", "a misspelt argument", "a misspelt argument of log_dict"],
+)
+def test_a_call_of_log_that_python_refuses_is_answered_with_the_right_one(
+    regression: Any, loader: Any, make_trainer: Any, call: Any, cure: str, through: str
+) -> None:
+    with pytest.raises(TypeError) as raised:
+        make_trainer(callbacks=Logs(call, through)).fit(regression(), loader)
+    notes = raised.value.__notes__
+    assert cure in notes[0]
+    assert notes[1].startswith("In Logs.on_train_batch_end, batch 0")
+
+
+def test_another_type_error_gets_no_cure_of_log(regression: Any, loader: Any, make_trainer: Any) -> None:
+    with pytest.raises(TypeError) as raised:
+        make_trainer(callbacks=Logs(lambda it: it.print(1, fyle=2), "module")).fit(regression(), loader)
+    assert "log" not in note_of(raised)

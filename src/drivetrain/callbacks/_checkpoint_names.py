@@ -94,7 +94,7 @@ class NamedCheckpoint(Checkpoint):
             return
         message = f"ModelCheckpoint(filename={template!r}) names {name!r}, which was not logged."
         if (validated or not trainer.enable_validation) and trainer.progress.epochs_done > 0:
-            raise ConfigurationError(f"{message} {did_you_mean(name, metrics)}")
+            raise ConfigurationError(f"{message} {trainer.why_not_validated}{did_you_mean(name, metrics)}")
         if not self._warned_of_names:
             self._warned_of_names = True
             rank_zero_warn(f"{message} The names of files hold 0 in its place until it is.")

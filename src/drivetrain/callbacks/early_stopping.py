@@ -217,7 +217,7 @@ class EarlyStopping(Callback):
         metrics = trainer.callback_metrics
         if self.monitor not in metrics:
             message = (
-                f"EarlyStopping watches {self.monitor!r}, which was not logged. "
+                f"EarlyStopping watches {self.monitor!r}, which was not logged. {trainer.why_not_validated}"
                 f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. Log it, or watch one of those."
             )
             if _ended_before_validating(trainer):
@@ -258,10 +258,12 @@ class EarlyStopping(Callback):
             self.best_score, self.wait_count = torch.tensor(value, dtype=torch.float64), 0
             return EarlyStoppingReason.NOT_STOPPED, f"{name} improved from {best:.6g} to {value:.6g}."
         self.wait_count += 1
+        least = f", min_delta={self.min_delta:g}" if self.min_delta else ""
         if self.wait_count >= self.patience:
             return (
                 EarlyStoppingReason.PATIENCE_EXHAUSTED,
-                f"{name} has not improved on {best:.6g} for {self.wait_count} checks: stopping.",
+                f"{name} has not improved on {best:.6g} for {self.wait_count} checks (last value {value:.6g}, "
+                f"mode={self.mode!r}{least}): stopping.",
             )
         return EarlyStoppingReason.NOT_STOPPED, ""
 

@@ -380,7 +380,7 @@ class ModelCheckpoint(StoredCheckpoint):
             return torch.tensor(float(trainer.global_step))
         if self.monitor not in metrics:
             message = (
-                f"ModelCheckpoint watches {self.monitor!r}, which was not logged. "
+                f"ModelCheckpoint watches {self.monitor!r}, which was not logged. {trainer.why_not_validated}"
                 f"Logged so far: {', '.join(sorted(set(metrics) - {'epoch', 'step'})) or 'nothing'}. "
                 "Log it, or watch one of those."
             )

@@ -10,6 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from drivetrain import parity
+from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.data.feed import BatchIterator
 from drivetrain.engine.engine import Engine
@@ -239,6 +240,20 @@ class Run:
         if self.limits.val_batches == 0 or not self.loaders.defined("validate"):
             return False
         return any(source.num_batches for source in self.loaders.evaluation("validate"))
+
+    def why_not_validated(self) -> str:
+        """Return a sentence for messages that says why the fit does not validate, and a space; "" if it does."""
+        if self.validates():
+            return ""
+        if self.limits.val_batches == 0:
+            why = "limit_val_batches is 0"
+        elif not overrides(self.module, "validation_step", TrainableModule):
+            why = f"{type(self.module).__name__} has no validation_step"
+        elif not self.loaders.available("validate"):
+            why = "there is no validation loader"
+        else:
+            why = "the validation loaders have no batch"
+        return f"This fit does not validate: {why}. "
 
     def agree_to_stop(self) -> None:
         """Where any rank was asked to stop, all of them are; every rank calls this at the same points of a run."""

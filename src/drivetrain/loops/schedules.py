@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from drivetrain import parity
@@ -23,8 +23,15 @@ class Schedules:
         step_plateau, epoch_plateau: those that take a monitored value; they come after validation.
     """
 
-    def __init__(self, configs: Sequence[LRSchedulerConfig], hooks: HookTable, book: Logbook) -> None:
+    def __init__(
+        self,
+        configs: Sequence[LRSchedulerConfig],
+        hooks: HookTable,
+        book: Logbook,
+        why_not_validated: Callable[[], str],
+    ) -> None:
         self._hooks = hooks
+        self._why_not_validated = why_not_validated
         self._book = book
         self._by_batch = parity.current().batch_counted_schedulers
         self._own_step = hooks.bind_method("lr_scheduler_step")
@@ -37,7 +44,7 @@ class Schedules:
     def of(cls, run: Run) -> Schedules:
         """Those that the Trainer steps: under manual optimization, the module steps its schedulers itself."""
         configs = run.engine.strategy.lr_scheduler_configs if run.module.automatic_optimization else []
-        return cls(configs, run.hooks, run.book)
+        return cls(configs, run.hooks, run.book, run.why_not_validated)
 
     def advance_step(self, configs: Sequence[LRSchedulerConfig], progress: Progress) -> None:
         """:meth:`advance` after an optimizer step."""
@@ -67,7 +74,7 @@ class Schedules:
     def _missing(self, config: LRSchedulerConfig, metrics: dict[str, Any]) -> None:
         message = (
             f"{type(config.scheduler).__name__} watches {config.monitor!r}, which was not logged. "
-            f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. "
+            f"{self._why_not_validated()}Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. "
             'Log it, or set "strict": False to skip the scheduler while it is missing.'
         )
         if config.strict:

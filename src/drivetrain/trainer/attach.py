@@ -225,8 +225,9 @@ def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodul
     call = f"trainer.{fn.value}"
     if not isinstance(model, LightningModule):
         cure = "Subclass drivetrain.LightningModule."
-        if any(isinstance(thing, LightningModule) for thing in (*passed.values(), datamodule)):
-            cure = f"The model comes first: write {call}(model, loader)."
+        if any(isinstance(thing, LightningModule) for thing in (*passed.values(), datamodule)) or _is_data(model):
+            data = "datamodule=..." if isinstance(model, LightningDataModule) else "loader"
+            cure = f"The model comes first: write {call}(model, {data})."
         elif isinstance(model, type) and issubclass(model, LightningModule):
             cure = f"Write {call}({model.__name__}(...))."
         raise ConfigurationError(f"{call} needs a LightningModule, not {described(model)}. {cure}")
@@ -250,6 +251,13 @@ def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodul
         tree = arranged(loaders, start)
         if stage == "fit" and not list(leaves(tree)):
             raise ConfigurationError(f"{start} an empty {type(loaders).__name__}. Give a loader.")
+
+
+def _is_data(thing: Any) -> bool:
+    """Return whether ``thing`` is a loader, several, a dataset or a data module."""
+    if isinstance(thing, (str, bytes, type, torch.nn.Module)):
+        return False
+    return isinstance(thing, LightningDataModule) or hasattr(thing, "__iter__") or hasattr(thing, "__getitem__")
 
 
 def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, strategy: Strategy) -> None:

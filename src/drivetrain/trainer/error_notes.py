@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import traceback
 from types import FrameType
 
 import torch
 
 from drivetrain.base.rank_zero import log
-from drivetrain.errors import DrivetrainError
+from drivetrain.errors import DrivetrainError, did_you_mean
 from drivetrain.loops.progress import Phase, Progress, RunningStage
+from drivetrain.module.module import LightningModule
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_USERS = (_OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
@@ -26,11 +29,33 @@ def note_place(error: BaseException, progress: Progress, rank: int) -> None:
         return
     hook = _hook_of(error) or _PARTS.get(progress.phase, "")
     note = f"{f'in {hook}, ' if hook else ''}{_place(progress, fetching=not hook)}, on rank {rank}."
-    note = note[0].upper() + note[1:]
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        log.error("%s: %s", type(error).__name__, note)
+    for text in (_cure_of_log(error), note[0].upper() + note[1:]):
+        if not text:
+            continue
+        if hasattr(error, "add_note"):
+            error.add_note(text)
+        else:
+            log.error("%s: %s", type(error).__name__, text)
+
+
+_WRONG_LOG = re.compile(
+    r"(?:LightningModule|Callback)\.(log|log_dict)\(\) (?:missing .*'value'|got an unexpected keyword argument '(\w+)')"
+)
+
+
+def _cure_of_log(error: Exception) -> str:
+    """Return what to write instead of a call of ``self.log`` that Python refuses; "" for another error.
+
+    The cure is found here, and not by ``log`` itself, so that a right call costs nothing more.
+    """
+    found = _WRONG_LOG.match(str(error)) if isinstance(error, TypeError) else None
+    if found is None:
+        return ""
+    method, keyword = found.groups()
+    if keyword is None:
+        return "self.log takes a name and a value. Write self.log_dict(...) for a dictionary of names and values."
+    arguments = list(inspect.signature(getattr(LightningModule, method)).parameters)[1:]
+    return f"self.{method} has no argument {keyword!r}. {did_you_mean(keyword, arguments)}"
 
 
 def _hook_of(error: Exception) -> str:

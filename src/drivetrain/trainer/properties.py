@@ -352,6 +352,11 @@ class TrainerView(LimitsView, RankFacts):
         return self._run_parts is not None and self._run_parts.validates()
 
     @property
+    def why_not_validated(self) -> str:
+        """Why the fit does not validate, as a sentence for messages and a space; "" if it does."""
+        return "" if self._run_parts is None else self._run_parts.why_not_validated()
+
+    @property
     def fit_loop(self) -> FitView:
         """The counters of training under their usual names; so do the next three."""
         return FitView(self)  # type: ignore[arg-type]  # this class is the Trainer's base
