@@ -11,9 +11,9 @@ from types import FrameType
 import torch
 
 from drivetrain.base.rank_zero import log
+from drivetrain.base.registry import load
 from drivetrain.errors import DrivetrainError, did_you_mean
 from drivetrain.loops.progress import Phase, Progress, RunningStage
-from drivetrain.module.module import LightningModule
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_USERS = (_OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
@@ -54,7 +54,8 @@ def _cure_of_log(error: Exception) -> str:
     method, keyword = found.groups()
     if keyword is None:
         return "self.log takes a name and a value. Write self.log_dict(...) for a dictionary of names and values."
-    arguments = list(inspect.signature(getattr(LightningModule, method)).parameters)[1:]
+    module = load("drivetrain.module.module:LightningModule")  # in this way, because that module knows the Trainer
+    arguments = list(inspect.signature(getattr(module, method)).parameters)[1:]
     return f"self.{method} has no argument {keyword!r}. {did_you_mean(keyword, arguments)}"
 
 
