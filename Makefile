@@ -21,7 +21,8 @@ BENCH_RESULTS := benchmarks/results
 # Three workers for two cores, because many tests wait for processes; tests/conftest.py says which tests go together, and in which order. `make test PARALLEL=` has none.
 PARALLEL ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 # The random sweeps, and what `make test` leaves out of runs that are equal.
-LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distributed/test_fsdp*.py
+LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distributed/test_fsdp*.py \
+	tests/distributed/test_model_parallel.py tests/distributed/test_pipeline.py
 
 # Many tests start programs: they should not compile the package anew each time.
 unexport PYTHONDONTWRITEBYTECODE

@@ -406,6 +406,8 @@ def _style(given: Any, pattern: str) -> Any:
         "rowwise_split_input": functools.partial(RowwiseParallel, **cuts),
         "embedding_rowwise": functools.partial(RowwiseParallel, **cuts),
         "sequence_parallel": SequenceParallel,
+        # a norm of each head, of which every rank has some
+        "replicated_with_grad_allreduce": functools.partial(SequenceParallel, sequence_dim=-2, use_local_output=True),
     }
     if not isinstance(given, str) or given not in known:
         shown = repr(given) if isinstance(given, str) else described(given)
