@@ -142,6 +142,14 @@ def test_a_metric_that_the_first_validation_may_still_log_is_warned_of_once(tmp_
     assert "step=1-score=0.0.ckpt" in names(callback)
 
 
+@pytest.mark.parametrize("moment", [{"every_n_epochs": 5}, {"every_n_train_steps": 1000}])
+def test_a_fit_that_ends_before_the_first_moment_to_save_is_warned_of(tmp_path: Path, moment: dict[str, int]) -> None:
+    [(name, value)] = moment.items()
+    with pytest.warns(UserWarning, match=rf"{name}={value}\) saved nothing: training ended after 2 epochs and 8 steps"):
+        fit(tmp_path, ModelCheckpoint(**moment), [1.0, 2.0])
+    fit(tmp_path, ModelCheckpoint(**moment, save_last=True), [1.0, 2.0])  # saves at the end
+
+
 def test_join_and_equals_characters_are_the_classes() -> None:
     class Own(ModelCheckpoint):
         CHECKPOINT_JOIN_CHAR = "_"
@@ -881,7 +889,7 @@ def test_a_monitor_that_was_never_logged(tmp_path: Path) -> None:
     assert files(tmp_path / "checkpoints") == []
 
 
-@pytest.mark.filterwarnings("ignore:.*validation")  # that it is missing, or has no batch
+@pytest.mark.filterwarnings("ignore:.*validat")  # that it is missing, or has no batch
 @pytest.mark.parametrize("callback", [ModelCheckpoint(monitor="score"), ModelCheckpoint(filename="{epoch}-{score}")])
 @pytest.mark.parametrize(
     ("arguments", "why"),

@@ -268,3 +268,28 @@ def test_a_group_whose_parameters_are_no_list_is_left_to_the_check(params: Any) 
     assert fitted(module, [optimizer], [state], [describe(module, optimizer)]) == [state]
     with pytest.raises(WrongForm, match="params"):
         check_optimizer_state(state, optimizer)
+
+
+def test_options_that_the_checkpoint_replaces_are_one_line(
+    make_trainer: Any, regression: Any, loader: Any, tmp_path: Any, caplog: Any
+) -> None:
+    class Model(regression):  # type: ignore[misc]
+        def __init__(self, lr: float, schedules: bool = False) -> None:
+            super().__init__()
+            self.lr, self.schedules = lr, schedules
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.5)
+            schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)] if self.schedules else []
+            return [optimizer], schedulers
+
+    for schedules in (False, True):
+        trainer, path = make_trainer(), tmp_path / f"{schedules}.ckpt"
+        trainer.fit(Model(0.5, schedules), loader)
+        trainer.save_checkpoint(path)
+        with caplog.at_level("INFO", "drivetrain"):
+            make_trainer(max_epochs=2).fit(Model(0.5, schedules), loader, ckpt_path=path)
+            assert "continues with" not in caplog.text
+            make_trainer(max_epochs=2).fit(Model(0.25, schedules), loader, ckpt_path=path)
+            assert "Optimizer 0 (SGD) continues with lr=0.5 instead of 0.25, as the checkpoint says." in caplog.text
+            caplog.clear()

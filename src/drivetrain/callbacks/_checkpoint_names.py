@@ -99,6 +99,17 @@ class NamedCheckpoint(Checkpoint):
             self._warned_of_names = True
             rank_zero_warn(f"{message} The names of files hold 0 in its place until it is.")
 
+    def _warn_if_nothing_was_saved(self, trainer: Trainer, nothing: bool) -> None:
+        """Warn at the end of a fit that it was shorter than the number of steps or epochs between two saves."""
+        numbers = {name: getattr(self, name) for name in ("every_n_train_steps", "every_n_epochs")}
+        given = [f"{name}={value}" for name, value in numbers.items() if value > 1]
+        kept = getattr(self, "best_model_path", "") or getattr(self, "save_top_k", 1) == 0
+        if nothing and given and trainer.progress.total_batches and not kept:
+            rank_zero_warn(
+                f"ModelCheckpoint({', '.join(given)}) saved nothing: training ended after {trainer.current_epoch} "
+                f"epochs and {trainer.global_step} steps. Write a smaller number, or save_last=True."
+            )
+
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
         """Return whether there is such a file, or one is being written; all ranks get the answer of global rank 0."""
         store = trainer.strategy.checkpoint_io

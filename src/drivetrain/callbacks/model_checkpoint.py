@@ -248,6 +248,7 @@ class ModelCheckpoint(StoredCheckpoint):
             with self._naming_last(trainer, metrics) as before:
                 self._save_last(trainer, metrics, before)
             self._settle(trainer)
+        self._warn_if_nothing_was_saved(trainer, self._may_save(trainer) and self._written_at_step == -1)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         try:

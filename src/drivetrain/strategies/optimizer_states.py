@@ -23,8 +23,8 @@ from drivetrain.errors import CheckpointError
 State = dict[str, Any]
 Names = list[list[str]]
 
-# What torch.compile and activation checkpointing put into the name of a parameter.
 _OR_WEIGHTS = "or load only the weights: load_from_checkpoint(path)."
+# What torch.compile and activation checkpointing put into the name of a parameter.
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
 
 
@@ -86,6 +86,47 @@ def _class_of(optimizer: Optimizer) -> str:
     """The class's name; of torch's ZeroRedundancyOptimizer that of the optimizer which it shards."""
     name: str = getattr(optimizer, "_optim_constructor", type(optimizer)).__name__
     return name
+
+
+def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> None:
+    """Load the optimizers' states from a checkpoint, and log which options of today's optimizers they replace.
+
+    Args:
+        strategy: the strategy, whose optimizers they are.
+        module: whose parameters the optimizers have.
+        checkpoint: with ``optimizer_states``, and ``optimizers`` from :func:`describe` if this version wrote it.
+
+    Raises:
+        CheckpointError: as :func:`fitted`.
+    """
+    before = [_options(optimizer) for optimizer in strategy.optimizers]
+    states = fitted(module, strategy.optimizers, checkpoint["optimizer_states"], checkpoint.get("optimizers", ()))
+    strategy.load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
+    for index, (optimizer, groups) in enumerate(zip(strategy.optimizers, before, strict=True)):
+        now = _options(optimizer)
+        changed = {
+            name: f"{name}={group[name]} instead of {new}"
+            for group, then in zip(now, groups, strict=False)
+            for name, new in then.items()
+            if name in group and group[name] != new
+        }
+        if changed:
+            rank_zero_info(
+                f"Optimizer {index} ({_class_of(optimizer)}) continues with {', '.join(changed.values())}, as the "
+                "checkpoint says. To change that, set it in on_train_start."
+            )
+
+
+def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The plain options of each group; of the learning rate that from which schedulers count."""
+    found = [
+        {name: value for name, value in group.items() if isinstance(value, (int, float, tuple))}
+        for group in optimizer.param_groups
+    ]
+    for group in found:
+        if "initial_lr" in group:
+            group["lr"] = group.pop("initial_lr")
+    return found
 
 
 def fitted(

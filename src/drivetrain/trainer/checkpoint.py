@@ -434,11 +434,9 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     if "lr_schedulers" not in checkpoint:
         raise CheckpointError("The checkpoint has no 'lr_schedulers'. Use another one.")
     if strategy.lightning_restore_optimizer:
-        from drivetrain.strategies.optimizer_states import fitted  # here, so that the import stays quick
+        from drivetrain.strategies.optimizer_states import restore  # here, so that the import stays quick
 
-        states, saved = checkpoint["optimizer_states"], checkpoint.get("optimizers", ())
-        states = fitted(trainer.lightning_module, strategy.optimizers, states, saved)
-        strategy.load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
+        restore(strategy, trainer.lightning_module, checkpoint)
     schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
     load_states("scheduler", schedulers, checkpoint["lr_schedulers"], check_scheduler_state)
     if (state := checkpoint.get(type(strategy.precision_plugin).__qualname__)) is not None:
