@@ -269,6 +269,58 @@ def in_half() -> Any:
     return whole(ours)["weights"]
 
 
+class Hooked(Net):
+    """Notes the hooks inside a step that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.called.append("on_before_zero_grad")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.called.append("on_before_optimizer_step")
+
+    def configure_gradient_clipping(self, optimizer: Any, *limits: Any) -> None:
+        self.called.append("configure_gradient_clipping")
+        self.clip_gradients(optimizer, *limits)
+
+
+def hooked() -> Any:
+    from drivetrain.strategies.pipeline_schedule import Schedule
+
+    sizes: list[int] = []
+    train = Schedule.train
+
+    def counted(self: Any, inputs: Any, target: Any) -> Any:
+        sizes.append(len(inputs[0]))
+        return train(self, inputs, target)
+
+    module = Hooked()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Schedule, "train", counted)
+        ours = trainer(PipelineStrategy(), 2, max_epochs=1, limit_val_batches=0, gradient_clip_val=0.05)
+        ours.fit(module, DataLoader(data(19), batch_size=8))
+    return sizes, module.called
+
+
+def test_each_batch_is_one_step_of_the_schedule_and_calls_the_hooks_that_it_honours(pool: Any) -> None:
+    for sizes, called in pool.run(hooked, group=False):
+        assert sizes == [8, 8, 3]
+        each = ["on_before_zero_grad", "on_before_optimizer_step", "configure_gradient_clipping"]
+        assert called == 3 * each
+
+
+def validated(ranks: int) -> Any:
+    module, ours = Net(), trainer("auto" if ranks == 1 else PipelineStrategy(), ranks)
+    return ours.validate(module, DataLoader(data(19), batch_size=8), verbose=False)[0]["loss"]
+
+
+def test_it_validates_a_module_that_it_has_not_trained(pool: Any) -> None:
+    assert pool.run(validated, 2, group=False) == pytest.approx(2 * [validated(1)], rel=1e-9)
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 

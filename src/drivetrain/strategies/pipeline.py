@@ -201,10 +201,11 @@ class PipelineStrategy(ParallelStrategy):
             self.share_from_rank_zero([*module.parameters(), *module.buffers()], self.world)
             keep(module, owners, self.pipeline.index)
             _SPREAD.add(module)
+            processes, stages = "es" if self.size > 1 else "", "s" if self.num_stages > 1 else ""
             rank_zero_info(
-                f"PipelineStrategy spreads the {self.num_stages} stages of {type(module).__name__} over {self.size} "
-                f'process{"es" if self.size > 1 else ""} (schedule "{self.schedule}", {self.num_microbatches} '
-                "micro-batches). Training calls the stages and the loss function, not training_step."
+                f"PipelineStrategy spreads {type(module).__name__} over {self.size} process{processes} in "
+                f'{self.num_stages} stage{stages} (schedule "{self.schedule}", {self.num_microbatches} micro-batches). '
+                "Training calls the stages and the loss function, not training_step."
             )
         return place_own(module, self.root_device) if move_to_device else module
 
