@@ -17,6 +17,11 @@ COMPAT_PINS := tests/interop_compat/compat-constraints.txt
 CLUSTERS_VENV := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS_VENV)/.installed
 CLUSTERS_PACKAGES := tests/real_clusters/requirements.txt
+# Packages that parts of drivetrain need and most users do not have. DeepSpeed compiles what it needs once, into here.
+EXTRAS_VENV := .venv-extras
+EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
+EXTRAS_PACKAGES := tests/extras/requirements.txt
+EXTRAS_ENVIRON := TORCH_EXTENSIONS_DIR=$(CURDIR)/$(EXTRAS_VENV)/extensions PATH="$(CURDIR)/$(EXTRAS_VENV)/bin:$$PATH"
 BENCH_RESULTS := benchmarks/results
 # Three workers for two cores, because many tests wait for processes; tests/conftest.py says which tests go together, and in which order. `make test PARALLEL=` has none.
 PARALLEL ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
@@ -28,7 +33,7 @@ LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distri
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-interop test-compat test-clusters check dist bench clean
+.PHONY: help demo test test-faults test-interop test-compat test-clusters test-extras check dist bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -51,6 +56,9 @@ test-compat: $(STAMP) $(COMPAT_STAMP) ## run third-party libraries on Lightning 
 test-clusters: $(CLUSTERS_STAMP) ## run the tests on real cluster managers: torchrun, SLURM, Open MPI (root on Debian)
 	@sh tests/real_clusters/install.sh $(CURDIR)/$(CLUSTERS_VENV)/debian
 	@DRIVETRAIN_REAL_CLUSTERS=1 $(CLUSTERS_VENV)/bin/python -m pytest tests/real_clusters $(PYTEST_ARGS)
+
+test-extras: $(EXTRAS_STAMP) ## run the tests of parts that need packages of their own: DeepSpeed (builds for minutes)
+	@$(EXTRAS_ENVIRON) DRIVETRAIN_EXTRAS=1 $(EXTRAS_VENV)/bin/python -m pytest tests/extras $(PYTEST_ARGS)
 
 check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk
 	@$(VENV)/bin/ruff check .
@@ -75,7 +83,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 	@$(BENCH_VENV)/bin/python benchmarks/start_up.py --json $(BENCH_RESULTS)/start_up.json
 
 clean: ## remove the environments and everything that the targets wrote
-	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) build dist demo_output
+	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) $(EXTRAS_VENV) build dist demo_output
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -109,4 +117,15 @@ $(CLUSTERS_STAMP): pyproject.toml constraints.txt $(CLUSTERS_PACKAGES)
 	@for package in $$(sed 's/#.*//' $(CLUSTERS_PACKAGES)); do \
 		$(CLUSTERS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt "$$package" || echo "Not installed: $$package"; \
 	done
+	@touch $@
+
+# The same: an installed package whose parts cannot be compiled fails its tests.
+$(EXTRAS_STAMP): pyproject.toml constraints.txt $(EXTRAS_PACKAGES) tests/extras/prepare.py
+	@echo "Setting up $(EXTRAS_VENV) ..."
+	@$(PYTHON) -m venv $(EXTRAS_VENV)
+	@$(EXTRAS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e . pytest pytest-timeout
+	@for package in $$(sed 's/#.*//' $(EXTRAS_PACKAGES)); do \
+		$(EXTRAS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt "$$package" || echo "Not installed: $$package"; \
+	done
+	@$(EXTRAS_ENVIRON) $(EXTRAS_VENV)/bin/python tests/extras/prepare.py
 	@touch $@

@@ -122,7 +122,7 @@ def test_the_readme_lists_every_example() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("strategy", "deepspeed"), ("precision", "transformer-engine"),
+        ("precision", "transformer-engine"),
         ("precision", "transformer-engine-float16"), ("profiler", "simple"), ("model_registry", "models"),
     ],
 )  # fmt: skip

@@ -399,12 +399,6 @@ def test_a_strategy_instance_is_taken_and_completed() -> None:
     assert own.precision_plugin is plan.precision
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "deepspeed_stage_2_offload", "deepspeed_stage_3_offload_nvme"])
-def test_strategies_of_a_later_version(name: str) -> None:
-    with pytest.raises(NotSupportedError, match=rf"strategy='{name}' is not supported .* Write strategy=\"ddp\""):
-        plan_for(strategy=name)
-
-
 @pytest.mark.parametrize(
     ("name", "tail"), [("single", "Did you mean 'single_device'?"), ("single_devise", "Did you mean 'single_device'?")]
 )
@@ -580,18 +574,15 @@ def test_a_second_precision_beside_the_strategys_is_an_error() -> None:
         plan_for(strategy=SingleDeviceStrategy(precision_plugin=MixedPrecision()), precision="32-true")
 
 
-@pytest.mark.parametrize(
-    ("registry", "name"), [(StrategyRegistry, "deepspeed"), (PrecisionRegistry, "transformer-engine")]
-)
-def test_a_name_that_is_not_supported_yet_may_be_a_users(registry: Any, name: str) -> None:
-    argument = "strategy" if registry is StrategyRegistry else "precision"
+def test_a_name_that_is_not_supported_yet_may_be_a_users() -> None:
+    name = "transformer-engine"
     with pytest.raises(NotSupportedError):
-        plan_for(**{argument: name})
-    registry.register(name, SingleDeviceStrategy if registry is StrategyRegistry else MixedPrecision)
+        plan_for(precision=name)
+    PrecisionRegistry.register(name, MixedPrecision)
     try:
-        assert plan_for(**{argument: name}) is not None
+        assert plan_for(precision=name) is not None
     finally:
-        registry.remove(name)
+        PrecisionRegistry.remove(name)
 
 
 @pytest.mark.parametrize(

@@ -259,10 +259,6 @@ def _strategy(settings: Settings) -> tuple[Entry[Strategy] | Strategy | None, st
         )
     if given == "auto":
         return None, ""
-    if given.startswith("deepspeed") and given not in StrategyRegistry:
-        raise NotSupportedError(
-            f'strategy={given!r} is not supported by this version of drivetrain. Write strategy="ddp".'
-        )
     return StrategyRegistry.entry(given), f'strategy="{given}"'
 
 

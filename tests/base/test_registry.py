@@ -186,13 +186,9 @@ def test_the_strategies() -> None:
     names = StrategyRegistry.available()
     starts = ("ddp", "ddp_spawn", "ddp_fork", "ddp_forkserver", "ddp_notebook", "ddp_ray")
     forms = ("", "_find_unused_parameters_true", "_find_unused_parameters_false")
-    assert set(names) == {
-        "single_device",
-        "dp",
-        "ddp2",
-        "horovod",
-        *(start + form for start in starts for form in forms),
-    }
+    processes = {start + form for start in starts for form in forms}
+    others = {"single_device", "dp", "ddp2", "horovod", "fsdp", "fsdp_cpu_offload", "model_parallel", "pipeline"}
+    assert {name for name in names if not name.startswith("deepspeed")} == {*others, *processes}
     assert StrategyRegistry.entry("single_device").cls is SingleDeviceStrategy
 
 

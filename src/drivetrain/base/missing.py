@@ -59,7 +59,6 @@ MISSING: dict[str, dict[str, str]] = {
         "instantiate_module": "Write instantiate_class.",
     },
     "drivetrain.strategies": {
-        "DeepSpeedStrategy": _NOT_YET,
         "SingleDeviceXLAStrategy": _NOT_YET,
         "XLAStrategy": _NOT_YET,
     },

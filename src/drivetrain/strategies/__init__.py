@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.batchnorm import TorchSyncBatchNorm as TorchSyncBatchNorm
     from drivetrain.strategies.ddp import DDPStrategy as DDPStrategy
     from drivetrain.strategies.ddp2 import DDP2Strategy as DDP2Strategy
+    from drivetrain.strategies.deepspeed import DeepSpeedStrategy as DeepSpeedStrategy
     from drivetrain.strategies.dp import DataParallelStrategy as DataParallelStrategy
     from drivetrain.strategies.fsdp import FSDPStrategy as FSDPStrategy
     from drivetrain.strategies.group import Group as Group
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "DDP2Strategy": "ddp2",
     "DDPStrategy": "ddp",
+    "DeepSpeedStrategy": "deepspeed",
     "DataParallelStrategy": "dp",
     "FSDPStrategy": "fsdp",
     "Group": "group",
@@ -47,6 +49,7 @@ __all__ = [
     "DDP2Strategy",
     "DDPStrategy",
     "DataParallelStrategy",
+    "DeepSpeedStrategy",
     "FSDPStrategy",
     "Group",
     "HorovodStrategy",

@@ -1,0 +1,122 @@
+"""DeepSpeed's configuration: what the user gave, what the Trainer's arguments say, and where they contradict."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from drivetrain.errors import ConfigurationError, closest, shown
+
+_PRECISIONS: dict[str, dict[str, Any]] = {
+    "32-true": {}, "bf16-mixed": {}, "bf16-true": {"bf16": {"enabled": True}}, "16-true": {"fp16": {"enabled": True}},
+}  # fmt: skip
+"""What DeepSpeed's configuration says of a precision. Autocast needs nothing of it: the parameters have 32 bits."""
+
+_INSTEAD = {
+    "gradient_accumulation_steps": "Write Trainer(accumulate_grad_batches=...).",
+    "train_batch_size": "The batches are those of the DataLoader.",
+    "fp16": 'Write Trainer(precision="16-true"); config={"fp16": {...}} may set its other options.',
+    "bf16": 'Write Trainer(precision="bf16-true"); config={"bf16": {...}} may set its other options.',
+}
+
+
+def given(
+    config: str | Path | Mapping[str, Any] | None,
+    stage: int | None,
+    zero_optimization: Mapping[str, Any] | None,
+    offloaded: Mapping[str, tuple[bool | Mapping[str, Any], str]],
+    nvme_path: str,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the configuration that the strategy's arguments mean, without ``options``.
+
+    Raises:
+        ConfigurationError: the file cannot be read, an entry is the Trainer's to decide, or two contradict each other.
+    """
+    found = _read(config)
+    section = {"stage": 2, **found.get("zero_optimization", {}), **(zero_optimization or {})}
+    if stage is not None:
+        section["stage"] = stage
+    if section["stage"] not in (1, 2, 3):
+        raise ConfigurationError(f"DeepSpeedStrategy(stage={shown(section['stage'])}): write one of stage=1, 2 and 3.")
+    for name, (wanted, device) in offloaded.items():
+        if wanted:
+            place = {"device": device, **({"nvme_path": nvme_path} if device == "nvme" else {})}
+            section[name] = {**place, **(wanted if isinstance(wanted, Mapping) else {})}
+    if "offload_param" in section and section["stage"] != 3:
+        raise ConfigurationError(
+            f"DeepSpeedStrategy(offload_parameters=..., stage={section['stage']}): only stage 3 can offload "
+            "parameters. Write stage=3, or offload_optimizer alone."
+        )
+    _check_given({**found, **options})
+    return {**found, "zero_optimization": section}
+
+
+def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """Return what the engine gets: ``config`` with ``options``, for a run in ``precision``.
+
+    Raises:
+        ConfigurationError: DeepSpeed cannot train in that precision, or does not know an option.
+    """
+    if precision not in _PRECISIONS:
+        raise ConfigurationError(
+            f"DeepSpeedStrategy cannot train with precision={precision!r}: its engine scales losses and keeps 32-bit "
+            f"copies itself. Write one of {', '.join(map(repr, _PRECISIONS))}."
+        )
+    merged: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False, **copy.deepcopy(dict(config)), "gradient_accumulation_steps": 1,
+    }  # fmt: skip
+    fields = _zero_fields(options)
+    for name, value in options.items():
+        (merged["zero_optimization"] if name in fields else merged)[name] = value
+    for name, own in _PRECISIONS[precision].items():
+        merged[name] = {**merged.get(name, {}), **own}
+    return merged
+
+
+def _zero_fields(options: Mapping[str, Any]) -> set[str]:
+    """Return the names in ``zero_optimization``; check that DeepSpeed knows the options that were given."""
+    from deepspeed.runtime import constants
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    fields = set(DeepSpeedZeroConfig.model_fields)
+    known = {value for value in vars(constants).values() if isinstance(value, str) and value.isidentifier()}
+    for name in options.keys() - fields - known:
+        close = closest(name, fields | known)
+        raise ConfigurationError(
+            f"DeepSpeedStrategy({name}=...) is neither an argument nor an option of DeepSpeed"
+            f"{'' if close is None else f'; did you mean {close!r}?'}. Pass other entries of its configuration as "
+            f'config={{"{name}": ...}}.'
+        )
+    return fields
+
+
+def _read(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
+    """DeepSpeed's configuration as it was given."""
+    if config is None or isinstance(config, Mapping):
+        return dict(copy.deepcopy(config or {}))
+    path = Path(config)
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"DeepSpeedStrategy(config={str(path)!r}): the file cannot be read as JSON: {error}. Check the path."
+        ) from error
+    if not isinstance(given, dict):
+        raise ConfigurationError(f"DeepSpeedStrategy(config={str(path)!r}): the file holds no JSON object.")
+    return given
+
+
+def _check_given(given: Mapping[str, Any]) -> None:
+    """Check that DeepSpeed's configuration leaves to the Trainer what the Trainer decides."""
+    for name, instead in _INSTEAD.items():
+        section = given.get(name)
+        enabled = section.get("enabled") if isinstance(section, Mapping) else section
+        if enabled not in (None, False, "auto") and not (name == "gradient_accumulation_steps" and enabled == 1):
+            raise ConfigurationError(
+                f"DeepSpeed's configuration sets {name}={shown(section)}, which the Trainer decides. {instead}"
+            )

@@ -1,0 +1,210 @@
+"""The states of a DeepSpeed engine as complete tensors: made whole for a checkpoint, cut up again when it is loaded.
+
+ZeRO keeps the weights that the optimizer steps, and the optimizer's states, as flat pieces in 32 bits, one piece per
+rank and parameter group. A checkpoint has them under the names and numbers that the module and its optimizer have
+without DeepSpeed, so that any strategy, on any number of processes, can load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.compiled import own_names, plain_names
+from drivetrain.base.restoring import WrongForm, expect
+
+
+def is_partitioned(parameter: Tensor) -> bool:
+    """Whether ZeRO-3 has left only a piece of this parameter on each rank."""
+    return hasattr(parameter, "ds_id")
+
+
+def whole_weights(module: nn.Module, keep: bool) -> dict[str, Any]:
+    """Return the module's state with complete weights in host memory, in 32 bits where ZeRO trains such a copy.
+
+    Every rank must call it.
+
+    Args:
+        module: the user's.
+        keep: whether this rank needs the result; otherwise it is empty.
+    """
+    from deepspeed.runtime.zero import GatheredParameters
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    state: dict[str, Any] = dict(module.state_dict()) if keep else {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        whole = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        if whole is None and is_partitioned(parameter):
+            with GatheredParameters([parameter]):
+                whole = parameter.detach().clone()
+        if keep and whole is not None:
+            state[name] = whole.detach().to(HOST).reshape(parameter_shape(parameter))
+    return plain_names(state)
+
+
+def parameter_shape(parameter: Tensor) -> torch.Size:
+    """Return the shape of the complete parameter."""
+    return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], strict: bool) -> None:
+    """Load complete weights into a module of which ZeRO-3 has left pieces; every rank must call it.
+
+    Raises:
+        RuntimeError: names are missing or unknown, if ``strict``; or a shape is another one.
+    """
+    from deepspeed.runtime.zero import GatheredParameters
+
+    state = dict(own_names(module, state_dict))
+    known = module.state_dict().keys()
+    wrong = [f"{name} is missing" for name in known - state.keys()] if strict else []
+    wrong += [f"{name} is not in the module" for name in state.keys() - known] if strict else []
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name in parameters.keys() & state.keys():
+        if (shape := parameter_shape(parameters[name])) != state[name].shape:
+            wrong.append(f"{name} has the shape {tuple(state[name].shape)}, and the module's is {tuple(shape)}")
+    if wrong:
+        raise RuntimeError(f"{'; '.join(sorted(wrong))}.")
+    for name, parameter in parameters.items():
+        if name not in state:
+            continue
+        with torch.no_grad(), GatheredParameters([parameter], modifier_rank=0):
+            parameter.copy_(state[name])
+    module.load_state_dict({name: value for name, value in state.items() if name not in parameters}, strict=False)
+
+
+def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
+    """Return what ``optimizer.state_dict()`` would be with one process; every rank must call it.
+
+    Args:
+        engine: that trains.
+        optimizer: the user's, with the module's parameters.
+        keep: whether this rank needs the result; otherwise it is empty.
+    """
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    state: dict[int, dict[str, Any]] = {}
+    of_pieces = iter(_states_of_pieces(engine, optimizer))
+    number = 0
+    for group in optimizer.param_groups:
+        piece, local = (
+            next(of_pieces, (None, {})) if any(each.requires_grad for each in group["params"]) else (None, {})
+        )
+        for parameter in group["params"]:
+            if parameter.requires_grad and local:
+                entry: dict[str, Any] = {}
+                for key, value in local.items():
+                    if isinstance(value, Tensor) and piece is not None and value.shape == piece.shape:
+                        whole = safe_get_full_optimizer_state(parameter, key)
+                        entry[key] = whole.detach().to(HOST).reshape(parameter_shape(parameter)) if keep else None
+                    else:
+                        entry[key] = value.clone() if isinstance(value, Tensor) else value
+                state[number] = entry
+            number += 1
+    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]} if keep else {}
+
+
+def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load what :func:`whole_optimizer_state` has returned, on any number of ranks; every rank must call it.
+
+    Raises:
+        WrongForm: a tensor has another shape than its parameter.
+    """
+    for group, then in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        group.update({key: value for key, value in then.items() if key != "params"})
+    states: Mapping[int, Mapping[str, Any]] = expect(saved["state"], Mapping, "['state']")
+    entries: list[tuple[Tensor, int, Mapping[str, Any]]] = []
+    number = 0
+    pieces = _pieces(engine, optimizer)
+    for group, own in zip(optimizer.param_groups, pieces, strict=True):
+        trained = [(each, number + index) for index, each in enumerate(group["params"]) if each.requires_grad]
+        number += len(group["params"])
+        here = [(parameter, index, states[index]) for parameter, index in trained if index in states]
+        entries += here
+        for piece in own if here else ():
+            _, _, like = here[0]
+            shape = parameter_shape(here[0][0])
+            engine.basic_optimizer.state[piece] = {
+                key: torch.zeros_like(piece) if _is_like(value, shape) else _copied(value)
+                for key, value in like.items()
+            }
+    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):  # of ZeRO-1 and 2, which look them up there
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    for parameter, index, entry in entries:
+        for key, value in entry.items():
+            if not isinstance(value, Tensor) or value.dim() == 0 != parameter.dim():
+                continue
+            if value.shape != parameter_shape(parameter):
+                place = f"['state'][{index}][{key!r}]"
+                raise WrongForm(
+                    place, f"has the shape {tuple(value.shape)}, and {tuple(parameter_shape(parameter))} is expected"
+                )
+            _set_whole(parameter, value, key)
+
+
+def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
+    """Give the 32-bit copy that ZeRO trains the weights of a checkpoint, which 16-bit parameters have rounded."""
+    state = own_names(module, state_dict)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and name in state:
+            _set_whole(parameter, state[name])
+
+
+def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
+    """Give the engine the 32-bit copy of ``parameter``, or its optimizer's state ``key``; no rank waits for another."""
+    from deepspeed import utils
+
+    value = value.to(device=parameter.device, dtype=torch.float32)
+    if not is_partitioned(parameter):
+        if key is None:
+            utils.safe_set_full_fp32_param(parameter, value)
+        else:
+            utils.safe_set_full_optimizer_state(parameter, value, key)
+        return
+    # DeepSpeed's own function fails where the number of elements is no multiple of the number of ranks.
+    size = parameter.ds_tensor.ds_numel
+    padded = value.new_zeros(size * parameter.ds_zero_partition_world_size)
+    padded[: value.numel()] = value.flatten()
+    piece = padded.narrow(0, size * parameter.ds_zero_partition_rank, size)
+    if key is None:
+        utils.safe_set_local_fp32_param(parameter, piece)
+    else:
+        utils.safe_set_local_optimizer_state(parameter, piece, key)
+
+
+def _is_like(value: Any, shape: torch.Size) -> bool:
+    return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or len(shape) == 0)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _pieces(engine: Any, optimizer: Optimizer) -> list[list[Tensor]]:
+    """Return this rank's flat pieces of each parameter group of ``optimizer``; ZeRO-3 cuts a group in several."""
+    zero = engine.optimizer
+    trained = [any(each.requires_grad for each in group["params"]) for group in optimizer.param_groups]
+    if hasattr(zero, "single_partition_of_fp32_groups"):
+        flat: Iterator[list[Tensor]] = ([piece] for piece in zero.single_partition_of_fp32_groups)
+    else:
+        flat = _by_group(zero)
+    return [next(flat) if any_trained else [] for any_trained in trained]
+
+
+def _by_group(zero: Any) -> Iterator[list[Tensor]]:
+    found: dict[int, list[Tensor]] = {}
+    for index, piece in enumerate(zero.fp32_partitioned_groups_flat):
+        found.setdefault(zero.sub_group_to_group_id[index], []).append(piece)
+    return iter([found[group] for group in sorted(found)])
+
+
+def _states_of_pieces(engine: Any, optimizer: Optimizer) -> Iterator[tuple[Tensor, Mapping[str, Any]]]:
+    """A piece of each trained parameter group, and the optimizer's state of it: ``{}`` before the first step."""
+    for pieces in _pieces(engine, optimizer):
+        if pieces:
+            yield pieces[0], engine.basic_optimizer.state.get(pieces[0], {})

@@ -1,0 +1,445 @@
+"""DeepSpeed's ZeRO: optimizer states, gradients and parameters are spread over the ranks; its engine makes the step."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.compiled import compiled_method
+from drivetrain.base.registry import Registry
+from drivetrain.base.restoring import restoring
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
+from drivetrain.strategies.stepping import OwnStep, StepParts
+from drivetrain.strategies.strategy import Strategy
+
+_NAMES: dict[str, dict[str, Any]] = {
+    "deepspeed": {},
+    "deepspeed_stage_1": {"stage": 1},
+    "deepspeed_stage_1_offload": {"stage": 1, "offload_optimizer": True},
+    "deepspeed_stage_2": {"stage": 2},
+    "deepspeed_stage_2_offload": {"stage": 2, "offload_optimizer": True},
+    "deepspeed_stage_3": {"stage": 3},
+    "deepspeed_stage_3_offload": {"stage": 3, "offload_optimizer": True, "offload_parameters": True},
+    "deepspeed_stage_3_offload_nvme": {
+        "stage": 3, "offload_optimizer": True, "offload_parameters": True, "offload_optimizer_device": "nvme",
+        "offload_params_device": "nvme",
+    },
+}  # fmt: skip
+_WORLD: list[Any] = []  # the process group that DeepSpeed has made its own groups of
+
+
+class DeepSpeedStrategy(ParallelStrategy):
+    """DeepSpeed's ZeRO on any accelerator that it supports, the CPU included; needs the package ``deepspeed``.
+
+    Its engine exchanges gradients, clips, steps the optimizer of ``configure_optimizers`` and skips steps whose
+    gradients overflow. Schedulers of ``configure_optimizers`` step as usual, but not after a skipped step; one in
+    ``config`` belongs to the engine.
+
+    Args:
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+            timeout: as for :class:`ParallelStrategy`.
+        stage: what is spread over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too. ``None``: what
+            ``config`` says, or 2.
+        offload_optimizer: keep and step optimizer states in host memory. ``True``, or DeepSpeed's options for it.
+        offload_parameters: keep parameters in host memory; only with ``stage=3``.
+        offload_optimizer_device, offload_params_device: "cpu", or "nvme" for files in ``nvme_path``.
+        nvme_path: a folder on a fast disk.
+        zero_optimization: more entries for the section of this name in DeepSpeed's configuration.
+        config: DeepSpeed's configuration, or the path of its JSON file; the arguments here come before it.
+        logging_level: of DeepSpeed's own logger.
+        options: any other entry of DeepSpeed's configuration or of its ``zero_optimization``, such as
+            ``allgather_bucket_size``, ``overlap_comm`` or ``gradient_clipping``.
+
+    Raises:
+        ConfigurationError: the package is missing, or an argument is wrong.
+    """
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        for name, arguments in _NAMES.items():
+            strategy_registry.register(name, cls, **arguments)
+
+    honoured_hooks = StepParts.HOOKS
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        stage: int | None = None,
+        offload_optimizer: bool | Mapping[str, Any] = False,
+        offload_parameters: bool | Mapping[str, Any] = False,
+        offload_optimizer_device: str = "cpu",
+        offload_params_device: str = "cpu",
+        nvme_path: str = "/local_nvme",
+        zero_optimization: Mapping[str, Any] | None = None,
+        config: str | Path | Mapping[str, Any] | None = None,
+        logging_level: int = logging.WARNING,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = DEFAULT_TIMEOUT,
+        **options: Any,
+    ) -> None:
+        if importlib.util.find_spec("deepspeed") is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs the package deepspeed, which is not installed. Run pip install deepspeed."
+            )
+        super().__init__(
+            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+            timeout,
+        )  # fmt: skip
+        offloaded = {
+            "offload_optimizer": (offload_optimizer, offload_optimizer_device),
+            "offload_param": (offload_parameters, offload_params_device),
+        }
+        self.config = _deepspeed_config.given(config, stage, zero_optimization, offloaded, nvme_path, options)
+        self.stage: int = self.config["zero_optimization"]["stage"]
+        self.logging_level, self._options = logging_level, options
+        self._engine: Any = None
+        self._trained: set[int] = set()  # parameters, by identity
+        self._unit = 1.0  # what the engine's gradients must be multiplied by
+        self._window_open = False
+        self._kept: tuple[dict[str, Any], dict[int, dict[str, Any]]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_engine": None, "_trained": set(), "_kept": None}
+
+    @property
+    def deepspeed_engine(self) -> Any:
+        """DeepSpeed's engine of the run, or of the last one; ``None`` before, and where none was needed."""
+        return self._engine
+
+    @property
+    def allows_inference_mode(self) -> bool:  # type: ignore[override]
+        """Not with stage 3, which gathers parameters while it evaluates."""
+        return self.stage < 3
+
+    def agreed_options(self) -> dict[str, Any]:
+        return {**super().agreed_options(), "config": json.dumps({**self.config, **self._options}, default=str)}
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def connect(self, module: nn.Module) -> None:
+        self._let_go()
+        super().connect(module)
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        deepspeed = self._deepspeed()
+        device = deepspeed.accelerator.get_accelerator().device_name()
+        if device.partition(":")[0] != self.root_device.type:
+            raise ConfigurationError(
+                f"DeepSpeed was imported for the accelerator {device!r}, and this Trainer computes on "
+                f"{self.root_device.type!r}. Set the environment variable DS_ACCELERATOR={self.root_device.type} "
+                "before the program imports deepspeed."
+            )
+
+    def model_sharded_context(self) -> AbstractContextManager[Any]:
+        """With stage 3, layers that ``configure_model`` makes are cut into pieces as soon as each is made."""
+        if self.stage < 3:
+            return super().model_sharded_context()
+        context: AbstractContextManager[Any] = self._deepspeed().zero.Init(config_dict_or_path=self.engine_config())
+        return context
+
+    def setup(self, trainer: Any) -> None:
+        fitting = trainer.progress.fn == "fit"
+        if fitting:
+            self._check_run(trainer)
+        self.engine_config()  # its errors come before anything is moved
+        super().setup(trainer)
+        if not fitting and self.stage == 3:
+            self._start_engine(None)
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        if module is not self.lightning_module:
+            raise ConfigurationError(
+                "DeepSpeedStrategy trains under a Trainer, and an Engine's loop makes the step that DeepSpeed's engine "
+                'must make. Write strategy="ddp", or use a Trainer.'
+            )
+        module = super().setup_module(module, move_to_device)
+        whole = [parameter for parameter in module.parameters() if not hasattr(parameter, "ds_id")]
+        self.share_from_rank_zero([*whole, *module.buffers()])
+        return module
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        named = "optimizer" in self.engine_config()
+        if len(self.optimizers) > 1:
+            raise ConfigurationError(
+                f"configure_optimizers returned {len(self.optimizers)} optimizers, and DeepSpeed's engine steps one. "
+                "Put all parameters into one optimizer, with a parameter group for each kind."
+            )
+        if named == bool(self.optimizers):
+            both = "and DeepSpeed's configuration names one too" if named else "and DeepSpeed cannot train without one"
+            count = "one optimizer" if self.optimizers else "no optimizer"
+            raise ConfigurationError(
+                f"configure_optimizers returned {count}, {both}. Give one in one of the two places."
+            )
+        if self.lr_scheduler_configs and "scheduler" in self.engine_config():
+            raise ConfigurationError(
+                "configure_optimizers returned a scheduler, and DeepSpeed's configuration names one too. Give one of "
+                "them."
+            )
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise ConfigurationError(
+                    "LBFGS evaluates the loss several times per step, and DeepSpeed's engine steps once after a "
+                    'backward pass. Use another optimizer, or strategy="ddp".'
+                )
+        self._start_engine(self.optimizers[0] if self.optimizers else None)
+
+    def _check_run(self, trainer: Any) -> None:
+        if not self.lightning_module.automatic_optimization:
+            raise ConfigurationError(
+                "DeepSpeed's engine makes the optimizer step, and automatic_optimization = False makes it in "
+                'training_step. Write automatic_optimization = True, or strategy="ddp".'
+            )
+        if trainer.settings.gradient_clip_val is not None and trainer.settings.gradient_clip_algorithm == "value":
+            raise self._no_clipping_by_value()
+
+    def _no_clipping_by_value(self) -> ConfigurationError:
+        return ConfigurationError(
+            'DeepSpeed\'s engine clips gradients by their norm, and gradient_clip_algorithm="value" asks for another. '
+            'Write gradient_clip_algorithm="norm", or strategy="ddp".'
+        )
+
+    def engine_config(self) -> dict[str, Any]:
+        """Return the configuration that DeepSpeed's engine gets.
+
+        Raises:
+            ConfigurationError: it contradicts the Trainer's arguments, or an option is unknown.
+        """
+        self._deepspeed()
+        return _deepspeed_config.complete(self.config, self._options, self.precision_plugin.name)
+
+    def _deepspeed(self) -> Any:
+        """The package, imported for this strategy's device."""
+        os.environ.setdefault("DS_ACCELERATOR", self.root_device.type)
+        import deepspeed
+
+        for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):  # DeepSpeed calls them in every step
+            message = f"`torch.distributed.{name}` is deprecated"
+            warnings.filterwarnings("ignore", message, FutureWarning, module="torch.distributed.c10d_logger")
+        deepspeed.utils.logger.setLevel(self.logging_level)
+        return deepspeed
+
+    def _start_engine(self, optimizer: Optimizer | None) -> None:
+        deepspeed, module = self._deepspeed(), self.lightning_module
+        if _WORLD and _WORLD[0] is not dist.group.WORLD:
+            deepspeed.utils.groups._release_process_group_references()  # those that it keeps are gone
+        _WORLD[:] = [dist.group.WORLD]
+        os.environ["LOCAL_RANK"] = str(self.local_rank)  # which DeepSpeed insists on
+        index = self.root_device.index
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        fitting = optimizer is not None or "optimizer" in self.engine_config()
+        self._engine, *_ = deepspeed.initialize(
+            args=None if index is None else SimpleNamespace(device_rank=index),
+            model=module,
+            model_parameters=trained if fitting else None,
+            optimizer=None if optimizer is None else _deepspeed_optimizers.stand_in(optimizer),
+            config=self.engine_config(),
+        )
+        self.model, self._trained = self._engine, set(map(id, trained))
+        if fitting and optimizer is None:
+            made = self._engine.basic_optimizer
+            groups = [{**group, "params": trained} for group in made.param_groups]
+            self.optimizers = [_deepspeed_optimizers.like(made, groups)]
+
+    def _let_go(self) -> None:
+        """Take the last run's engine away from its module."""
+        engine, self._engine, self._kept, self._window_open = self._engine, None, None, False
+        if engine is not None:
+            for hook in (engine.module_forward_pre_hook, engine.module_forward_post_hook):
+                hook.remove()
+            engine.destroy()
+
+    def teardown(self) -> None:
+        if self._engine is None:
+            super().teardown()
+            return
+        if self.world_size == 1 and dist.is_initialized():  # super() ends its group, and states pass through that
+            states = {id(each): self.optimizer_state(each) for each in self.optimizers}
+            self._kept = self.lightning_module_state_dict(), states
+        # The engine's pieces stay where they are, so that the module works and can be saved.
+        optimizers, module, self.optimizers, self.lightning_module = self.optimizers, self.lightning_module, [], None
+        try:
+            super().teardown()
+        finally:
+            self.optimizers, self.lightning_module = optimizers, module
+
+    # ---- the step ------------------------------------------------------------------------------------------------
+
+    def bind(self, name: str) -> Callable[..., Any]:
+        if name == "training_step" or self.stage == 3:
+            return super().bind(name)
+        return compiled_method(self.lightning_module, name)
+
+    def bind_step(self, parts: StepParts) -> OwnStep:
+        engine = self._engine
+        for name, parameter in self.lightning_module.named_parameters():
+            if parameter.requires_grad != (id(parameter) in self._trained):
+                raise ConfigurationError(
+                    f"{name} was {'frozen' if parameter.requires_grad else 'trained'} when DeepSpeed's engine started, "
+                    "which divides the trained parameters among the ranks once. Freeze and thaw before fit, or use "
+                    'strategy="ddp".'
+                )
+
+        def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> tuple[Any, int]:
+            self._window_open = False
+            if index == 0:
+                parts.begin(size)
+                self._unit = 1.0
+            engine.set_gradient_accumulation_boundary(last)
+            output = parts.training_step(batch, batch_idx)
+            if output is None:
+                raise ConfigurationError(
+                    "training_step returned None, and DeepSpeed's engine counts on a backward pass for every batch. "
+                    "Return a loss of zero that depends on the parameters, or a WeightedLoss of weight 0."
+                )
+            loss = parts.loss_of(output, index, last)
+            if loss is None:  # one process, and a WeightedLoss of weight 0
+                raise ConfigurationError(
+                    "training_step returned a WeightedLoss of the number 0, and DeepSpeed's engine counts on a "
+                    "backward pass for every batch. Give its weight as a tensor."
+                )
+            parts.backward(engine.scale(loss if self._unit == 1 else loss / self._unit))
+            self._window_open = not last
+            if not last:
+                return output, 0
+            parts.before_step()
+            return output, int(parts.optimizer_step())
+
+        return step
+
+    def rescale_gradients(self, optimizer: Any, factor: float | Tensor) -> None:
+        """Note what the engine's gradients must be multiplied by: later losses are divided by it, and the step does it.
+
+        A weight on the device is read back here.
+        """
+        self._unit *= float(factor)
+        if self._unit == 0:  # what is there came from weights of 0: it is 0, in any unit
+            self._unit = 1.0
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor | None:
+        """Let the engine clip in the step that follows."""
+        if norm_type != 2 or error_if_nonfinite:
+            raise ConfigurationError(
+                f"clip_gradients_norm(norm_type={norm_type}, error_if_nonfinite={error_if_nonfinite}): DeepSpeed's "
+                "engine clips by the norm 2, and skips a step that is not finite. Leave the arguments out."
+            )
+        self._engine.optimizer.clip_grad = float(max_norm)
+        return None
+
+    def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
+        raise self._no_clipping_by_value()
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None, model: nn.Module | None = None, **kwargs: Any
+    ) -> Any:
+        """Let the engine clip, step the optimizer with its options as they are now, and clear the gradients."""
+        loss = None if closure is None else closure()
+        engine, zero = self._engine, self._engine.optimizer
+        schedules_itself = engine.lr_scheduler is not None
+        if not schedules_itself:
+            _deepspeed_optimizers.pass_options(
+                _deepspeed_optimizers.trained_groups(optimizer), engine.basic_optimizer.param_groups
+            )
+        if self._unit != 1:
+            zero.override_loss_scale(zero.loss_scale / self._unit)
+        engine.step()
+        zero.custom_loss_scaler = False
+        if schedules_itself:
+            _deepspeed_optimizers.pass_options(
+                engine.basic_optimizer.param_groups, _deepspeed_optimizers.trained_groups(optimizer)
+            )
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # where torch's schedulers look for a step
+        self.precision_plugin.stepped = engine.was_step_applied()
+        return loss
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def _trains(self) -> bool:
+        return self._engine is not None and getattr(self._engine, "basic_optimizer", None) is not None
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return complete weights on rank 0, in 32 bits where the engine trains such copies of 16-bit parameters."""
+        if self._kept is not None:
+            return self._kept[0]
+        if self.stage < 3 and not (self._trains() and self.precision_plugin.name in ("bf16-true", "16-true")):
+            return super().lightning_module_state_dict()
+        from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
+
+        return _deepspeed_state.whole_weights(self.lightning_module, self.is_global_zero)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
+
+        if any(map(_deepspeed_state.is_partitioned, self.lightning_module.parameters())):
+            _deepspeed_state.load_partitioned_weights(self.lightning_module, checkpoint["state_dict"], strict)
+        else:
+            super().load_model_state_dict(checkpoint, strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return on rank 0 what the optimizer's state would be with one process."""
+        if self._kept is not None:
+            return self._kept[1].get(id(optimizer), {})
+        if not self._trains():
+            return super().optimizer_state(optimizer)
+        from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
+
+        return _deepspeed_state.whole_optimizer_state(self._engine, optimizer, self.is_global_zero)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
+
+        states = checkpoint["optimizer_states"]
+        if len(states) != len(self.optimizers):
+            raise CheckpointError(
+                f"The checkpoint holds {len(states)} optimizer states, and there is {len(self.optimizers)} optimizer. "
+                "Return the same optimizer from configure_optimizers, or load only the weights."
+            )
+        for index, (optimizer, state) in enumerate(zip(self.optimizers, states, strict=True)):
+            with restoring(f"optimizer {index} ({type(optimizer).__name__})"):
+                _deepspeed_state.load_optimizer_state(self._engine, optimizer, state)
+        _deepspeed_state.load_master_weights(self.lightning_module, checkpoint["state_dict"])
+
+    def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        if state := self.optimizer_state(optimizer):
+            optimizer.load_state_dict(state)
+        return optimizer
+
+    def rank_state(self) -> dict[str, Any]:
+        if self._window_open:
+            raise CheckpointError(
+                "The gradients of an open accumulation window are in DeepSpeed's engine, and a checkpoint cannot hold "
+                "them. Save after an optimizer step: ModelCheckpoint(every_n_train_steps=...) counts those."
+            )
+        return super().rank_state()
