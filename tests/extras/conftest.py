@@ -35,6 +35,13 @@ def package_of(path: Path) -> str | None:
     return next((name for name, start in PACKAGES.items() if path.stem.startswith(start)), None)
 
 
+def pytest_sessionstart() -> None:
+    """Remove the locks that killed processes have left: whoever loads a compiled part would wait for them for ever."""
+    if asked() and (folder := os.environ.get("TORCH_EXTENSIONS_DIR")):
+        for lock in Path(folder).glob("*/lock"):
+            lock.unlink()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and (package := package_of(item.path)) and (why := missing(package)):

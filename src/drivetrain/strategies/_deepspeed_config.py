@@ -67,9 +67,13 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
             f"copies itself. Write one of {', '.join(map(repr, _PRECISIONS))}."
         )
     merged: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1, "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False, **copy.deepcopy(dict(config)), "gradient_accumulation_steps": 1,
-    }  # fmt: skip
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0,  # DeepSpeed would clip to 1.0, unasked
+        **copy.deepcopy(dict(config)),
+        "gradient_accumulation_steps": 1,
+    }
     fields = _zero_fields(options)
     for name, value in options.items():
         (merged["zero_optimization"] if name in fields else merged)[name] = value

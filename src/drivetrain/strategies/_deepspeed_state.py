@@ -8,6 +8,7 @@ without DeepSpeed, so that any strategy, on any number of processes, can load it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.compiled import own_names, plain_names
 from drivetrain.base.restoring import WrongForm, expect
+from drivetrain.errors import CheckpointError
 
 
 def is_partitioned(parameter: Tensor) -> bool:
@@ -24,7 +26,7 @@ def is_partitioned(parameter: Tensor) -> bool:
     return hasattr(parameter, "ds_id")
 
 
-def whole_weights(module: nn.Module, keep: bool) -> dict[str, Any]:
+def whole_weights(module: nn.Module, keep: bool, trained: bool) -> dict[str, Any]:
     """Return the module's state with complete weights in host memory, in 32 bits where ZeRO trains such a copy.
 
     Every rank must call it.
@@ -32,13 +34,14 @@ def whole_weights(module: nn.Module, keep: bool) -> dict[str, Any]:
     Args:
         module: the user's.
         keep: whether this rank needs the result; otherwise it is empty.
+        trained: whether an engine trains them, so that there are copies in 32 bits.
     """
     from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param
 
     state: dict[str, Any] = dict(module.state_dict()) if keep else {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        whole = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+        whole = safe_get_full_fp32_param(parameter) if trained and parameter.requires_grad else None
         if whole is None and is_partitioned(parameter):
             with GatheredParameters([parameter]):
                 whole = parameter.detach().clone()
@@ -50,6 +53,20 @@ def whole_weights(module: nn.Module, keep: bool) -> dict[str, Any]:
 def parameter_shape(parameter: Tensor) -> torch.Size:
     """Return the shape of the complete parameter."""
     return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def put_together(module: nn.Module) -> None:
+    """Give each parameter of which ZeRO-3 has left a piece its complete value, in host memory, and no trace of ZeRO."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    for parameter in filter(is_partitioned, module.parameters()):
+        with GatheredParameters([parameter]):
+            whole = parameter.detach().to(HOST, copy=True)
+        for name, value in list(vars(parameter).items()):
+            module_of = getattr(value, "__module__", None) or type(value).__module__
+            if name.startswith(("ds_", "_z3_")) or module_of.partition(".")[0] == "deepspeed":
+                delattr(parameter, name)
+        parameter.data = whole
 
 
 def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], strict: bool) -> None:
@@ -208,3 +225,28 @@ def _states_of_pieces(engine: Any, optimizer: Optimizer) -> Iterator[tuple[Tenso
     for pieces in _pieces(engine, optimizer):
         if pieces:
             yield pieces[0], engine.basic_optimizer.state.get(pieces[0], {})
+
+
+def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int) -> None:
+    """Load a folder of DeepSpeed's own format into the engine; every rank must call it.
+
+    Raises:
+        CheckpointError: there is none, or another number of processes has written it.
+    """
+    latest = folder / "latest"
+    if tag is None and latest.is_file():
+        tag = latest.read_text(encoding="utf-8").strip()
+    pieces = sorted((folder / (tag or "")).glob("*zero_pp_rank_*_optim_states.pt")) if tag is not None else []
+    if not pieces:
+        raise CheckpointError(
+            f"There is no checkpoint of DeepSpeed in {folder}"
+            f"{'' if tag is None else f' with the tag {tag!r}'}. Pass the folder that save_deepspeed_checkpoint got."
+        )
+    if len(pieces) != world_size and not engine.load_universal_checkpoint():
+        raise CheckpointError(
+            f"{folder} holds the pieces of {len(pieces)} processes, and there are {world_size}. Start {len(pieces)} "
+            "processes, load it and call trainer.save_checkpoint(path), which any number of processes resumes from; or "
+            "convert it with python -m deepspeed.checkpoint.ds_to_universal, and pass "
+            'config={"checkpoint": {"load_universal": True}}.'
+        )
+    engine.load_checkpoint(str(folder), tag=tag)

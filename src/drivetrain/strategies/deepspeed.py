@@ -120,6 +120,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._trained: set[int] = set()  # parameters, by identity
         self._unit = 1.0  # what the engine's gradients must be multiplied by
         self._window_open = False
+        self._had_local_rank = True
         self._kept: tuple[dict[str, Any], dict[int, dict[str, Any]]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,6 +148,12 @@ class DeepSpeedStrategy(ParallelStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         deepspeed = self._deepspeed()
+        self._had_local_rank = "LOCAL_RANK" in os.environ
+        os.environ["LOCAL_RANK"] = str(self.local_rank)  # which DeepSpeed insists on, in every step
+        if _WORLD and _WORLD[0] is not dist.group.WORLD:
+            deepspeed.utils.groups._release_process_group_references()  # those that it keeps are gone
+        _WORLD[:] = [dist.group.WORLD]
+        deepspeed.init_distributed(verbose=False)  # as it is: it looks at the process group that there is
         device = deepspeed.accelerator.get_accelerator().device_name()
         if device.partition(":")[0] != self.root_device.type:
             raise ConfigurationError(
@@ -246,10 +253,6 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def _start_engine(self, optimizer: Optimizer | None) -> None:
         deepspeed, module = self._deepspeed(), self.lightning_module
-        if _WORLD and _WORLD[0] is not dist.group.WORLD:
-            deepspeed.utils.groups._release_process_group_references()  # those that it keeps are gone
-        _WORLD[:] = [dist.group.WORLD]
-        os.environ["LOCAL_RANK"] = str(self.local_rank)  # which DeepSpeed insists on
         index = self.root_device.index
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         fitting = optimizer is not None or "optimizer" in self.engine_config()
@@ -275,12 +278,25 @@ class DeepSpeedStrategy(ParallelStrategy):
             engine.destroy()
 
     def teardown(self) -> None:
+        try:
+            self._tear_down()
+        finally:
+            if self.world_size == 1 and not self._had_local_rank:
+                os.environ.pop("LOCAL_RANK", None)  # it would say that a launcher has started this process
+
+    def _tear_down(self) -> None:
         if self._engine is None:
             super().teardown()
             return
         if self.world_size == 1 and dist.is_initialized():  # super() ends its group, and states pass through that
+            from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
+
             states = {id(each): self.optimizer_state(each) for each in self.optimizers}
-            self._kept = self.lightning_module_state_dict(), states
+            kept = self.lightning_module_state_dict(), states
+            self._let_go()
+            self._kept = kept
+            _deepspeed_state.put_together(self.lightning_module)
+            self.model = self.lightning_module
         # The engine's pieces stay where they are, so that the module works and can be saved.
         optimizers, module, self.optimizers, self.lightning_module = self.optimizers, self.lightning_module, [], None
         try:
@@ -397,7 +413,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             return super().lightning_module_state_dict()
         from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
 
-        return _deepspeed_state.whole_weights(self.lightning_module, self.is_global_zero)
+        return _deepspeed_state.whole_weights(self.lightning_module, self.is_global_zero, self._trains())
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
@@ -435,6 +451,39 @@ class DeepSpeedStrategy(ParallelStrategy):
         if state := self.optimizer_state(optimizer):
             optimizer.load_state_dict(state)
         return optimizer
+
+    def save_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
+        """Write weights and optimizer states as a folder of DeepSpeed's own format; every rank must call it.
+
+        Args:
+            folder: for DeepSpeed's tools, such as the ``zero_to_fp32.py`` that it puts there.
+            tag: the name of the folder in it; ``None``: DeepSpeed's, which counts steps.
+        """
+        self._running_engine("save_deepspeed_checkpoint").save_checkpoint(str(folder), tag=tag)
+
+    def load_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
+        """Load what :meth:`save_deepspeed_checkpoint` has written; every rank must call it, in ``on_fit_start``.
+
+        Its files are unpickled, which can run code.
+
+        Raises:
+            CheckpointError: there is none, or another number of processes has written it.
+        """
+        engine = self._running_engine("load_deepspeed_checkpoint")
+        from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
+
+        _deepspeed_state.load_folder(engine, Path(folder), tag, self.world_size)
+        for optimizer in self.optimizers:
+            groups = _deepspeed_optimizers.trained_groups(optimizer)
+            _deepspeed_optimizers.pass_options(engine.basic_optimizer.param_groups, groups)
+
+    def _running_engine(self, method: str) -> Any:
+        if not self._trains() or not dist.is_initialized():
+            raise ConfigurationError(
+                f"{method} needs DeepSpeed's engine, which exists while fit runs. Call it in a hook of a callback or "
+                "of the module, such as on_train_epoch_end."
+            )
+        return self._engine
 
     def rank_state(self) -> dict[str, Any]:
         if self._window_open:
