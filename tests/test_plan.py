@@ -28,7 +28,7 @@ from drivetrain.loggers import CSVLogger
 from drivetrain.plan import Machine, Plan, resolve
 from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision, PrecisionRegistry
 from drivetrain.settings import Settings
-from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
+from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 MACHINE = Machine(environment=None, has_tensorboard=True)
 
