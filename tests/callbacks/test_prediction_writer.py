@@ -124,3 +124,41 @@ def test_wrong_intervals_and_missing_methods(make_trainer: Any) -> None:
         BasePredictionWriter("step")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="calls write_on_epoch_end, which it does not define"):
         make_trainer(callbacks=BasePredictionWriter("epoch")).predict(Doubling(), numbers(2))
+
+
+@pytest.mark.parametrize(
+    ("interval", "method", "parameters"),
+    [
+        (
+            "batch", "write_on_batch_end",
+            "self, trainer, pl_module, prediction, batch_indices, batch, batch_idx, dataloader_idx",
+        ),
+        ("epoch", "write_on_epoch_end", "self, trainer, pl_module, predictions, batch_indices"),
+    ],
+)  # fmt: skip
+def test_a_method_that_cannot_be_called_is_refused_before_the_first_batch(
+    make_trainer: Any, interval: Any, method: str, parameters: str
+) -> None:
+    class Short(Writer):
+        pass
+
+    setattr(Short, method, lambda self, trainer, pl_module, prediction: None)
+    seen: list[Any] = []
+
+    class Counting(Doubling):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(batch_idx)
+
+    with pytest.raises(ConfigurationError) as caught:
+        make_trainer(callbacks=Short(interval)).predict(Counting(), numbers(2))
+    assert f"Short.{method}(trainer, pl_module, prediction) cannot be called" in str(caught.value)
+    assert str(caught.value).endswith(f"Write def {method}({parameters}).")
+    assert seen == []
+
+
+def test_a_method_that_the_interval_does_not_call_is_not_looked_at(make_trainer: Any) -> None:
+    class Own(Writer):
+        def write_on_epoch_end(self) -> None:  # type: ignore[override]
+            pass
+
+    make_trainer(callbacks=Own("batch")).predict(Doubling(), numbers(2))

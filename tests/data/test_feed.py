@@ -456,6 +456,16 @@ def test_an_object_that_is_its_own_iterator_loses_no_batch() -> None:
     assert [[batch for batch, _ in feed(stream, 2, None, ahead=False)] for _ in range(2)] == [[1, 2], [3, 4]]
 
 
+def test_an_iterator_that_is_exhausted_is_answered_with_the_loader_itself() -> None:
+    source = DataLoader(TensorDataset(torch.arange(6)), batch_size=2)
+    batches = iter(source)
+    list(feed(batches, 3, None, False))
+    with pytest.warns(UserWarning, match="and gave 0.* Pass the loader itself instead of its iterator"):
+        assert list(feed(batches, 3, None, False)) == []
+    with pytest.warns(UserWarning, match=r"left out\. Correct its __len__"):  # of what can be iterated again
+        list(feed(source, 4, None, False))
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_longer_pass_than_promised_warns(ahead: bool) -> None:
     class Long(Sized):

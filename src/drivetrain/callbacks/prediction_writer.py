@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import missing_arguments, overrides
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 
@@ -109,6 +110,12 @@ class BasePredictionWriter(Callback):
                 raise ConfigurationError(
                     f"{type(self).__name__}(write_interval={self.interval.value!r}) calls {method}, which it does not "
                     "define. Define it, or choose another interval."
+                )
+            contract = getattr(BasePredictionWriter, method)
+            if wanted and (missing := missing_arguments(getattr(self, method), contract)) is not None:
+                raise ConfigurationError(
+                    f"{type(self).__name__}.{method}{inspect.signature(getattr(self, method))} cannot be called with "
+                    f"the arguments it is given. Write def {method}({missing})."
                 )
         if self.interval.on_epoch:
             self._caller_keeps = trainer.predictions.keeps

@@ -124,9 +124,13 @@ def feed(
             batch = moved
         yield batch, position == num_batches
     if position < num_batches < float("inf"):
+        loader = _behind(batches)
+        cure = "Correct its __len__."
+        if any(map(_is_its_own_iterator, _parts(loader))):
+            cure = "Pass the loader itself instead of its iterator, or correct its __len__."
         rank_zero_warn(
-            f"The loader {type(_behind(batches)).__name__} has a length that promised {num_batches:.0f} batches, and "
-            f"gave {position}. What belongs to the last batch of an epoch was left out. Correct its __len__."
+            f"The loader {type(loader).__name__} has a length that promised {num_batches:.0f} batches, and "
+            f"gave {position}. What belongs to the last batch of an epoch was left out. {cure}"
         )
         return
     _ask_for_end(batches, items, num_batches)
