@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -99,6 +101,62 @@ def near_misses(
         close = difflib.get_close_matches(name, known, n=1, cutoff=alike)
         if close and not name.startswith(f"{close[0]}_"):
             yield name, close[0]
+
+
+_SYNONYMS = {
+    "begin": "start", "finish": "end", "finished": "end", "ended": "end", "started": "start", "val": "validation",
+    "valid": "validation", "validate": "validation", "eval": "validation", "training": "train",
+}  # fmt: skip
+
+
+def uncalled_hooks(
+    cls: type, base: type, hooks: Iterable[str], names: re.Pattern[str]
+) -> Iterator[tuple[str, str | None]]:
+    """Methods of ``cls`` that look like hooks, are none, and that nothing in their file mentions.
+
+    Each comes with the hook that means nearly the same, or ``None``. Left out are methods that have a decorator, which
+    may register them, and those that a class of another package defines. Where the source is not known, only methods
+    with such a hook are returned.
+
+    Args:
+        cls: the user's class.
+        base: the class of drivetrain's that it extends.
+        hooks: the names of the hooks.
+        names: what the name of a hook looks like.
+    """
+    known = {_in_plain_words(hook): hook for hook in sorted(hooks)}
+    package = cls.__module__.partition(".")[0]
+    for name in sorted({name for owner in cls.__mro__ if not issubclass(base, owner) for name in vars(owner)}):
+        owners = [owner for owner in cls.__mro__ if name in vars(owner)]
+        method = vars(owners[0])[name]
+        if not names.fullmatch(name) or not inspect.isfunction(method) or hasattr(base, name):
+            continue
+        file = method.__code__.co_filename
+        if any(owner.__module__.partition(".")[0] != package for owner in owners) or _is_installed(file):
+            continue
+        close = difflib.get_close_matches(_in_plain_words(name), known, n=1, cutoff=0.85)
+        near = known[close[0]] if close else None
+        try:
+            lines = inspect.getsourcelines(inspect.getmodule(method) or method)[0]
+            decorated = inspect.getsource(method).lstrip().startswith("@")
+        except (OSError, TypeError):
+            lines, decorated = [], near is None
+        mentioned = any(re.search(rf"(?<!def )\b{name}\b", line) for line in lines)
+        if not (decorated or mentioned):
+            yield name, near
+
+
+def _in_plain_words(name: str) -> str:
+    """Return ``name`` with the words that hooks use: ``on_val_epoch_begin`` becomes ``on_validation_epoch_start``."""
+    when, _, rest = name.partition("_")
+    if when in ("before", "after"):
+        name = f"on_{rest}_{'start' if when == 'before' else 'end'}"
+    name = re.sub("^on_(epoch|batch)_", r"on_train_\1_", name)
+    return "_".join(_SYNONYMS.get(word, word) for word in name.split("_"))
+
+
+def _is_installed(file: str) -> bool:
+    return any(f"{os.sep}{folder}{os.sep}" in file for folder in ("site-packages", "dist-packages"))
 
 
 def shown_type(annotation: Any) -> str:

@@ -17,6 +17,7 @@ from drivetrain.base.introspect import (
     overrides,
     positional_arity,
     takes_iterator,
+    uncalled_hooks,
 )
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import load
@@ -370,12 +371,22 @@ def check_hooks(parties: Iterable[Any]) -> None:
         for hook in sorted(hooks):
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and overrides(party, hook, base):
                 _check_hook(name, hook, getattr(party, hook), getattr(base, hook))
+        told = {*_RENAMED, *(_GONE_FROM_CALLBACKS if base is Callback else ())}
         for method, hook in near_misses(type(party), base, hooks):
+            told.add(method)
             rank_zero_warn(
                 f"{name}.{method} is never called by the Trainer. Did you mean {hook}? "
                 "If the name is meant, nothing is wrong.",
                 about=getattr(type(party), method),
             )
+        looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK
+        for method, meant in uncalled_hooks(type(party), base, hooks, looks_like):
+            if method not in told:
+                rank_zero_warn(
+                    f"{name}.{method} is never called by the Trainer, which has no hook of this name. "
+                    f"{f'Did you mean {meant}? ' if meant else ''}If other code calls it, nothing is wrong.",
+                    about=getattr(type(party), method),
+                )
         for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
             if callable(getattr(party, gone, None)):
                 rank_zero_warn(
@@ -384,6 +395,9 @@ def check_hooks(parties: Iterable[Any]) -> None:
                     about=getattr(type(party), gone, None),
                 )
 
+
+_LIKE_A_HOOK = re.compile(r"on_\w+|[a-z]\w*_(step|dataloader)")
+_LIKE_A_HOOK_OF_A_CALLBACK = re.compile(r"(on|before|after)_\w+")
 
 _CALLED_BY_THE_LOOPS = re.compile(
     r"on_\w+|configure_\w+|optimizer_\w+|\w+_dataloader|prepare_data|setup|teardown|transfer_batch_to_device|backward|"
