@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -420,6 +421,26 @@ def test_not_strict_warns_and_goes_on(tmp_path: Path) -> None:
         trainer = fit(tmp_path, callback, Scripted(FALLING), max_epochs=3)
     assert trainer.current_epoch == 3
     assert callback.wait_count == 0
+
+
+@pytest.mark.parametrize("kind", [EarlyStopping, ModelCheckpoint])
+@pytest.mark.parametrize("monitor", ["val_acc", "val/f1", "Test_AUROC", "iou"])
+def test_a_metric_whose_higher_value_is_better_needs_a_mode(kind: Any, monitor: str) -> None:
+    with pytest.warns(
+        UserWarning, match=rf"{kind.__name__}\(monitor='{monitor}'\) takes the lowest .* Write mode=\"max\""
+    ):
+        assert kind(monitor=monitor).mode == "min"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for mode in ("min", "max"):
+            assert kind(monitor=monitor, mode=mode).mode == mode
+
+
+@pytest.mark.parametrize("monitor", ["val_loss", "accumulated", "precision_loss", "recall_error"])
+def test_a_metric_whose_lower_value_is_better_needs_no_mode(monitor: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert EarlyStopping(monitor=monitor).mode == "min"
 
 
 def test_mode_is_checked() -> None:

@@ -884,7 +884,7 @@ def test_file_exists(tmp_path: Path) -> None:
 
 def test_a_monitor_that_was_never_logged(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        fit(tmp_path, ModelCheckpoint(monitor="val_acc"), [0.5])
+        fit(tmp_path, ModelCheckpoint(monitor="val_acc", mode="max"), [0.5])
     assert "'val_acc', which was not logged. Logged so far: score, train_loss. Log it" in str(caught.value)
     assert files(tmp_path / "checkpoints") == []
 
@@ -909,7 +909,7 @@ def test_a_missing_metric_of_a_fit_without_validation_says_why_there_is_none(
 
 def test_a_missing_metric_of_a_fit_that_validates_does_not_blame_the_validation(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'val_acc', which was not logged") as caught:
-        fit(tmp_path, ModelCheckpoint(monitor="val_acc"), [0.5])
+        fit(tmp_path, ModelCheckpoint(monitor="val_acc", mode="max"), [0.5])
     assert "validate" not in str(caught.value)
 
 

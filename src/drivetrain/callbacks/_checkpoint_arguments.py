@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
 from typing import Any
 
 from drivetrain.base import files
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, NotSupportedError, count_meant, is_count, wrong_value
+
+_HIGHER_IS_BETTER = {"acc", "accuracy", "auc", "auroc", "bleu", "f1", "iou", "miou", "precision", "recall"}
+_LOWER_IS_BETTER = {"loss", "error", "err"}
+
+
+def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
+    """Return ``mode``, or "min" if it was not given; warn then if a higher value of ``monitor`` is usually better."""
+    if mode is not None:
+        return mode
+    words = set(re.split(r"[^a-z0-9]+", monitor.lower())) if isinstance(monitor, str) else set()
+    if words & _HIGHER_IS_BETTER and not words & _LOWER_IS_BETTER:
+        rank_zero_warn(
+            f"{owner}(monitor={monitor!r}) takes the lowest value for the best, because no mode was given. Write "
+            'mode="max" if a higher value is better, else mode="min".'
+        )
+    return "min"
 
 
 def check_triggers(

@@ -12,6 +12,7 @@ from torch import Tensor
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import WrongForm, count, entry, expect, number
 from drivetrain.callback import Callback
+from drivetrain.callbacks._checkpoint_arguments import mode_or_default
 from drivetrain.errors import (
     ConfigurationError,
     arguments_checked,
@@ -48,7 +49,7 @@ class EarlyStopping(Callback):
         min_delta: by how much a value must beat the best one to count as an improvement, in the metric's unit.
         patience: number of checks without improvement after which it stops. A check is one validation or one epoch.
         verbose: log each improvement.
-        mode: "min" or "max": which direction is better.
+        mode: "min" or "max": which direction is better; ``None``: "min".
         strict: whether a missing ``monitor`` is an error; otherwise a warning.
         check_finite: stop at once when the value is NaN or infinite.
         stopping_threshold: stop at once when the value is better than this.
@@ -83,7 +84,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         patience: int = 3,
         verbose: bool = False,
-        mode: str = "min",
+        mode: str | None = None,
         strict: bool = True,
         check_finite: bool = True,
         stopping_threshold: float | None = None,
@@ -91,6 +92,7 @@ class EarlyStopping(Callback):
         check_on_train_epoch_end: bool | None = None,
         log_rank_zero_only: bool = False,
     ) -> None:
+        mode = mode_or_default("EarlyStopping", mode, monitor)
         if mode not in ("min", "max"):
             raise ConfigurationError(f'EarlyStopping(mode={mode!r}): mode is "min" or "max". Write one of the two.')
         if not isinstance(monitor, str):

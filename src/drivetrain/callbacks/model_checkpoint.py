@@ -16,7 +16,7 @@ from torch import Tensor
 
 from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types
+from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types, mode_or_default
 from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint
 from drivetrain.callbacks._checkpoint_files import check_state, newest_complete, save_new
 from drivetrain.callbacks._checkpoint_names import GROUP
@@ -47,7 +47,7 @@ class ModelCheckpoint(StoredCheckpoint):
             was due; "link" makes a symbolic link to the newest checkpoint, or a copy where links are not allowed.
         save_top_k: how many to keep; -1: all; 0: none. More than one needs ``monitor``.
         save_weights_only: leave out what only resuming needs.
-        mode: "min" or "max": which direction of ``monitor`` is better.
+        mode: "min" or "max": which direction of ``monitor`` is better; ``None``: "min".
         auto_insert_metric_name: write ``name=value`` in file names instead of the bare value.
         every_n_train_steps: save after every n optimizer steps. If a validation follows that step and ``monitor`` is
             given, save after the validation, by its value; if none follows, rank by the newest value there is.
@@ -85,7 +85,7 @@ class ModelCheckpoint(StoredCheckpoint):
         save_last: bool | Literal["link"] | None = None,
         save_top_k: int = 1,
         save_weights_only: bool = False,
-        mode: str = "min",
+        mode: str | None = None,
         auto_insert_metric_name: bool = True,
         every_n_train_steps: int | None = None,
         train_time_interval: timedelta | None = None,
@@ -96,6 +96,7 @@ class ModelCheckpoint(StoredCheckpoint):
     ) -> None:
         check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)
         check_types(dirpath, filename, monitor, save_top_k)
+        mode = mode_or_default("ModelCheckpoint", mode, monitor)
         check_choices(mode, monitor, save_top_k, save_last)
         self.dirpath = None if dirpath is None else os.path.abspath(os.path.expanduser(dirpath))
         self.filename = filename
