@@ -15,8 +15,9 @@ SHARDED = "::test_a_sharded_model_trains"
 
 # Strategies that are equal in most rows to TestFSDP: the documentation's example of it, which has its own tests in
 # tests/distributed/test_fsdp2.py, one with another argument, whose numbers are in tests/distributed/test_fsdp.py, and
-# one whose numbers are in tests/distributed/test_model_parallel.py.
-ALIKE = ("::TestFSDP2::", "::TestFSDPOnceAWindow::", "::TestTensorParallel::")
+# one whose numbers are in tests/distributed/test_model_parallel.py. Two are equal in most rows to TestDDP; their own
+# numbers are in tests/distributed/test_ddp2.py and test_horovod.py.
+ALIKE = ("::TestFSDP2::", "::TestFSDPOnceAWindow::", "::TestTensorParallel::", "::TestDDP2::", "::TestHorovod::")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,4 +27,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.endswith(EQUAL):
             item.add_marker(pytest.mark.skip("equal to TestFakeRecorded's: make test-faults runs all three"))
         if item.nodeid.endswith(SHARDED) or any(name in item.nodeid for name in ALIKE):
-            item.add_marker(pytest.mark.skip("TestFSDP and tests/distributed/ test most of it: make test-faults"))
+            item.add_marker(pytest.mark.skip("TestFSDP, TestDDP and tests/distributed/ test most of it: make test-faults"))

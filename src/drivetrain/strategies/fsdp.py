@@ -30,6 +30,7 @@ from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.fsdp_options import Options, checkpointed, hybrid_shape
 from drivetrain.strategies.group import handle_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
+from drivetrain.strategies.placement import place
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -221,6 +222,9 @@ class FSDPStrategy(ParallelStrategy):
         if not own and not blocks and options.auto_wrap_policy is None:
             rank_zero_warn(_ONE_BLOCK.format(*2 * [type(module).__name__]))
         arguments = options.for_fully_shard(mesh, pins=self.root_device != HOST)
+        on_device = torch.empty(0, device=self.root_device)
+        if not torch._has_compatible_shallow_copy_type(torch.empty(0), on_device):
+            module = place(module, self.root_device)  # fully_shard moves in place, which tensors of it do not allow
         chosen = {module, *blocks} - set(own)
         for block in reversed([each for each in module.modules() if each in chosen]):
             self._share(block)  # from the inside out: each block takes what is not taken yet
