@@ -27,4 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.endswith(EQUAL):
             item.add_marker(pytest.mark.skip("equal to TestFakeRecorded's: make test-faults runs all three"))
         if item.nodeid.endswith(SHARDED) or any(name in item.nodeid for name in ALIKE):
-            item.add_marker(pytest.mark.skip("TestFSDP, TestDDP and tests/distributed/ test most of it: make test-faults"))
+            item.add_marker(
+                pytest.mark.skip("TestFSDP, TestDDP and tests/distributed/ test most of it: make test-faults")
+            )
