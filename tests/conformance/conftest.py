@@ -13,11 +13,12 @@ EQUAL = ("TestCPU::test_two_processes_train_as_one", "TestFake::test_two_process
 # The same for models that are sharded; tests/distributed/test_fsdp.py has the numbers of the host.
 SHARDED = "::test_a_sharded_model_trains"
 
-# Strategies that are equal in most rows to TestFSDP: the documentation's example of it, which has its own tests in
-# tests/distributed/test_fsdp2.py, one with another argument, whose numbers are in tests/distributed/test_fsdp.py, and
-# one whose numbers are in tests/distributed/test_model_parallel.py. Two are equal in most rows to TestDDP; their own
-# numbers are in tests/distributed/test_ddp2.py and test_horovod.py.
-ALIKE = ("::TestFSDP2::", "::TestFSDPOnceAWindow::", "::TestTensorParallel::", "::TestDDP2::", "::TestHorovod::")
+# Strategies whose numbers are in tests/distributed/ (test_fsdp.py, test_fsdp2.py, test_model_parallel.py, test_ddp2.py,
+# test_horovod.py), and whose rows here are equal in most to TestDDP's.
+ALIKE = (
+    "::TestFSDP::", "::TestFSDP2::", "::TestFSDPOnceAWindow::", "::TestTensorParallel::", "::TestDDP2::",
+    "::TestHorovod::",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,6 +28,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.endswith(EQUAL):
             item.add_marker(pytest.mark.skip("equal to TestFakeRecorded's: make test-faults runs all three"))
         if item.nodeid.endswith(SHARDED) or any(name in item.nodeid for name in ALIKE):
-            item.add_marker(
-                pytest.mark.skip("TestFSDP, TestDDP and tests/distributed/ test most of it: make test-faults")
-            )
+            item.add_marker(pytest.mark.skip("TestDDP and tests/distributed/ test most of it: make test-faults"))
