@@ -644,3 +644,15 @@ def test_a_strategy_of_ones_own_by_name_is_built_with_what_it_was_registered_wit
         assert (engine.strategy.more, engine.precision.name) == (3, "64-true")
     finally:
         StrategyRegistry.remove("named_by_a_test")
+
+
+def test_an_optimizer_of_another_model_is_warned_of() -> None:
+    other = torch.optim.SGD(net().parameters(), 0.1)
+    with pytest.warns(UserWarning, match="SGD that has no parameter of the Sequential it is set up with"):
+        Engine(accelerator="cpu").setup(net(), other)
+
+
+def test_an_optimizer_of_two_models_is_not_warned_of() -> None:
+    first, second = net(), net()
+    both = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
+    Engine(accelerator="cpu").setup(first, both)

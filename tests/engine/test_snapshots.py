@@ -159,7 +159,7 @@ def test_what_refuses_late_leaves_everything_as_it_was(tmp_path: Path) -> None:
             engine.load(tmp_path / "x.ckpt", state)
         assert torch.equal(new.weight, before)
         assert counter.count == 5
-    with pytest.raises(ConfigurationError, match='Write {"model": model}'):
+    with pytest.raises(ConfigurationError, match='{"model": model}'):
         engine.load(tmp_path / "x.ckpt", model)
     with pytest.raises(ConfigurationError, match="names are texts"):
         engine.save(tmp_path / "y.ckpt", {0: model})  # type: ignore[dict-item]
@@ -178,3 +178,14 @@ def test_lazy_and_converted_modules_are_judged_by_torch(tmp_path: Path) -> None:
     torch.save(old, tmp_path / "old.pt")
     engine.load_raw(tmp_path / "old.pt", new_style)
     torch.testing.assert_close(new_style.weight, torch.full((2, 2), 0.5**0.5))
+
+
+def test_a_state_that_is_no_dictionary_is_an_error_that_shows_the_call(tmp_path: Path) -> None:
+    engine, model, _, _ = parts()
+    for arguments in ((tmp_path / "x.ckpt", model), ({"model": model}, tmp_path / "x.ckpt")):
+        with pytest.raises(ConfigurationError, match=r"Pass the path first.*engine\.save\("):
+            engine.save(*arguments)
+    engine.save(tmp_path / "x.ckpt", {"model": model})
+    for arguments in ((tmp_path / "x.ckpt", model), ({"model": model}, tmp_path / "x.ckpt")):
+        with pytest.raises((ConfigurationError, CheckpointError), match="dictionary"):
+            engine.load(*arguments)

@@ -143,7 +143,7 @@ def test_a_compiled_module_and_compiling_the_wrapper(net: Net) -> None:
 @pytest.mark.parametrize("by_name", [True, False])
 def test_a_marked_method_runs_in_the_precision(net: Net, by_name: bool) -> None:
     model = Engine(accelerator="cpu", precision="64-true").setup(net)
-    with pytest.raises(RuntimeError, match="dtype"):
+    with pytest.raises(RuntimeError, match="dtype"), pytest.warns(UserWarning, match="mark_forward_method"):
         model.encode(torch.ones(1, 2))
     model.mark_forward_method("encode" if by_name else net.encode)
     assert model.encode(torch.ones(1, 2)).dtype is torch.float32  # in and out again
@@ -170,7 +170,8 @@ class Wrapping(SingleDeviceStrategy):
 def test_t42_a_marked_method_goes_through_the_strategy_once(net: Net) -> None:
     model = Engine(accelerator="cpu", strategy=Wrapping()).setup(net)
     wrapped = model._forward_module
-    expected = net.encode(torch.ones(1, 2))
+    with torch.no_grad():
+        expected = net.encode(torch.ones(1, 2))
     with pytest.raises(ConfigurationError, match=r'past the strategy.*mark_forward_method\("encode"\)'):
         model.encode(torch.ones(1, 2))
     assert model.describe() == "net with 6"  # runs no layer
@@ -303,3 +304,30 @@ def test_what_cannot_run_as_forward_is_not_marked(net: Net) -> None:
     assert not model.ask()
     model.mark_forward_method("ask")
     assert model.ask()
+
+
+def test_calling_the_original_past_a_precision_is_warned_of_once(net: Net) -> None:
+    engine = Engine(accelerator="cpu", precision="bf16-mixed")
+    engine.setup(net)
+    with pytest.warns(UserWarning, match=r"The Net was called itself.*engine\.setup"):
+        net(torch.ones(1, 2))
+    net(torch.ones(1, 2))
+    assert not net._forward_pre_hooks
+
+
+def test_where_nothing_is_lost_nothing_is_said(net: Net) -> None:
+    plain = copy.deepcopy(net)
+    Engine(accelerator="cpu").setup(plain)
+    plain(torch.ones(1, 2))  # the wrapper would have added nothing
+    model = Engine(accelerator="cpu", precision="bf16-mixed").setup(net)
+    with torch.no_grad():
+        net(torch.ones(1, 2))
+    model(torch.ones(1, 2))
+    net(torch.ones(1, 2))  # some programs do this on purpose, after they have shown that they know the wrapper
+    assert not net._forward_pre_hooks and not model._forward_pre_hooks
+
+
+def test_a_copy_of_a_module_that_was_set_up_is_looked_at_no_more(net: Net) -> None:
+    Engine(accelerator="cpu", precision="bf16-mixed").setup(net)
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        other(torch.ones(1, 2))

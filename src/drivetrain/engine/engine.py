@@ -20,7 +20,7 @@ from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import has_data_loader
 from drivetrain.data.feed import seed_workers
-from drivetrain.engine.parts import check_parts, launcher_of, listed, logger_of, strategy_of, verbs_of
+from drivetrain.engine.parts import check_pair, check_parts, launcher_of, listed, logger_of, strategy_of, verbs_of
 from drivetrain.engine.ranks import Ranks
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, arguments_checked, described
@@ -191,6 +191,7 @@ class Engine(Ranks):
         module = compiled_in_place(module)
         self._check_module(module)
         self._check_optimizers(optimizers)
+        check_pair(module, optimizers)
         self._begin()
         if self.strategy.world.size > 1:
             self._compare(module, optimizers)

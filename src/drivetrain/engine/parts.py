@@ -6,7 +6,11 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+from torch.optim import Optimizer
+
 from drivetrain.base.introspect import is_own_class
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import check_part, load
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers.external import ExternalLauncher
@@ -47,6 +51,18 @@ def check_parts(plan: Plan) -> None:
     store = plan.checkpoint_io or (given.checkpoint_io if isinstance(given, Strategy) else None)
     for part in (plan.accelerator, plan.precision, plan.environment, store, plan.layer_sync):
         check_part(type(part))
+
+
+def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+    """Warn if an optimizer that is set up with ``module`` has none of its parameters: it was built on another model."""
+    own = {id(parameter) for parameter in module.parameters()}
+    for optimizer in optimizers:
+        if own.isdisjoint(id(each) for group in optimizer.param_groups for each in group["params"]):
+            rank_zero_warn(
+                f"Engine.setup got a {type(optimizer).__name__} that has no parameter of the {type(module).__name__} "
+                "it is set up with, so its steps do not train that module. Build the optimizer on "
+                "model.parameters() of the same model."
+            )
 
 
 def verbs_of(strategy: Strategy) -> Verbs:

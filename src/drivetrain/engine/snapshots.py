@@ -48,10 +48,15 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
-        ConfigurationError: a filter has no entry, or its entry is no dictionary.
+        ConfigurationError: ``state`` is no dictionary, a filter has no entry, or its entry is no dictionary.
     """
     from drivetrain.checkpoints.plain import encode  # here, so that importing the Engine stays quick
 
+    if not isinstance(state, Mapping):
+        raise ConfigurationError(
+            f"Engine.save got {described(state)} as the state. Pass the path first, and then a dictionary with a name "
+            'for each object: engine.save("state.ckpt", {"model": model}).'
+        )
     for name in state:
         if not isinstance(name, str):
             raise ConfigurationError(f"The state has the key {shown(name)}, and names are texts. Write {str(name)!r}.")
@@ -94,7 +99,10 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
     if state is None:
         return held
     if not isinstance(state, MutableMapping):
-        raise ConfigurationError(f'load got {described(state)} as the state. Write {{"model": model}}.')
+        raise ConfigurationError(
+            f"Engine.load got {described(state)} as the state. Pass a dictionary with a name for each object: "
+            'engine.load("state.ckpt", {"model": model}).'
+        )
     missing = [name for name in state if name not in held]
     if missing and strict:
         raise CheckpointError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 from weakref import ReferenceType, WeakMethod, WeakSet, ref
@@ -19,7 +20,7 @@ from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.tree import move
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, described
 from drivetrain.strategies.strategy import Strategy
 
 
@@ -191,6 +192,11 @@ class Verbs:
 
     def load(self, path: str | Path, state: Any, strict: bool) -> dict[str, Any]:
         """Read ``path`` into the objects of ``state``; return what the file holds besides."""
+        if not isinstance(path, (str, PathLike)):
+            raise ConfigurationError(
+                f"Engine.load got {described(path)} as the path. Pass the path first, and then a dictionary with a "
+                'name for each object: engine.load("state.ckpt", {"model": model}).'
+            )
         return snapshots.into(state, self.strategy.load_checkpoint(path), strict, str(path), self)
 
     def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import count, entry
 from drivetrain.base.tree import move, was_there
 from drivetrain.data.feed import set_epoch
@@ -141,6 +142,9 @@ class EngineModule(nn.Module):
         own["_convert_output"] = of_users or in_default_dtype
         if not own["_converts"]:
             own["forward"] = forward_module.__call__  # nothing to add: straight on
+        own["_watch"] = _FirstCall() if own["_converts"] or forward_module is not original else None
+        if own["_watch"] is not None and original._compiled_call_impl is None:  # hooks would be compiled too
+            own["_watch"].begin(self, original)
 
     @property
     def module(self) -> nn.Module:
@@ -210,6 +214,8 @@ class EngineModule(nn.Module):
         self._marked.add(name)
 
     def _redirected(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        if self._watch is not None:
+            self._watch.end()
         call = redirected(method, self._original, self._forward_module)
         return lambda *args, **kwargs: self._run(call, args, kwargs)
 
@@ -293,6 +299,41 @@ class EngineModule(nn.Module):
 
     def __dir__(self) -> list[str]:
         return sorted({*dir(type(self)), *dir(self._original)})
+
+
+class _FirstCall:
+    """Warns if the first forward pass of training calls the original module, past the wrapper; then it is gone."""
+
+    def __init__(self) -> None:
+        self._wrapper: int | None = None  # its id: a reference would be a cycle, which keeps models in memory
+        self._handles: list[Any] = []
+
+    def begin(self, wrapper: nn.Module, original: nn.Module) -> None:
+        """Look at the calls of both from here on."""
+        self._wrapper = id(wrapper)
+        self._handles = [each.register_forward_pre_hook(self) for each in (wrapper, original)]
+
+    def end(self) -> None:
+        """Look at nothing any more."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._wrapper = None
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if self._wrapper is None or not (torch.is_grad_enabled() and module.training):
+            return  # an evaluation of the bare module is right where no gradients are exchanged
+        past = id(module) != self._wrapper
+        self.end()
+        if past:
+            rank_zero_warn(
+                f"The {type(module).__name__} was called itself, and not the wrapped module that Engine.setup "
+                "returned: its forward pass has neither the precision of the Engine nor what the strategy adds to it, "
+                "such as the exchange of gradients. Write model = engine.setup(model), and call model(...); a method "
+                "that calls the layers is named by model.mark_forward_method(name)."
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()  # a copy of the module is looked at no more
 
 
 # What nn.Module's constructor sets: the hooks on the wrapper are the wrapper's own.
