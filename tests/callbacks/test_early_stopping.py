@@ -331,7 +331,8 @@ def test_t29_not_in_validate(tmp_path: Path) -> None:
         enable_checkpointing=False, default_root_dir=tmp_path, callbacks=callback,
     )  # fmt: skip
     loader = DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)
-    assert trainer.validate(Scripted([NAN]), loader, verbose=False)[0].keys() == {"score"}
+    with pytest.warns(UserWarning, match="score: logged as nan"):
+        assert trainer.validate(Scripted([NAN]), loader, verbose=False)[0].keys() == {"score"}
     assert not trainer.should_stop
     assert callback.wait_count == 0
 

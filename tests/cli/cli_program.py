@@ -34,10 +34,10 @@ class Net(LightningModule):
         return loss
 
     def validation_step(self, batch: Any) -> None:
-        self.log("val_loss", self.loss(batch))
+        self.log("val_loss", self.loss(batch), sync_dist=True)
 
     def test_step(self, batch: Any) -> None:
-        self.log("test_loss", self.loss(batch))
+        self.log("test_loss", self.loss(batch), sync_dist=True)
 
     def predict_step(self, batch: Any) -> torch.Tensor:
         return self.net(batch[0])

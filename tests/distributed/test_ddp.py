@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,7 @@ class Evaluated(LightningModule):
         self.steps = 0
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        warnings.filterwarnings("ignore", "own: logged without sync_dist")  # as it is meant
         self.steps += 1
         if self.gathers:
             assert self.all_gather(torch.ones(3)).numel() == 3 * self.trainer.world_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Judged(LightningModule):
 
 
 def fitted(folder: Path, patience: int, strategy: Any = "auto", module: Any = None) -> tuple[Trainer, Any]:
+    warnings.filterwarnings("ignore", "value: logged without sync_dist")  # which is what is tried here
     saver, stopper = (
         ModelCheckpoint(folder / "c", "{epoch}", monitor="value"),
         EarlyStopping("value", patience=patience),
@@ -172,3 +174,38 @@ def sampled() -> Any:
 def test_s3_25_how_data_are_shared_is_said(pool: Any, world_size: int) -> None:
     found = pool.run(sampled, world_size=world_size)
     assert found == [({"num_replicas": 2, "rank": rank}, 2, rank) for rank in range(2)]
+
+
+class Own(Judged):
+    """Logs values of its own and shared ones; ``alike``: those of its own are equal."""
+
+    def __init__(self, alike: bool) -> None:
+        super().__init__()
+        self.alike = alike
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        own = 0 if self.alike else self.global_rank
+        self.log("own", float(own))
+        self.log("shared", float(self.global_rank), sync_dist=True)
+        self.log("rank_zero", 1.0, rank_zero_only=True)
+
+
+def warned(folder: Path, alike: bool) -> list[str]:
+    loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2)
+    trainer = Trainer(
+        accelerator="cpu", devices=2, max_epochs=2, default_root_dir=folder, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        trainer.fit(Own(alike), loader, loader)
+    return [str(each.message) for each in record if "sync_dist" in str(each.message)]
+
+
+def test_t5_values_of_a_rank_of_its_own_are_warned_of_once(pool: Any, tmp_path: Path) -> None:
+    first, second = pool.run(warned, tmp_path, False, group=False)
+    [message] = first
+    assert message.startswith("own: logged without sync_dist")
+    assert "0, 1" in message
+    assert second == []
+    assert pool.run(warned, tmp_path, True, group=False) == [[], []]  # nothing is said where all ranks have the same

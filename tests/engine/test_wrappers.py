@@ -324,7 +324,8 @@ def test_where_nothing_is_lost_nothing_is_said(net: Net) -> None:
         net(torch.ones(1, 2))
     model(torch.ones(1, 2))
     net(torch.ones(1, 2))  # some programs do this on purpose, after they have shown that they know the wrapper
-    assert not net._forward_pre_hooks and not model._forward_pre_hooks
+    assert not net._forward_pre_hooks
+    assert not model._forward_pre_hooks
 
 
 def test_a_copy_of_a_module_that_was_set_up_is_looked_at_no_more(net: Net) -> None:

@@ -266,6 +266,7 @@ def test_t52_metric_objects_are_computed_at_the_end_and_reset(regression: Any, l
     assert model.mean.update_count == 0
 
 
+@pytest.mark.filterwarnings("ignore:This fit never validates")
 def test_t18_the_sanity_check_leaves_no_metric(validated: Any, loader: Any, make_trainer: Any) -> None:
     seen: list[Any] = []
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
-from drivetrain import Callback, LightningModule
+from drivetrain import Callback, LightningModule, WeightedLoss
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.oversights import returns_nothing
 
@@ -453,3 +453,131 @@ def test_a_hook_that_lacks_the_index_of_the_loader_is_an_error_where_there_are_s
         make_trainer(callbacks=[CallbackLacks()], **given).fit(TwoLoaders(), loader, two)
     make_trainer(callbacks=[CallbackLacks()], **given).fit(ModuleLacks(), loader, loader)  # one loader has no index
     make_trainer(callbacks=[CallbackLacks()]).test(ModuleLacks(), two, verbose=False)  # not these hooks
+
+
+# ---- what has no effect, or no result --------------------------------------------------------------------------------
+
+
+class Weightless(Forgets):
+    """A step that returns weights of 0 before its call number ``first``."""
+
+    def __init__(self, first: float = float("inf")) -> None:
+        super().__init__()
+        self.first = first
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.steps += 1
+        return WeightedLoss(self.layer(batch[0]).mean(), 0 if self.steps < self.first else 8)
+
+
+def test_weights_of_zero_are_warned_of_once(make_trainer: Any, loader: Any) -> None:
+    trainer = make_trainer(max_epochs=2)
+    with pytest.warns(UserWarning, match="a WeightedLoss of weight 0 for every batch of the first") as record:
+        trainer.fit(Weightless(), loader)
+    assert len(record) == 1
+    assert trainer.global_step == 0
+    with (
+        pytest.warns(UserWarning, match="weight 0"),
+        pytest.raises(ConfigurationError, match=r"a WeightedLoss of weight 0 .* max_steps=3 is never reached"),
+    ):
+        make_trainer(max_epochs=-1, max_steps=3).fit(Weightless(), loader)
+
+
+def test_a_weight_of_zero_later_on_is_a_skipped_batch(make_trainer: Any, loader: Any) -> None:
+    class Later(Weightless):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return WeightedLoss(self.layer(batch[0]).mean(), 8 if batch_idx == 0 else 0)
+
+    trainer = make_trainer()
+    trainer.fit(Later(), loader)
+    assert trainer.global_step == 1
+
+
+class Validates(Forgets):
+    """Logs ``value`` in training and validation."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        super().__init__()
+        self.value = value
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("train_value", self.value, prog_bar=True)
+        return self.layer(batch[0]).mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_value", self.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ({"max_epochs": 2, "check_val_every_n_epoch": 3}, "check_val_every_n_epoch=3 is more than max_epochs=2"),
+        (
+            {"max_epochs": 2, "check_val_every_n_epoch": None, "val_check_interval": 9},
+            "val_check_interval=9 is more than the 8 batches of 2 epochs",
+        ),
+    ],
+)
+def test_a_fit_that_never_validates_is_warned_of(make_trainer: Any, loader: Any, given: Any, cause: str) -> None:
+    with pytest.warns(UserWarning, match=f"This fit never validates: {cause}"):
+        make_trainer(**given).fit(Validates(), loader, loader)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_epochs": 3, "check_val_every_n_epoch": 3},
+        {"max_epochs": 2, "check_val_every_n_epoch": None, "val_check_interval": 8},
+        {"max_epochs": 2, "check_val_every_n_epoch": 3, "limit_val_batches": 0},
+    ],
+)
+def test_a_fit_that_validates_or_is_not_to_is_not_warned_of(make_trainer: Any, loader: Any, given: Any) -> None:
+    make_trainer(**given).fit(Validates(), loader, loader)
+
+
+@pytest.mark.parametrize(("accumulate", "said"), [(4, False), (5, True)])
+def test_an_epoch_shorter_than_a_window_is_said(
+    make_trainer: Any, loader: Any, accumulate: int, said: bool, caplog: Any
+) -> None:
+    with caplog.at_level("INFO", logger="drivetrain"):
+        make_trainer(accumulate_grad_batches=accumulate).fit(SkipsUntil(0), loader)
+    assert ("An epoch has 4 batches, fewer than accumulate_grad_batches=5" in caplog.text) is said
+
+
+def test_an_iterator_that_validates_once_is_warned_of(make_trainer: Any, loader: Any) -> None:
+    trainer = make_trainer(max_epochs=2, num_sanity_val_steps=0)
+    with pytest.warns(UserWarning, match=r"The validation loader, a \w+, gave no batch.*used up by its first pass"):
+        trainer.fit(Validates(), loader, iter(list(loader)))
+
+
+def test_a_value_that_is_nan_is_said_once(make_trainer: Any, loader: Any) -> None:
+    with pytest.warns(UserWarning, match="train_value: logged as nan at step 0") as record:
+        make_trainer(max_epochs=3, log_every_n_steps=1).fit(Validates(float("nan")), loader, loader)
+    assert len(record) == 1
+
+
+class Predicts(Forgets):
+    """A ``predict_step`` that returns nothing unless asked."""
+
+    def __init__(self, returns: bool) -> None:
+        super().__init__()
+        self.returns = returns
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0]) if self.returns else None
+
+
+class Writes(Callback):
+    def on_predict_batch_end(self, *args: Any) -> None: ...
+
+
+def test_predictions_of_none_are_warned_of(make_trainer: Any, loader: Any) -> None:
+    with pytest.warns(UserWarning, match=r"Predicts\.predict_step returned None for every batch"):
+        make_trainer().predict(Predicts(False), loader)
+    make_trainer().predict(Predicts(False), loader, return_predictions=False)
+    make_trainer(callbacks=Writes()).predict(Predicts(False), loader)
+
+
+def test_predictions_in_a_random_order_are_warned_of(make_trainer: Any, data: Any) -> None:
+    with pytest.warns(UserWarning, match="predictions shuffles"):
+        make_trainer().predict(Predicts(True), DataLoader(data, batch_size=8, shuffle=True))

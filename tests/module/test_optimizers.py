@@ -160,3 +160,14 @@ def test_a_scheduler_of_ones_own_may_belong_to_nobody() -> None:
     _, (config,) = normalise(([OPTIMIZER], [WARMUP]))
     assert config.scheduler is WARMUP
     assert not isinstance(WARMUP, LRScheduler)
+
+
+def test_a_monitor_that_nothing_looks_at_is_said(caplog: Any) -> None:
+    scheduler = torch.optim.lr_scheduler.StepLR(OPTIMIZER, 1)
+    with caplog.at_level("INFO", logger="drivetrain"):
+        normalise({"optimizer": OPTIMIZER, "lr_scheduler": {"scheduler": scheduler}, "monitor": "val_loss"})
+        normalise([{"optimizer": OPTIMIZER, "lr_scheduler": {"scheduler": PLATEAU, "monitor": "val_loss"}}])
+    assert caplog.text == ""  # of one beside the optimizer, some scheduler may be meant
+    with caplog.at_level("INFO", logger="drivetrain"):
+        normalise({"optimizer": OPTIMIZER, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}})
+    assert "StepLR steps without looking at a metric" in caplog.text

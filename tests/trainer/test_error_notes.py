@@ -157,3 +157,15 @@ def test_another_type_error_gets_no_cure_of_log(regression: Any, loader: Any, ma
     with pytest.raises(TypeError) as raised:
         make_trainer(callbacks=Logs(lambda it: it.print(1, fyle=2), "module")).fit(regression(), loader)
     assert "log" not in note_of(raised)
+
+
+def test_a_step_that_calls_backward_itself_learns_who_does(make_trainer: Any, loader: Any, regression: Any) -> None:
+    class Twice(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.loss(batch)
+            loss.backward()
+            return loss
+
+    with pytest.raises(RuntimeError, match="second time") as error:
+        make_trainer().fit(Twice(), loader)
+    assert any("the Trainer calls backward() on the loss" in note for note in error.value.__notes__)

@@ -48,7 +48,7 @@ class Bound(NamedTuple):
     uneven: Any  # an UnevenInputs, or None
     uneven_from: float  # the first batch that may count for less than those of other ranks; inf: none does
     keep_start: Callable[[], None] | None
-    missed_loss: Callable[[], None] | None  # after a window without an optimizer step whose last batch gave None
+    missed_loss: Callable[[Any], None] | None  # gets the output, after a window without an optimizer step
 
 
 def bind(run: Run) -> Bound:
@@ -126,8 +126,8 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
         if window_ends:
             window.batches_done = 0
             progress.stepped_batches += 1
-            if output is None and not stepped and bound.missed_loss is not None:
-                bound.missed_loss()
+            if not stepped and bound.missed_loss is not None:
+                bound.missed_loss(output)
         else:
             window.batches_done = position
         if flushes:

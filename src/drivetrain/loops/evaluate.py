@@ -140,9 +140,13 @@ class Predictions:
 
 def predict(run: Run, predictions: Predictions) -> list[Any]:
     """Run ``predict_step`` over every batch of the prediction loaders, without gradients."""
-    evaluate(run, "predict", run.loaders.evaluation("predict"), predictions=predictions)
+    loaders = run.loaders.evaluation("predict")
+    evaluate(run, "predict", loaders, predictions=predictions)
     if not predictions.keeps:
         return []
+    from drivetrain.loops.oversights import warn_of_predictions  # here, so that importing the Trainer stays quick
+
+    warn_of_predictions(run, predictions.outputs, [] if predictions.records else [each.loader for each in loaders])
     strategy = run.engine.strategy
     if strategy.is_distributed:
         if 0 in strategy.data.ranks:  # the other data groups have the same
@@ -244,6 +248,11 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     book.end_epoch()
     hooks.call(f"on_{word}_epoch_end")
     book.agree_on_epoch(group)
+    if run.window.gather is not None and stage in ("validate", "test") and group not in run.compared:
+        from drivetrain.loops.oversights import compare_values  # here, so that importing the Trainer stays quick
+
+        run.compared.add(group)
+        compare_values(run, group)
     book.refresh()
     rows: list[Row] = []
     if stage != "sanity_check":
@@ -310,6 +319,10 @@ def _evaluate_loader(
             uneven.end()
         sink.write(batch_idx, outputs, repeated)
         slot[0] = fetch
+    if progress.eval_batch_idx < 0 and source.num_batches:
+        from drivetrain.loops.oversights import warn_of_no_batch  # here, so that importing the Trainer stays quick
+
+        warn_of_no_batch(source.loader, word, source.num_batches)
     sink.close()
 
 

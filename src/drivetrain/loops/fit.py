@@ -27,6 +27,7 @@ from drivetrain.loops.oversights import (
     check_parameters,
     no_batches,
     warn_of_eval_mode,
+    warn_of_what_never_comes,
     watch_losses,
 )
 from drivetrain.loops.progress import Phase
@@ -85,8 +86,10 @@ def _prepare(run: Run) -> None:
         agree_on_counts(run, "validate", loaders)
         if loaders and not run.validates():
             rank_zero_warn(no_batches([source.loader for source in loaders], "validate"))
-    if run.validates():
+    validates = run.validates()
+    if validates:
         val_check_every(limits, progress.num_training_batches)
+    warn_of_what_never_comes(run, validates)
 
 
 def _end_epoch(run: Run) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import ENDLESS, Run
+from drivetrain.module.losses import loss_of
 from drivetrain.module.optimizers import parameters_of
 
 
@@ -30,34 +31,36 @@ class LossWatch:
         self._windows_before = run.progress.stepped_batches
         self._windows_without = 0
 
-    def missed(self) -> None:
-        """A window has ended whose last batch returned None, and no optimizer step was made.
+    def missed(self, output: Any) -> None:
+        """A window has ended without an optimizer step; ``output``: what the step returned for its last batch.
 
         Raises:
             ConfigurationError: ``training_step`` cannot return a loss, or has not for ``max_steps`` windows.
         """
-        if self._run.window.batches_with_gradients:
-            return  # another batch of the window had a loss; what it gave was not stepped for another reason
+        if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
+            return  # a batch of the window had a loss; what it gave was not stepped for another reason
         self._windows_without += 1
         if self._windows_without < self._run.progress.stepped_batches - self._windows_before:
             return  # some window had a loss: this program skips batches
         module, windows = self._run.module, self._windows_without
         name = f"{type(module).__name__}.training_step"
-        if windows == 1 and returns_nothing(module.training_step):
+        if windows == 1 and output is None and returns_nothing(module.training_step):
             raise ConfigurationError(
                 f"{name} has no return statement that returns a value, so nothing can be trained. End it with "
                 "`return loss`."
             )
+        returned = "None" if output is None else "a WeightedLoss of weight 0"
         if windows >= self._run.limits.max_steps:
             raise ConfigurationError(
-                f"{name} has returned None for every batch since the fit began, {windows} times what would be an "
+                f"{name} has returned {returned} for every batch since the fit began, {windows} times what would be an "
                 f"optimizer step, so max_steps={self._run.limits.max_steps:.0f} is never reached. Return the loss; "
-                "None skips a batch."
+                f"{returned} skips a batch."
             )
         if windows == 1:
             rank_zero_warn(
-                f"{name} has returned None for every batch of the first optimizer step, so nothing was updated. If "
-                "these batches are skipped on purpose, nothing is wrong; else return the loss."
+                f"{name} has returned {returned} for every batch of the first optimizer step, so nothing was updated. "
+                "If these batches are skipped on purpose, nothing is wrong; else return the loss"
+                f"{'.' if output is None else ', with the number of samples or tokens as its weight.'}"
             )
 
 
@@ -170,6 +173,88 @@ def check_manual_steps(run: Run, steps_before: int) -> None:
     if limits.max_steps != ENDLESS and limits.max_epochs == ENDLESS:
         raise ConfigurationError(f"{message} max_steps={limits.max_steps:.0f} would never be reached.")
     rank_zero_warn(message)
+
+
+def warn_of_what_never_comes(run: Run, validates: bool) -> None:
+    """Say which of a fit's limits its epochs are too few, or too short, for.
+
+    Args:
+        run: about to train.
+        validates: whether there are a step and a loader for validation.
+    """
+    limits, epochs, batches = run.limits, run.limits.max_epochs, run.progress.num_training_batches
+    if run.progress.epochs_done == 0 and validates and epochs != ENDLESS:
+        every, interval = limits.check_val_every_n_epoch, limits.val_check_interval
+        cause = ""
+        if every is not None and every > epochs:
+            cause = f"check_val_every_n_epoch={every} is more than max_epochs={epochs:.0f}"
+        elif every is None and isinstance(interval, int) and interval > epochs * batches:
+            cause = (
+                f"val_check_interval={interval} is more than the {epochs * batches:.0f} batches of {epochs:.0f} epochs"
+            )
+        if cause:
+            rank_zero_warn(f"This fit never validates: {cause}. Write a smaller number.")
+    if run.module.automatic_optimization and batches and batches < limits.accumulate:
+        rank_zero_info(
+            f"An epoch has {batches:.0f} batches, fewer than accumulate_grad_batches={limits.accumulate}: each epoch "
+            "makes one optimizer step."
+        )
+
+
+def compare_values(run: Run, group: str) -> None:
+    """Warn if the ranks have logged different values of their own: loggers and callbacks see rank 0's only.
+
+    All ranks must call it: it is one exchange, made at the first evaluation of a kind in a run.
+
+    Args:
+        run: of several ranks that see different samples.
+        group: of the logbook, at the end of an epoch.
+    """
+    rows = run.book.epoch_values(group)
+    own = {row.name: float(row.value) for row in rows if not row.entry.shared and row.entry.metric is None}
+    everyones = run.engine.strategy.data.gather_objects(own)
+    values = {name: [theirs[name] for theirs in everyones if name in theirs] for name in own}
+    differing = [name for name, numbers in values.items() if max(numbers) > min(numbers)]
+    if differing:
+        first = differing[0]
+        shown = ", ".join(f"{number:.4g}" for number in values[first][:8])
+        rank_zero_warn(
+            f"{', '.join(differing)}: logged without sync_dist, and the ranks, which see different samples, have "
+            f"different values ({first}: {shown}). Loggers, checkpoints and early stopping see rank 0's alone. Write "
+            f"self.log({first!r}, ..., sync_dist=True)."
+        )
+
+
+def warn_of_no_batch(loader: Any, word: str, num_batches: float) -> None:
+    """Warn that an evaluation ``loader`` has given no batch, though it should have had some."""
+    expected = "" if num_batches == ENDLESS else f", and {num_batches:.0f} were expected"
+    rank_zero_warn(
+        f"The {word} loader, a {type(loader).__name__}, gave no batch{expected}, so this pass has no results of it. An "
+        "iterator or a generator is used up by its first pass: pass an object that can be iterated again and again."
+    )
+
+
+def warn_of_predictions(run: Run, outputs: list[list[Any]], loaders: Sequence[Any]) -> None:
+    """Warn if predictions are all None, or if one of ``loaders`` brings them into a random order."""
+    name, flat = type(run.module).__name__, [output for each in outputs for output in each]
+    if flat and all(output is None for output in flat) and not any(run.hooks.overriders("on_predict_batch_end")):
+        rank_zero_warn(
+            f"{name}.predict_step returned None for every batch, so predict returns a list of None. End it with "
+            "`return predictions`, or, if it writes them itself, call predict with return_predictions=False."
+        )
+    if any(isinstance(getattr(loader, "sampler", None), RandomSampler) for loader in loaders):
+        rank_zero_warn(
+            "A loader for predictions shuffles, so they come in a random order, and not in that of the dataset. Write "
+            "shuffle=False."
+        )
+
+
+def warn_of_nan(names: Sequence[str], step: int) -> None:
+    """Warn that these logged values are no numbers."""
+    rank_zero_warn(
+        f"{', '.join(names)}: logged as nan at step {step}. This is said once. If it is the loss, the weights are, or "
+        "will be, nan too: Trainer(detect_anomaly=True) names the operation that gave the first nan."
+    )
 
 
 def check_parameters(run: Run) -> None:

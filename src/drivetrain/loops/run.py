@@ -137,6 +137,8 @@ class Run:
         validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
         clock_answer: the batches done, and whether the time for a validation was over then.
         steps_missed: it was said that a module which optimizes by hand makes no step.
+        compared: the logbook's groups of which the ranks have compared the values that each has logged for itself.
+        nan_reported: it was said that a logged value is nan.
         losses: looks for a ``training_step`` that forgets to return its loss; ``None``: none is expected.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
@@ -179,6 +181,8 @@ class Run:
     delay_reported: bool = False
     all_stop: bool = False
     steps_missed: bool = False
+    compared: set[str] = field(default_factory=set)
+    nan_reported: bool = False
     losses: Any = None
     uneven: Any = None
 
@@ -197,6 +201,11 @@ class Run:
         if not rows:
             return rows
         read = self.book.read(rows)
+        if not self.nan_reported and (nan := [row.name for row in read if row.value != row.value]):
+            from drivetrain.loops.oversights import warn_of_nan  # here, so that importing the Trainer stays quick
+
+            self.nan_reported = True
+            warn_of_nan(nan, step)
         if log is not None and (metrics := {row.name: row.value for row in read if row.entry.to_logger}):
             log(metrics, step)
         return read

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.engine.wrappers import OptimizerHandle, unwrapped
 from drivetrain.errors import ConfigurationError, count_meant, described, did_you_mean, is_count, shown
 
@@ -104,6 +105,13 @@ def normalise(returned: Any) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
                 f"configure_optimizers returned {described(optimizer)}, where an optimizer belongs. {_FORMS}"
             )
     configs = [_config(_with_monitor(scheduler, monitor), optimizers) for scheduler in schedulers]
+    for entry, config in zip(schedulers, configs, strict=True):
+        if isinstance(entry, Mapping) and "monitor" in entry and not config.reduce_on_plateau and config.monitor:
+            rank_zero_info(
+                f'{type(config.scheduler).__name__} steps without looking at a metric, so "monitor": '
+                f"{config.monitor!r} has no effect. For a scheduler whose step takes a metric, add "
+                '"reduce_on_plateau": True.'
+            )
     return optimizers, configs
 
 

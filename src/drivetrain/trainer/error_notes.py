@@ -29,7 +29,7 @@ def note_place(error: BaseException, progress: Progress, rank: int) -> None:
         return
     hook = _hook_of(error) or _PARTS.get(progress.phase, "")
     note = f"{f'in {hook}, ' if hook else ''}{_place(progress, fetching=not hook)}, on rank {rank}."
-    for text in (_cure_of_log(error), note[0].upper() + note[1:]):
+    for text in (_cure_of_log(error), _cure_of_backward(error, progress), note[0].upper() + note[1:]):
         if not text:
             continue
         if hasattr(error, "add_note"):
@@ -57,6 +57,17 @@ def _cure_of_log(error: Exception) -> str:
     module = load("drivetrain.module.module:LightningModule")  # in this way, because that module knows the Trainer
     arguments = list(inspect.signature(getattr(module, method)).parameters)[1:]
     return f"self.{method} has no argument {keyword!r}. {did_you_mean(keyword, arguments)}"
+
+
+def _cure_of_backward(error: Exception, progress: Progress) -> str:
+    """Return what to write where the graph of the loss is gone before the Trainer's backward pass; "" elsewhere."""
+    if progress.phase is not Phase.BACKWARD or "backward through the graph a second time" not in str(error):
+        return ""
+    return (
+        "With automatic optimization the Trainer calls backward() on the loss that training_step returns: the step "
+        "must not call it, and the loss must not depend on tensors of an earlier step. Detach these, or set "
+        "self.automatic_optimization = False in __init__ and step by hand."
+    )
 
 
 def _hook_of(error: Exception) -> str:

@@ -395,6 +395,10 @@ class Trainer(TrainerView):
         attach.check_passed(model, fn, passed, datamodule)
         attach.check_module(model, fn, self.settings, self.strategy)
         attach.check_hooks([model, datamodule, *self.callbacks])
+        if fn is TrainerFn.FITTING:
+            from drivetrain.trainer.overlooked import warn_of_the_overlooked  # here, so that the import stays quick
+
+            warn_of_the_overlooked(model, self.settings)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
             from drivetrain.trainer.precision_checks import check_precision  # here, so that the import stays quick
 
@@ -431,6 +435,15 @@ class Trainer(TrainerView):
             raise
         self.progress.end_run()
         return results
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Once the constructor is done, a new name may be a misspelt one; the loops set no attribute in a step.
+        own = self.__dict__
+        if name not in own and "_plan_shown" in own and not hasattr(type(self), name):
+            from drivetrain.trainer.overlooked import warn_of_attribute  # here, so that the import stays quick
+
+            warn_of_attribute(self, name, (each for each in (*dir(type(self)), *own) if not each.startswith("_")))
+        object.__setattr__(self, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         # on its way into another process, which begins a run of its own

@@ -1,0 +1,38 @@
+"""What a program sets without an effect: a misspelt attribute, an argument that needs another."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.module.trainable import TrainableModule
+from drivetrain.settings import Settings
+
+_ALIKE = 0.87  # of difflib; "automatic_optimisation" and "max_epoch" are nearer to what they mean
+_OF_MODULE = ("automatic_optimization", "example_input_array", "strict_loading")
+
+
+def warn_of_attribute(owner: Any, name: str, known: Iterable[str]) -> None:
+    """Warn if ``name``, which is set on ``owner`` and which nothing reads, is nearly one of the ``known`` names."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_ALIKE)
+    if close and not name.startswith(close[0]) and not name.startswith("_"):  # "logger2" is meant as it is written
+        rank_zero_warn(
+            f"{type(owner).__name__} has no attribute {name!r}, so setting it has no effect. Did you mean "
+            f"{close[0]!r}? If the name is your own, nothing is wrong."
+        )
+
+
+def warn_of_the_overlooked(module: TrainableModule, settings: Settings) -> None:
+    """Warn of what would have no effect in a fit of ``module``."""
+    for name in vars(module):
+        if not hasattr(type(module), name):
+            warn_of_attribute(module, name, _OF_MODULE)
+    algorithm, clips = settings.gradient_clip_algorithm, settings.gradient_clip_val is not None
+    if algorithm is not None and not clips and not overrides(module, "configure_gradient_clipping", TrainableModule):
+        rank_zero_warn(
+            f"Trainer(gradient_clip_algorithm={str(algorithm)!r}) has no effect without gradient_clip_val. Give it, "
+            "for example gradient_clip_val=1.0, or leave both out."
+        )

@@ -1,0 +1,46 @@
+"""Attributes and arguments without an effect are said, and a program's own are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("shold_stop", "should_stop"), ("max_epoch", "max_epochs"), ("curent_epoch", "current_epoch")]
+)
+def test_a_misspelt_attribute_of_a_trainer_is_warned_of(make_trainer: Any, name: str, meant: str) -> None:
+    trainer = make_trainer()
+    with pytest.warns(UserWarning, match=f"no attribute {name!r}, .* Did you mean {meant!r}"):
+        setattr(trainer, name, 1)
+    setattr(trainer, name, 2)  # said once: a second warning would be an error here
+
+
+def test_attributes_of_a_programs_own_are_not_warned_of(make_trainer: Any) -> None:
+    trainer = make_trainer()
+    for name in ("logger2", "experiment", "_max_epoch", "my_model"):
+        setattr(trainer, name, 1)
+    trainer.should_stop = True
+
+
+def test_a_misspelt_attribute_of_a_module_is_warned_of(make_trainer: Any, loader: Any, regression: Any) -> None:
+    model = regression()
+    model.automatic_optimisation = False
+    with pytest.warns(UserWarning, match="Regression has no attribute .* Did you mean 'automatic_optimization'"):
+        make_trainer().fit(model, loader)
+
+
+def test_a_clipping_algorithm_without_a_value_is_warned_of(make_trainer: Any, loader: Any, regression: Any) -> None:
+    with pytest.warns(UserWarning, match=r"gradient_clip_algorithm='norm'\) has no effect without gradient_clip_val"):
+        make_trainer(gradient_clip_algorithm="norm").fit(regression(), loader)
+    make_trainer(gradient_clip_algorithm="norm", gradient_clip_val=1.0).fit(regression(), loader)
+
+
+def test_a_hook_that_is_given_the_algorithm_may_use_it(make_trainer: Any, loader: Any, regression: Any) -> None:
+    class Clips(regression):  # type: ignore[misc]
+        def configure_gradient_clipping(
+            self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+        ) -> None: ...
+
+    make_trainer(gradient_clip_algorithm="value").fit(Clips(), loader)
