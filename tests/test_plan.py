@@ -185,6 +185,37 @@ def test_s0_10_a_users_accelerator_may_join_auto(
     assert plan_for().accelerator.name == "cuda"
 
 
+def test_an_accelerator_may_leave_auto_on_some_machines(registry: Any, two_gpus: None) -> None:
+    own: Any = define("own", 250)
+    own.joins_auto = classmethod(lambda cls: False)
+    assert plan_for().accelerator.name == "cuda"
+    assert plan_for(accelerator="own").accelerator.name == "own"
+
+
+class MadeForXPU(SingleDeviceStrategy):
+    accelerators = frozenset({"xpu"})
+
+
+def test_s4_15_an_accelerator_and_strategies_that_are_made_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match=r"MadeForXPU works on the accelerator \"xpu\" only.*'cpu'"):
+        plan_for(accelerator="cpu", strategy=MadeForXPU())
+    assert plan_for(accelerator=XPUAccelerator(), devices=1, strategy=MadeForXPU()).accelerator.name == "xpu"
+    monkeypatch.setattr(XPUAccelerator, "own_strategies_only", True)
+    with pytest.raises(ConfigurationError, match="needs a strategy that is made for it, and SingleDeviceStrategy is"):
+        plan_for(accelerator=XPUAccelerator(), devices=1, strategy="single_device")
+    assert plan_for(accelerator=XPUAccelerator(), devices=1, strategy=MadeForXPU()).accelerator.name == "xpu"
+
+
+def test_auto_takes_the_strategies_that_the_accelerator_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(XPUAccelerator, "single_device_strategy", "ddp_fork")
+    monkeypatch.setattr(XPUAccelerator, "parallel_strategy", "fsdp")
+    assert plan_for(accelerator=XPUAccelerator(), devices=1).strategy.name == "ddp_fork"  # type: ignore[union-attr]
+    assert plan_for(accelerator=XPUAccelerator(), devices=2).strategy.name == "fsdp"  # type: ignore[union-attr]
+    notebook = replace(MACHINE, is_notebook=True)
+    plan = resolve(Settings(accelerator=XPUAccelerator(), devices=2), notebook)
+    assert plan.strategy.name == "fsdp"  # type: ignore[union-attr]
+
+
 def test_who_registered_torchs_own_device_is_what_auto_means(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own = define("xpu", torchs="xpu")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))

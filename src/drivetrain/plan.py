@@ -15,7 +15,7 @@ devices       a strategy instance that names one                the strategy's; 
 devices       a count, a list, a text                           as the accelerator reads it, each there and once
 strategy      an instance                                       that one, completed with accelerator and precision
 strategy      a name                                            that one
-strategy      ``"auto"``                                        single_device; ddp where there are several devices
+strategy      ``"auto"``                                        the accelerator's: for one device, or for several
 processes     a ``ClusterEnvironment`` carried or in plugins    that one, else who detects itself first
 precision     a strategy instance that carries one              the strategy's; another one beside it is an error
 precision     a ``Precision`` in ``plugins``                    that one; ``precision=`` beside it is an error
@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.accelerators.choice import available, check_limit, check_numbers, choose
+from drivetrain.accelerators.choice import available, check_limit, check_numbers, check_strategy, choose
 from drivetrain.accelerators.torch_device import as_numbers
 from drivetrain.base.registry import Entry, Registry, check_part
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
@@ -152,9 +152,10 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     devices, why_devices = _devices(settings, accelerator, given, environment)
     strategy: Entry[Strategy] | Strategy
     if given is None:
-        strategy, why_strategy = _auto_strategy(devices, settings.num_nodes, environment, machine)
+        strategy, why_strategy = _auto_strategy(accelerator, devices, settings.num_nodes, environment, machine)
     else:
         strategy = given
+    check_strategy(accelerator, (cls := _class_of(strategy)).__name__, cls.accelerators)
     start_method = _start_method(settings, strategy, accelerator, devices, environment)
     count, nodes = _processes_for(strategy, devices), settings.num_nodes
     processes = _processes(environment, why_environment, strategy, count, nodes, start_method)
@@ -263,16 +264,21 @@ def _strategy(settings: Settings) -> tuple[Entry[Strategy] | Strategy | None, st
 
 
 def _auto_strategy(
-    devices: Sequence[torch.device], num_nodes: int, environment: ClusterEnvironment, machine: Machine
+    accelerator: Accelerator,
+    devices: Sequence[torch.device],
+    num_nodes: int,
+    environment: ClusterEnvironment,
+    machine: Machine,
 ) -> tuple[Entry[Strategy], str]:
+    parallel = accelerator.parallel_strategy
     if environment.creates_processes_externally and environment.world_size() > 1:
-        return StrategyRegistry.entry("ddp"), f"{environment.world_size()} processes were started"
+        return StrategyRegistry.entry(parallel), f"{environment.world_size()} processes were started"
     if len(devices) == 1 and num_nodes == 1:
-        return StrategyRegistry.entry("single_device"), "there is one device"
+        return StrategyRegistry.entry(accelerator.single_device_strategy), "there is one device"
     count = f"{len(devices)} devices" if num_nodes == 1 else f"{num_nodes} machines"
-    if machine.is_notebook:
+    if machine.is_notebook and parallel == "ddp":
         return StrategyRegistry.entry("ddp_notebook"), f"there are {count}, and this is a notebook"
-    return StrategyRegistry.entry("ddp"), f"there are {count}"
+    return StrategyRegistry.entry(parallel), f"there are {count}"
 
 
 def _environment(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import nn
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.accelerators import CPUAccelerator
+from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
-from drivetrain.strategies import SingleDeviceStrategy
+from drivetrain.strategies import SingleDeviceStrategy, StrategyRegistry
 
 
 def strategy_with(*optimizers: torch.optim.Optimizer, module: nn.Module | None = None) -> SingleDeviceStrategy:
@@ -56,6 +58,30 @@ def test_a_strategy_keeps_nothing_of_a_rank_unless_it_says_so() -> None:
     strategy = strategy_with()
     assert strategy.rank_state() == {}
     strategy.load_rank_state({})
+
+
+@pytest.mark.parametrize("entry", list(StrategyRegistry.entries()), ids=lambda entry: entry.name)
+def test_every_barrier_takes_the_arguments_of_other_libraries(entry: Any) -> None:
+    inspect.signature(entry.cls.barrier).bind(None, "name", "more", tag="more")
+
+
+def test_a_barrier_uses_its_name_alone() -> None:
+    strategy_with().barrier("name", "more", tag="more")
+
+
+def test_storage_options_reach_a_store_that_takes_them(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    class Store(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+            asked.append(storage_options)
+            super().save_checkpoint(checkpoint, path)
+
+    strategy = SingleDeviceStrategy(accelerator=CPUAccelerator(), checkpoint_io=Store())
+    strategy.save_checkpoint({"a": 1}, tmp_path / "one.ckpt", storage_options={"token": 1})
+    assert asked == [{"token": 1}]
+    with pytest.raises(TypeError, match="takes no storage_options"):
+        strategy_with().save_checkpoint({"a": 1}, tmp_path / "two.ckpt", storage_options={"token": 1})
 
 
 def test_what_to_read_into_is_a_hint(tmp_path: Path) -> None:

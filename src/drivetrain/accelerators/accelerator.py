@@ -68,6 +68,20 @@ class Accelerator(ABC):
     """
 
     @classmethod
+    def joins_auto(cls) -> bool:
+        """Return whether ``accelerator="auto"`` may choose it on this machine; it must also be available."""
+        return True
+
+    single_device_strategy: str = "single_device"
+    """The name of the strategy that ``strategy="auto"`` means with one of these devices."""
+
+    parallel_strategy: str = "ddp"
+    """The name of the strategy that ``strategy="auto"`` means with several of these devices."""
+
+    own_strategies_only: bool = False
+    """Whether only strategies work on it that name it in ``Strategy.accelerators``."""
+
+    @classmethod
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
         """Give the class its names: ``accelerator_registry.register("name", cls, description="...")``.
 

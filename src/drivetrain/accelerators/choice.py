@@ -58,7 +58,8 @@ def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] |
     """Return the available accelerator with the highest priority in "auto"."""
     ranked = sorted(_candidates(), key=lambda candidate: -candidate[0])
     for _, entry in ranked:
-        if (not gpu or issubclass(entry.cls, TorchDeviceAccelerator)) and entry.cls.is_available():
+        meant = issubclass(entry.cls, TorchDeviceAccelerator) if gpu else entry.cls.joins_auto()
+        if meant and entry.cls.is_available():
             return entry.build(), f"{asked}, and of what is available here it comes first"
     return None
 
@@ -94,6 +95,32 @@ def _likely_accelerator(given: str) -> str:
         device = "" if numbered[1] == "cpu" else f", devices=[{numbered[2]}]"
         return f'Did you mean {numbered[1]!r}? Write accelerator="{numbered[1]}"{device}.'
     return did_you_mean(given, known)
+
+
+def check_strategy(accelerator: Accelerator, strategy: str, works_on: frozenset[str]) -> None:
+    """Check that a strategy works on an accelerator.
+
+    Args:
+        accelerator: the one of the plan.
+        strategy: name of the strategy's class, for the message.
+        works_on: ``Strategy.accelerators``.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if works_on and accelerator.name not in works_on:
+        names = " or ".join(f'"{name}"' for name in sorted(works_on))
+        raise ConfigurationError(
+            f"{strategy} works on the accelerator {names} only, and the accelerator is {accelerator.name!r}. "
+            f'Write accelerator={names}, or strategy="auto".'
+        )
+    if accelerator.own_strategies_only and not works_on:
+        raise ConfigurationError(
+            f"The accelerator {accelerator.name!r} needs a strategy that is made for it, and {strategy} is not. Write "
+            f'strategy="{accelerator.single_device_strategy}" for one device, '
+            f'strategy="{accelerator.parallel_strategy}" for several, or strategy="auto". A strategy of your own that '
+            f'works there says accelerators = frozenset({{"{accelerator.name}"}}).'
+        )
 
 
 def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:

@@ -54,6 +54,9 @@ class Strategy(Stepping, ABC):
     drives_all_devices: bool = False
     """Whether one process trains on all devices of its machine; otherwise each device gets a process of its own."""
 
+    accelerators: frozenset[str] = frozenset()
+    """The names of the only accelerators it works on; empty: all that need no strategies of their own."""
+
     start_method: str | None = None
     """How processes start if no launcher has: "popen", "spawn", "fork", "forkserver", "ray"; ``None``: none start."""
 
@@ -291,8 +294,8 @@ class Strategy(Stepping, ABC):
         """
         self._checks.start_run(check)
 
-    def barrier(self, name: str | None = None) -> None:
-        """Wait for every rank."""
+    def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Wait for every rank. Further arguments are not used: strategies of other libraries take them."""
         self.world.barrier(name)
 
     def wait_for_first(self, name: str) -> None:
