@@ -35,9 +35,9 @@ def test_the_workflow_runs_what_ci_runs_with_the_fewest_rights() -> None:
         assert "uses" not in step or re.fullmatch(r"actions/\w+@v\d+", step["uses"]), step
 
 
-def test_ci_runs_the_checks_and_the_tests() -> None:
+def test_ci_runs_the_checks_the_tests_and_those_of_optional_packages() -> None:
     path = ROOT / ".ci" / "run"
     assert os.access(path, os.X_OK)
     lines = path.read_text(encoding="utf-8").splitlines()
     assert "set -euo pipefail" in lines
-    assert {"make check", "make test"} <= set(lines)
+    assert {"make check", "make test", "make test-extras"} <= set(lines)

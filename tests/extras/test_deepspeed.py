@@ -13,6 +13,7 @@ import torch
 
 from drivetrain.callbacks import LambdaCallback
 from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.deepspeed import DeepSpeedStrategy
 from drivetrain.testing._regression import BATCHES, Small, whole
 from drivetrain.testing.strategy_conformance import Saves, StrategyConformance, needs_every_rank, same
@@ -139,7 +140,7 @@ class Own(Suite):
                 return torch.optim.SGD(self.parameters(), lr=1e-4)
 
         module = Steep()
-        self.trainer("ddp").fit(module, self.loader())  # type: ignore[arg-type]
+        self.trainer(DDPStrategy()).fit(module, self.loader())
         for stage in self.stages:
             found = self.fit(Steep(), self.with_stage(stage))
             self.near(found["weights"], module.state_dict())
@@ -159,7 +160,7 @@ class Own(Suite):
         """bf16-mixed keeps parameters in 32 bits and computes in 16, as it does with DDP."""
         for stage in self.stages:
             found = self.fit(Small(), self.with_stage(stage, precision="bf16-mixed"))
-            ddp = self.trainer("ddp", precision="bf16-mixed")  # type: ignore[arg-type]
+            ddp = self.trainer(DDPStrategy(), precision="bf16-mixed")
             module = Small()
             ddp.fit(module, self.loader())
             for name, value in module.state_dict().items():
@@ -266,7 +267,7 @@ class Own(Suite):
                 for which, options in ((first, {"callbacks": [Saves(path, BATCHES)], "max_epochs": 1}), (then, {})):
                     module = Small()
                     trainer = (
-                        self.trainer("ddp", **options)  # type: ignore[arg-type]
+                        self.trainer(DDPStrategy(), **options)
                         if which == "ddp"
                         else self.with_stage(which, **options)  # type: ignore[arg-type]
                     )
