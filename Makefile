@@ -27,7 +27,7 @@ BENCH_RESULTS := benchmarks/results
 PARALLEL ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 # The random sweeps, and what `make test` leaves out of runs that are equal.
 LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distributed/test_fsdp*.py \
-	tests/distributed/test_model_parallel.py tests/distributed/test_pipeline.py
+	tests/distributed/test_model_parallel.py tests/distributed/test_pipeline.py tests/distributed/test_precisions.py
 
 # Many tests start programs: they should not compile the package anew each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -57,7 +57,7 @@ test-clusters: $(CLUSTERS_STAMP) ## run the tests on real cluster managers: torc
 	@sh tests/real_clusters/install.sh $(CURDIR)/$(CLUSTERS_VENV)/debian
 	@DRIVETRAIN_REAL_CLUSTERS=1 $(CLUSTERS_VENV)/bin/python -m pytest tests/real_clusters $(PYTEST_ARGS)
 
-test-extras: $(EXTRAS_STAMP) ## run the tests of parts that need packages of their own: DeepSpeed (builds for minutes)
+test-extras: $(EXTRAS_STAMP) ## run the tests of parts that need packages of their own: DeepSpeed (builds for minutes), torchao, bitsandbytes
 	@$(EXTRAS_ENVIRON) DRIVETRAIN_EXTRAS=1 $(EXTRAS_VENV)/bin/python -m pytest tests/extras $(PYTEST_ARGS)
 
 check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk

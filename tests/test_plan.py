@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.loggers import CSVLogger
 from drivetrain.plan import Machine, Plan, resolve
-from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision, PrecisionRegistry
+from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from drivetrain.settings import Settings
 from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
@@ -526,13 +527,19 @@ def test_64_bits_need_an_accelerator_that_has_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    ["transformer-engine", "transformer-engine-float16"],
+    ("given", "package"),
+    [
+        ("transformer-engine", "transformer_engine"),
+        ("transformer-engine-float16", "transformer_engine"),
+        ("float8", "torchao"),
+    ],
 )
-def test_precisions_of_a_later_version(given: Any) -> None:
-    with pytest.raises(NotSupportedError, match='not supported .* Write precision="bf16-mixed"') as caught:
+def test_a_precision_without_its_package_says_which_one(
+    given: Any, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigurationError, match=f"needs the package {package},.* not installed. Run pip install"):
         plan_for(precision=given)
-    assert f"precision={given!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -547,6 +554,8 @@ def test_precisions_of_a_later_version(given: Any) -> None:
         ("bfloat16", "Did you mean 'bf16-mixed'?"),
         ("torch.bfloat16", "Did you mean 'bf16-mixed'?"),
         ("fp32", "Did you mean '32-true'?"),
+        ("fp8", "Did you mean 'float8'?"),
+        ("torch.float8_e4m3fn", "Did you mean 'float8'?"),
         ("float32", "Did you mean '32-true'?"),
         ("double", "Did you mean '64-true'?"),
     ],
@@ -603,17 +612,6 @@ def test_the_precision_that_a_strategy_carries_is_in_the_plan(carried: Precision
 def test_a_second_precision_beside_the_strategys_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="precision"):
         plan_for(strategy=SingleDeviceStrategy(precision_plugin=MixedPrecision()), precision="32-true")
-
-
-def test_a_name_that_is_not_supported_yet_may_be_a_users() -> None:
-    name = "transformer-engine"
-    with pytest.raises(NotSupportedError):
-        plan_for(precision=name)
-    PrecisionRegistry.register(name, MixedPrecision)
-    try:
-        assert plan_for(precision=name) is not None
-    finally:
-        PrecisionRegistry.remove(name)
 
 
 @pytest.mark.parametrize(

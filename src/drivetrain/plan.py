@@ -45,7 +45,6 @@ from drivetrain.clusters.environment import detect as detect_cluster
 from drivetrain.clusters.local import LocalEnvironment
 from drivetrain.errors import (
     ConfigurationError,
-    NotSupportedError,
     UnknownNameError,
     described,
     did_you_mean,
@@ -67,7 +66,6 @@ _CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
 _PLUGINS: tuple[type, ...] = (Precision, CheckpointIO, ClusterEnvironment, LayerSync)
 _PASS_PLUGINS = "Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most one of each."
 _SYNC = "sync_batchnorm"  # the name of what this argument of the Trainer means
-_LATER_PRECISIONS = ("transformer-engine", "transformer-engine-float16")
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,6 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
 
     Raises:
         ConfigurationError: an unknown name, arguments that contradict each other, or hardware that is not there.
-        NotSupportedError: a legal choice that this version cannot honour.
     """
     machine = machine or Machine.detect()
     plugins = _plugins(settings.plugins)
@@ -457,10 +454,6 @@ def _precision(
     try:
         entry = PrecisionRegistry.entry(str(given))
     except UnknownNameError:
-        if given in _LATER_PRECISIONS:
-            raise NotSupportedError(
-                f'precision={given!r} is not supported by this version of drivetrain. Write precision="bf16-mixed".'
-            ) from None
         known = PrecisionRegistry.available()
         raise ConfigurationError(
             f"precision={given!r}: there is no such precision. {did_you_mean(meant or str(given), known)}"

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KnownPrecision = Literal[
-    "64", "64-true", "32", "32-true", "16", "16-mixed", "16-true", "bf16", "bf16-mixed", "bf16-true", 64, 32, 16
+    "64", "64-true", "32", "32-true", "16", "16-mixed", "16-true", "bf16", "bf16-mixed", "bf16-true", "float8",
+    "transformer-engine", "transformer-engine-float16", 64, 32, 16
 ]  # fmt: skip
 KnownStrategy = Literal[
     "auto", "single_device", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true", "ddp_fork",
@@ -87,7 +88,7 @@ class Settings:
     )
     num_nodes: int = _argument(1, "number of machines")
     precision: PrecisionName | None = _argument(
-        None, '"32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true" or "bf16-true"'
+        None, '"32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true" or "float8"'
     )
     logger: Logger | Iterable[Logger | str] | bool | None = _argument(
         None, 'loggers or their names ("csv"); True or None: TensorBoard if it is installed, else CSV; False: none'

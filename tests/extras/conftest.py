@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-PACKAGES = {"deepspeed": "test_deepspeed"}  # a package, and how the names of its files begin
+PACKAGES = {  # a package, and how the names of its files begin
+    "bitsandbytes": "test_bitsandbytes",
+    "deepspeed": "test_deepspeed",
+    "torchao": "test_torchao",
+}
 RAN: Counter[str] = Counter()
 
 

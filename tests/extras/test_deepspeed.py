@@ -267,9 +267,7 @@ class Own(Suite):
                 for which, options in ((first, {"callbacks": [Saves(path, BATCHES)], "max_epochs": 1}), (then, {})):
                     module = Small()
                     trainer = (
-                        self.trainer(DDPStrategy(), **options)
-                        if which == "ddp"
-                        else self.with_stage(which, **options)  # type: ignore[arg-type]
+                        self.trainer(DDPStrategy(), **options) if which == "ddp" else self.with_stage(which, **options)  # type: ignore[arg-type]
                     )
                     resumes = path if which == then else None
                     trainer.fit(module, self.loader(), ckpt_path=resumes)

@@ -6,12 +6,7 @@ A test compares the table with Lightning's public names and with drivetrain's: w
 from __future__ import annotations
 
 _NOT_YET = ""
-_PRECISIONS = dict.fromkeys(
-    [
-        "BitsandbytesPrecision", "DeepSpeedPrecision", "FSDPPrecision", "TransformerEnginePrecision", "XLAPrecision",
-    ],
-    _NOT_YET,
-)  # fmt: skip
+_PRECISIONS = {"XLAPrecision": _NOT_YET}
 _STORES = dict.fromkeys(["AsyncCheckpointIO", "XLACheckpointIO"], _NOT_YET)
 _CLUSTERS = {"XLAEnvironment": _NOT_YET}
 _OWN_LOGGER = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_parts.md."

@@ -44,9 +44,13 @@ _CHECKPOINT_IO = "drivetrain.checkpoints.io: CheckpointIO"
 _TORCH_IO = "drivetrain.checkpoints.file: TorchCheckpointIO"
 _PRECISIONS = {
     "amp": ("drivetrain.precision.mixed: MixedPrecision",),
+    "bitsandbytes": ("drivetrain.precision.bitsandbytes: BitsandbytesPrecision",),
+    "deepspeed": ("drivetrain.precision.by_strategy: DeepSpeedPrecision",),
     "double": ("drivetrain.precision.double: DoublePrecision",),
+    "fsdp": ("drivetrain.precision.by_strategy: FSDPPrecision",),
     "half": ("drivetrain.precision.half: HalfPrecision",),
     "precision": ("drivetrain.precision.precision: Precision",),
+    "transformer_engine": ("drivetrain.precision.transformer_engine: TransformerEnginePrecision",),
 }
 _ACCELERATORS = {
     "accelerator": ("drivetrain.accelerators.accelerator: Accelerator",),

@@ -13,16 +13,26 @@ if TYPE_CHECKING:
     from drivetrain.plugins import io as io
     from drivetrain.plugins import layer_sync as layer_sync
     from drivetrain.plugins import precision as precision
+    from drivetrain.precision import BitsandbytesPrecision as BitsandbytesPrecision
+    from drivetrain.precision import DeepSpeedPrecision as DeepSpeedPrecision
     from drivetrain.precision import DoublePrecision as DoublePrecision
+    from drivetrain.precision import Float8Precision as Float8Precision
+    from drivetrain.precision import FSDPPrecision as FSDPPrecision
     from drivetrain.precision import HalfPrecision as HalfPrecision
     from drivetrain.precision import MixedPrecision as MixedPrecision
     from drivetrain.precision import Precision as Precision
+    from drivetrain.precision import TransformerEnginePrecision as TransformerEnginePrecision
     from drivetrain.strategies import LayerSync as LayerSync
     from drivetrain.strategies import TorchSyncBatchNorm as TorchSyncBatchNorm
 
 _FILES = {
     "CheckpointIO": ".checkpoints",
     "TorchCheckpointIO": ".checkpoints",
+    "BitsandbytesPrecision": ".precision",
+    "DeepSpeedPrecision": ".precision",
+    "FSDPPrecision": ".precision",
+    "Float8Precision": ".precision",
+    "TransformerEnginePrecision": ".precision",
     "DoublePrecision": ".precision",
     "HalfPrecision": ".precision",
     "MixedPrecision": ".precision",
@@ -31,14 +41,19 @@ _FILES = {
     "TorchSyncBatchNorm": ".strategies",
 }
 __all__ = [
+    "BitsandbytesPrecision",
     "CheckpointIO",
+    "DeepSpeedPrecision",
     "DoublePrecision",
+    "FSDPPrecision",
+    "Float8Precision",
     "HalfPrecision",
     "LayerSync",
     "MixedPrecision",
     "Precision",
     "TorchCheckpointIO",
     "TorchSyncBatchNorm",
+    "TransformerEnginePrecision",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -7,22 +7,37 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from drivetrain.precision import BitsandbytesPrecision as BitsandbytesPrecision
+    from drivetrain.precision import DeepSpeedPrecision as DeepSpeedPrecision
     from drivetrain.precision import DoublePrecision as DoublePrecision
+    from drivetrain.precision import Float8Precision as Float8Precision
+    from drivetrain.precision import FSDPPrecision as FSDPPrecision
     from drivetrain.precision import HalfPrecision as HalfPrecision
     from drivetrain.precision import MixedPrecision as MixedPrecision
     from drivetrain.precision import Precision as Precision
+    from drivetrain.precision import TransformerEnginePrecision as TransformerEnginePrecision
 
 _FILES = {
+    "BitsandbytesPrecision": "..precision",
+    "DeepSpeedPrecision": "..precision",
     "DoublePrecision": "..precision",
+    "FSDPPrecision": "..precision",
+    "Float8Precision": "..precision",
     "HalfPrecision": "..precision",
     "MixedPrecision": "..precision",
     "Precision": "..precision",
+    "TransformerEnginePrecision": "..precision",
 }
 __all__ = [
+    "BitsandbytesPrecision",
+    "DeepSpeedPrecision",
     "DoublePrecision",
+    "FSDPPrecision",
+    "Float8Precision",
     "HalfPrecision",
     "MixedPrecision",
     "Precision",
+    "TransformerEnginePrecision",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -7,19 +7,40 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from drivetrain.precision.bitsandbytes import BitsandbytesPrecision as BitsandbytesPrecision
+    from drivetrain.precision.by_strategy import DeepSpeedPrecision as DeepSpeedPrecision
+    from drivetrain.precision.by_strategy import FSDPPrecision as FSDPPrecision
     from drivetrain.precision.double import DoublePrecision as DoublePrecision
+    from drivetrain.precision.float8 import Float8Precision as Float8Precision
     from drivetrain.precision.half import HalfPrecision as HalfPrecision
     from drivetrain.precision.mixed import MixedPrecision as MixedPrecision
     from drivetrain.precision.precision import Precision as Precision
     from drivetrain.precision.precision import PrecisionRegistry as PrecisionRegistry
+    from drivetrain.precision.transformer_engine import TransformerEnginePrecision as TransformerEnginePrecision
 _MODULES = {
+    "BitsandbytesPrecision": "bitsandbytes",
+    "DeepSpeedPrecision": "by_strategy",
     "DoublePrecision": "double",
+    "FSDPPrecision": "by_strategy",
+    "Float8Precision": "float8",
     "HalfPrecision": "half",
     "MixedPrecision": "mixed",
     "Precision": "precision",
     "PrecisionRegistry": "precision",
+    "TransformerEnginePrecision": "transformer_engine",
 }
-__all__ = ["DoublePrecision", "HalfPrecision", "MixedPrecision", "Precision", "PrecisionRegistry"]
+__all__ = [
+    "BitsandbytesPrecision",
+    "DeepSpeedPrecision",
+    "DoublePrecision",
+    "FSDPPrecision",
+    "Float8Precision",
+    "HalfPrecision",
+    "MixedPrecision",
+    "Precision",
+    "PrecisionRegistry",
+    "TransformerEnginePrecision",
+]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _MODULES)

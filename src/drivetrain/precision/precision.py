@@ -38,6 +38,9 @@ class Precision:
     scales_loss: bool = False
     """Whether the gradients of a run are scaled: only then are ``scale``, ``unscale_gradients`` and ``step`` called."""
 
+    packs_weights: bool = False
+    """Whether it packs weights into tensors of integers, which no strategy can shard."""
+
     stepped: bool = True
     """Whether the last ``step`` really stepped.
 
@@ -346,6 +349,7 @@ _MEANT = {
     "bf16-true": "bfloat16-true",
     "32-true": "fp32 float32 f32 float full single 32bit fp32-true float32-true",
     "64-true": "fp64 float64 f64 double 64bit fp64-true float64-true",
+    "float8": "fp8 fp8-mixed float8-mixed f8 float8-e4m3fn float8-e5m2 torchao",
 }
 """For each precision, what other libraries and torch call it."""
 

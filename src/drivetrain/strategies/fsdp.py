@@ -164,6 +164,11 @@ class FSDPStrategy(ParallelStrategy):
         super().setup(trainer)
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        if self.precision_plugin.packs_weights:
+            raise ConfigurationError(
+                f"{type(self.precision_plugin).__name__} packs weights into integers, which {type(self).__name__} "
+                'cannot shard. Write strategy="ddp", which keeps all of them in each process.'
+            )
         module = super().setup_module(module, move_to_device=False)  # whole, it may be larger than the device
         if module in _SHARDED:  # by an earlier run
             _forget_iteration(module)

@@ -1,0 +1,70 @@
+"""Layers that a precision exchanges for those of another package."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Collection, Mapping
+from typing import TypeVar
+
+from torch import nn
+
+from drivetrain.errors import ConfigurationError
+
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+def require(package: str, install: str, needed_by: str) -> None:
+    """Check that ``package`` can be imported.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigurationError(
+            f"{needed_by} needs the package {package}, which is not installed. Run pip install {install}."
+        )
+
+
+def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] = ()) -> dict[str, Layer]:
+    """Return the layers of ``module`` that are exactly of ``kind``, by path; "" for ``module`` itself.
+
+    Subclasses have a forward pass of their own, and a layer that shares its weight with another one cannot be exchanged
+    alone: both are left out, and so are the layers in ``ignored`` and those inside of them.
+    """
+    owners: dict[int, int] = {}
+    for each in module.modules():
+        for parameter in each._parameters.values():
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    return {
+        path: each
+        for path, each in module.named_modules()
+        if type(each) is kind
+        and not any(path == name or path.startswith(f"{name}.") for name in ignored)
+        and all(owners[id(parameter)] == 1 for parameter in each.parameters())
+    }
+
+
+def exchange(module: nn.Module, made: Mapping[str, nn.Module]) -> nn.Module:
+    """Put each layer of ``made`` in place of the one at its path, with its hooks and mode; return the module."""
+    for path, new in made.items():
+        keep_hooks(module.get_submodule(path), new)
+        if not path:
+            return new
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, new)
+    return module
+
+
+def keep_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Give ``new`` the forward and backward hooks of ``old``, and its mode."""
+    for name, value in vars(old).items():
+        if name.startswith(("_forward_", "_backward_")) and "hooks" in name and value:
+            getattr(new, name).update(value)
+    new._is_full_backward_hook = old._is_full_backward_hook
+    new.training = old.training
+
+
+def listed(names: Collection[str], most: int = 4) -> str:
+    """Return "a, b and 3 more"."""
+    shown = ", ".join(sorted(names)[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,203 @@
+"""Linear layers whose weights are packed into 4 or 8 bits, by bitsandbytes; everything else under autocast."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.precision._layers import exchange, listed, plain_layers, require
+from drivetrain.precision.precision import Precision, in_default_dtype
+
+_MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training")
+
+
+class BitsandbytesPrecision(Precision):
+    """Packed weights for linear layers, to train adapters on a large model or to run it; needs ``bitsandbytes``.
+
+    The packed weights are frozen: only the other parameters, which keep their type, are trained. "int8-training" packs
+    them for each product and trains them. A checkpoint holds packed weights as bitsandbytes writes them. Packed weights
+    and plain ones, which are packed when they are loaded, can both be loaded.
+
+    Args:
+        mode: "nf4" and "fp4" pack weights into 4 bits, with "-dq" their scales too; "int8" into 8 bits.
+        dtype: the type in which products and everything else are computed, under ``torch.autocast``. ``None``: float16
+            for the modes of 8 bits, or else bfloat16.
+        ignore_modules: paths of layers that stay as they are, such as ``{"head"}``. Subclasses of ``Linear`` and layers
+            that share their weight always do.
+
+    Raises:
+        ConfigurationError: bitsandbytes is not installed, or the mode is unknown.
+    """
+
+    packs_weights = True
+
+    def __init__(
+        self, mode: str = "nf4", dtype: torch.dtype | None = None, ignore_modules: Collection[str] | None = None
+    ) -> None:
+        require("bitsandbytes", "bitsandbytes", f'BitsandbytesPrecision("{mode}")')
+        if mode not in _MODES:
+            raise ConfigurationError(
+                f"BitsandbytesPrecision({mode!r}): there is no such mode. {did_you_mean(str(mode), _MODES)}"
+            )
+        if isinstance(ignore_modules, str):
+            raise ConfigurationError(
+                f"BitsandbytesPrecision(ignore_modules={ignore_modules!r}) is a text. Write {{{ignore_modules!r}}}."
+            )
+        self.mode, self.name = mode, f"bitsandbytes-{mode}"
+        self.packs_weights = mode != "int8-training"
+        self.computes_in = dtype or (torch.float16 if mode.startswith("int8") else torch.bfloat16)
+        self.ignore_modules = frozenset(ignore_modules or ())
+
+    def convert_output(self, data: Any) -> Any:
+        return in_default_dtype(data)
+
+    def forward_context(self) -> AbstractContextManager[Any] | None:
+        return torch.autocast(self.device_type, dtype=self.computes_in, cache_enabled=False)
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        four, eight = _layer_classes()
+        if any(isinstance(each, (four.__base__, eight.__base__)) for each in module.modules()):
+            return module  # of an earlier run, or of the user's
+        found = plain_layers(module, nn.Linear, self.ignore_modules)
+        if not found:
+            raise ConfigurationError(
+                f"BitsandbytesPrecision packs linear layers, and {type(module).__name__} has none that it may take. "
+                "Leave the precision out, or name fewer layers in ignore_modules."
+            )
+        made = {path: self._packed(layer) for path, layer in found.items()}
+        module = exchange(module, made)
+        trained = sum(each.requires_grad for each in module.parameters())
+        frozen = "; their weights are frozen" if self.packs_weights else ""
+        rank_zero_info(
+            f"BitsandbytesPrecision packs {len(made)} linear layer{'s' * (len(made) > 1)} ({self.mode}): "
+            f"{listed(made)}{frozen}. {trained} parameter{'s' * (trained != 1)} of the module can be trained."
+        )
+        return module
+
+    def _packed(self, layer: nn.Linear) -> nn.Module:
+        four, eight = _layer_classes()
+        new: Any
+        sizes, device = (layer.in_features, layer.out_features), layer.weight.device
+        if self.mode.startswith("int8"):
+            new = eight(*sizes, bias=False, has_fp16_weights=not self.packs_weights, device="meta")
+            new.compute_dtype = self.computes_in
+        else:
+            kind, _, dq = self.mode.partition("-")
+            new = four(
+                *sizes, bias=False, compute_dtype=self.computes_in, compress_statistics=bool(dq), quant_type=kind,
+                device="meta",
+            )  # fmt: skip
+        new.bias = layer.bias
+        if self.packs_weights:
+            new.pack(_as_on_first_rank(layer.weight.detach()), device)
+        else:
+            new.weight = layer.weight
+        return new  # type: ignore[no-any-return]
+
+
+def _as_on_first_rank(weight: Tensor) -> Tensor:
+    """Return the first rank's values, as strategies share them: once packed, weights and scales cannot be shared."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not weight.is_meta:
+        weight = weight.clone()
+        dist.broadcast(weight, 0)
+    return weight
+
+
+@functools.cache
+def _layer_classes() -> tuple[Any, Any]:
+    """bitsandbytes' layers, which take plain weights from checkpoints, and leave their bias as it is."""
+    import bitsandbytes as bnb
+
+    class Linear4bit(bnb.nn.Linear4bit):  # type: ignore[misc]
+        weight: Any
+
+        def pack(self, weight: Tensor, device: torch.device) -> None:
+            old = self.weight
+            self.weight = bnb.nn.Params4bit(
+                weight, requires_grad=False, compress_statistics=old.compress_statistics, quant_type=old.quant_type,
+                quant_storage=old.quant_storage, module=self,
+            ).to(device)  # fmt: skip
+
+        def forward(self, x: Tensor) -> Tensor:
+            # bitsandbytes' own changes the type of the bias, and the packing of the weight on some CPUs.
+            found: Tensor = bnb.matmul_4bit(x.to(self.compute_dtype), self.weight, quant_state=self.weight.quant_state)
+            return found if self.bias is None else found + self.bias.to(found.dtype)
+
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+            start = f"{prefix}weight."
+            scales = {name[len(start) :]: each for name, each in state_dict.items() if name.startswith(start)}
+            weight = state_dict.get(f"{prefix}weight")
+            if scales:
+                device = self.weight.device
+                self.weight = bnb.nn.Params4bit.from_prequantized(weight, scales, device=device, module=self)
+            _load_rest(self, weight, bool(scales), state_dict, prefix, *others)
+
+    class Linear8bit(bnb.nn.Linear8bitLt):  # type: ignore[misc]
+        weight: Any
+
+        def pack(self, weight: Tensor, device: torch.device) -> None:
+            self.weight = bnb.nn.Int8Params(weight.cpu(), requires_grad=False).to(device)
+            self.state.reset_grads()
+            self.state.CB = self.state.SCB = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = self.state
+            state.is_training = self.training
+            if state.has_fp16_weights:
+                state.CB = None  # bitsandbytes would not pack a weight again that still has a gradient
+            if getattr(self.weight, "CB", None) is not None:
+                self.init_8bit_state()
+            found: Tensor = bnb.matmul(x.to(self.compute_dtype), self.weight, state=state)
+            if not state.has_fp16_weights:
+                self.weight.data = state.CB
+            return found if self.bias is None else found + self.bias.to(found.dtype)
+
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+            if self.state.has_fp16_weights:
+                super()._load_from_state_dict(state_dict, prefix, *others)
+                return
+            weight, scales = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}SCB")
+            if scales is not None:
+                device = self.weight.device
+                codes = weight.to(device)
+                self.weight = bnb.nn.Int8Params(codes, requires_grad=False, CB=codes, SCB=scales.to(device))
+            _load_rest(self, weight, scales is not None, state_dict, prefix, *others)
+
+    return Linear4bit, Linear8bit
+
+
+def _load_rest(
+    layer: Any,
+    weight: Tensor | None,
+    is_packed: bool,
+    state_dict: Any,
+    prefix: str,
+    local_metadata: Any,
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    """Pack a plain weight, and load what else a checkpoint holds of ``layer``."""
+    expected = (layer.out_features, layer.in_features)
+    if weight is not None and not is_packed:
+        if tuple(weight.shape) == expected and weight.is_floating_point():
+            device = layer.weight.device
+            layer.pack(weight, torch.device("cpu") if device.type == "meta" else device)
+        else:
+            errors.append(
+                f"{prefix}weight in the checkpoint is a {weight.dtype} tensor of shape {tuple(weight.shape)}, and a "
+                f"layer of shape {expected} packs floating-point numbers of this shape."
+            )
+    bias = {name: each for name, each in state_dict.items() if name == f"{prefix}bias"}
+    nn.Module._load_from_state_dict(layer, bias, prefix, local_metadata, strict, missing, unexpected, errors)
+    if weight is not None and f"{prefix}weight" in missing:
+        missing.remove(f"{prefix}weight")

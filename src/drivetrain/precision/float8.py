@@ -1,0 +1,137 @@
+"""Linear layers in 8-bit floats, by torchao; everything else as in bf16-mixed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.registry import Registry
+from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.precision._layers import keep_hooks, listed, plain_layers, require
+from drivetrain.precision.precision import Precision, in_default_dtype
+
+_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+_MULTIPLE = 16  # of both sizes of a weight, for the devices that multiply 8-bit floats
+
+
+class Float8Precision(Precision):
+    """8-bit floats ("float8") for the matrix products of linear layers; needs the package ``torchao``.
+
+    torchao's ``convert_to_float8_training`` exchanges the layers before the model is sharded or wrapped. The parameters
+    stay as they are, in 32 bits and under their names, so checkpoints are those of any other precision.
+
+    Args:
+        recipe: how numbers are scaled: "tensorwise" is the fastest, "rowwise" more accurate, "rowwise_with_gw_hp" the
+            most accurate; or torchao's ``Float8LinearConfig``.
+        module_filter_fn: ``(layer, path)``: whether this linear layer is converted; ``None``: all are. Layers with a
+            size that is no multiple of 16, subclasses of ``Linear`` and layers that share their weight never are.
+        emulate: compute the rounding of 8-bit floats in wider types; ``None``: where the device cannot multiply them.
+        fsdp_all_gather: with FSDP, gather the weights of these layers in 8 bits; only "tensorwise".
+        autocast: the type of everything else under ``torch.autocast``; ``None``: the parameters' own.
+
+    Raises:
+        ConfigurationError: torchao is not installed, or the recipe is unknown.
+    """
+
+    @classmethod
+    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
+        precision_registry.register("float8", cls)
+
+    def __init__(
+        self,
+        recipe: Any = "tensorwise",
+        module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
+        emulate: bool | None = None,
+        fsdp_all_gather: bool = False,
+        autocast: torch.dtype | None = torch.bfloat16,
+    ) -> None:
+        require("torchao", "torchao", 'Float8Precision (precision="float8")')
+        if isinstance(recipe, str) and recipe not in _RECIPES:
+            raise ConfigurationError(
+                f"Float8Precision({recipe!r}): there is no such recipe. {did_you_mean(recipe, _RECIPES)}"
+            )
+        if fsdp_all_gather and recipe in _RECIPES[1:]:
+            raise ConfigurationError(
+                f"Float8Precision({recipe!r}, fsdp_all_gather=True): weights are gathered in 8 bits with one scale for "
+                'each. Write recipe="tensorwise", or leave fsdp_all_gather out.'
+            )
+        self.name = "float8"
+        self.computes_in = autocast
+        self._recipe, self._filter, self._emulate = recipe, module_filter_fn, emulate
+        self._fsdp_all_gather = fsdp_all_gather
+
+    def convert_output(self, data: Any) -> Any:
+        return in_default_dtype(data)
+
+    def forward_context(self) -> AbstractContextManager[Any] | None:
+        if self.computes_in is None:
+            return None
+        return torch.autocast(self.device_type, dtype=self.computes_in, cache_enabled=False)
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        from torchao.float8 import convert_to_float8_training
+        from torchao.float8.float8_linear import Float8Linear
+
+        found = plain_layers(module, nn.Linear)
+        fits = {path for path, each in found.items() if not any(size % _MULTIPLE for size in each.weight.shape)}
+        chosen = {path for path in fits if self._filter is None or self._filter(found[path], path)}
+        if not chosen:
+            if not any(isinstance(each, Float8Linear) for each in module.modules()):  # else an earlier run has
+                rank_zero_warn(
+                    f"Float8Precision converts no layer of {type(module).__name__}, so nothing computes in 8 bits: "
+                    f'{_why_none(found, fits)}. Write precision="bf16-mixed", or change the model.'
+                )
+            return module
+        config = self._config()
+        module = convert_to_float8_training(module, module_filter_fn=lambda _, path: path in chosen, config=config)
+        for path in chosen:
+            keep_hooks(found[path], module.get_submodule(path))
+        left = found.keys() - chosen
+        rank_zero_info(
+            f"Float8Precision computes {len(chosen)} linear layer{'s' * (len(chosen) > 1)} in 8 bits"
+            f"{', which is emulated here' * config.emulate}{f', and not {listed(left)}' if left else ''}."
+        )
+        return module
+
+    def _config(self) -> Any:
+        from torchao.float8 import Float8LinearConfig
+
+        own = isinstance(self._recipe, str)
+        config: Any = Float8LinearConfig.from_recipe_name(self._recipe) if own else self._recipe
+        changes: dict[str, Any] = {"enable_fsdp_float8_all_gather": True} if self._fsdp_all_gather else {}
+        if self._emulate is not None:
+            changes["emulate"] = self._emulate
+        elif not config.emulate and not _multiplies(self.device_type, config):
+            changes["emulate"] = True
+        return dataclasses.replace(config, **changes)
+
+
+@functools.cache
+def _multiplies(device_type: str, config: Any) -> bool:
+    """Return whether this kind of device computes with ``config``, which only trying tells."""
+    from torchao.float8 import convert_to_float8_training
+
+    plain = dataclasses.replace(config, enable_fsdp_float8_all_gather=False)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        layer = convert_to_float8_training(nn.Linear(16, 16, device=device_type, dtype=torch.bfloat16), config=plain)
+        rows = torch.ones(16, 16, device=device_type, dtype=torch.bfloat16, requires_grad=True)
+        try:
+            layer(rows).sum().backward()
+        except (RuntimeError, NotImplementedError, ValueError, AssertionError):
+            return False
+    return True
+
+
+def _why_none(found: dict[str, nn.Linear], fits: set[str]) -> str:
+    if not found:
+        return "it has no torch.nn.Linear layer of its own"
+    if not fits:
+        return f"no size of {listed(found)} is a multiple of {_MULTIPLE} on both sides"
+    return "module_filter_fn takes none"

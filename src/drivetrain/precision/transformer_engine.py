@@ -1,0 +1,157 @@
+"""8-bit floats inside the layers of NVIDIA's TransformerEngine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.registry import Registry
+from drivetrain.errors import ConfigurationError
+from drivetrain.precision._layers import exchange, listed, plain_layers, require
+from drivetrain.precision.half import DefaultDtype, TruePrecision
+from drivetrain.precision.precision import Precision
+
+_NAMES = {torch.bfloat16: "transformer-engine", torch.float16: "transformer-engine-float16"}
+_MULTIPLE = 16  # of both sizes of a weight
+
+
+class TransformerEnginePrecision(TruePrecision):
+    """Weights in 16 bits, and the matrix products of TransformerEngine's layers in 8; needs its package.
+
+    It needs a GPU that multiplies 8-bit floats (Ada, Hopper or later). It never ran on one in drivetrain's tests, which
+    use a stand-in for the package.
+
+    Args:
+        weights_dtype: ``torch.bfloat16`` ("transformer-engine") or ``torch.float16`` ("transformer-engine-float16").
+        recipe: one of TransformerEngine's recipes, or the arguments of its ``DelayedScaling``; ``None``: its default.
+        replace_layers: exchange ``Linear`` and ``LayerNorm`` for TransformerEngine's. ``None``: unless the module has
+            layers of TransformerEngine already.
+        fallback_compute_dtype: the type in which all other layers compute; ``None``: ``weights_dtype``.
+
+    Raises:
+        ConfigurationError: the package is not installed, or ``weights_dtype`` is another type.
+    """
+
+    @classmethod
+    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
+        for dtype, name in _NAMES.items():
+            precision_registry.register(name, cls, weights_dtype=dtype)
+
+    def __init__(
+        self,
+        *,
+        weights_dtype: torch.dtype,
+        recipe: Any = None,
+        replace_layers: bool | None = None,
+        fallback_compute_dtype: torch.dtype | None = None,
+    ) -> None:
+        if weights_dtype not in _NAMES:
+            raise ConfigurationError(
+                f"TransformerEnginePrecision(weights_dtype={weights_dtype}): write torch.bfloat16 or torch.float16."
+            )
+        name = _NAMES[weights_dtype]
+        require(
+            "transformer_engine", "'transformer_engine[pytorch]'",
+            f'TransformerEnginePrecision (precision="{name}"), beside an NVIDIA GPU that multiplies 8-bit floats,',
+        )  # fmt: skip
+        super().__init__(name, weights_dtype)
+        self.fallback_compute_dtype = fallback_compute_dtype or weights_dtype
+        self.replace_layers = replace_layers
+        self._given_recipe = recipe
+
+    @property
+    def recipe(self) -> Any:
+        """TransformerEngine's recipe; ``None``: its default."""
+        if not isinstance(self._given_recipe, Mapping):
+            return self._given_recipe
+        from transformer_engine.common import recipe
+
+        options = dict(self._given_recipe)
+        if isinstance(options.get("fp8_format"), str):
+            options["fp8_format"] = getattr(recipe.Format, options["fp8_format"])
+        return recipe.DelayedScaling(**options)
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        if self.replace_layers or (self.replace_layers is None and not _has_own_layers(module)):
+            module = self._replace(module)
+        return super().convert_module(module)
+
+    def forward_context(self) -> AbstractContextManager[Any] | None:
+        import transformer_engine.pytorch as te
+
+        new = hasattr(te, "autocast")  # since its version 2.9
+        engines = functools.partial(te.autocast if new else te.fp8_autocast, enabled=True)
+        engines.keywords["recipe" if new else "fp8_recipe"] = self.recipe
+        dtype = self.fallback_compute_dtype
+        others = functools.partial(torch.autocast, self.device_type, dtype=dtype, cache_enabled=False)
+        return _Together([functools.partial(DefaultDtype, self.dtype), others, engines])
+
+    def _replace(self, module: nn.Module) -> nn.Module:
+        import transformer_engine.pytorch as te
+
+        linear = plain_layers(module, nn.Linear)
+        made: dict[str, nn.Module] = {}
+        for path, layer in linear.items():
+            if not any(size % _MULTIPLE for size in layer.weight.shape):
+                made[path] = te.Linear(
+                    layer.in_features, layer.out_features, bias=layer.bias is not None, params_dtype=self.dtype,
+                    device=layer.weight.device,
+                )  # fmt: skip
+                _copy(layer, made[path])
+        left = linear.keys() - made.keys()
+        for path, norm in plain_layers(module, nn.LayerNorm).items():
+            if len(norm.normalized_shape) == 1 and norm.weight is not None and norm.bias is not None:
+                made[path] = te.LayerNorm(norm.normalized_shape[0], eps=norm.eps).to(norm.weight.device, self.dtype)
+                _copy(norm, made[path])
+        rank_zero_info(
+            f"TransformerEnginePrecision exchanges {len(made)} layer{'s' * (len(made) != 1)} for TransformerEngine's"
+            f"{f', and not {listed(left)}' if left else ''}."
+        )
+        return exchange(module, made)
+
+
+class _Together:
+    """Several contexts as one, which may be entered again and again.
+
+    Args:
+        makes: what makes each.
+    """
+
+    def __init__(self, makes: Sequence[Callable[[], AbstractContextManager[Any]]]) -> None:
+        self._makes = makes
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        stack = ExitStack()
+        with stack:
+            for make in self._makes:
+                stack.enter_context(make())
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *exception: Any) -> None:
+        self._entered.pop().__exit__(*exception)
+
+
+def _has_own_layers(module: nn.Module) -> bool:
+    return any(type(each).__module__.partition(".")[0] == "transformer_engine" for each in module.modules())
+
+
+def _copy(old: nn.Module, new: nn.Module) -> None:
+    """Give ``new`` the parameters of ``old``, and let it load checkpoints that know nothing of its extra state."""
+    with torch.no_grad():
+        for name, parameter in old.named_parameters():
+            target: Any = getattr(new, name)
+            target.copy_(parameter)
+            target.requires_grad = parameter.requires_grad
+    new.register_load_state_dict_pre_hook(_keep_extra_state)  # type: ignore[no-untyped-call]
+
+
+def _keep_extra_state(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    if type(layer).get_extra_state is not nn.Module.get_extra_state:
+        state_dict.setdefault(f"{prefix}_extra_state", layer.get_extra_state())

@@ -1,0 +1,186 @@
+"""BitsandbytesPrecision with the real bitsandbytes on the CPU: what is packed, trained, saved and loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import Engine, LightningModule, Trainer
+from drivetrain.errors import ConfigurationError
+from drivetrain.precision import BitsandbytesPrecision
+from drivetrain.strategies.ddp import DDPStrategy
+from drivetrain.strategies.fsdp import FSDPStrategy
+from drivetrain.testing.strategy_conformance import StrategyConformance, needs_every_rank
+
+PACKED = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8")
+
+
+class Net(LightningModule):
+    """A frozen body in the field's sense, and adapters beside it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.body = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 16))
+            self.head = nn.Linear(16, 1)
+            self.adapter = nn.Parameter(torch.randn(16, 16) / 4)
+        self.losses: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.body(x) + x @ self.adapter)
+        return found
+
+    def training_step(self, batch: Any) -> Tensor:
+        x, y = batch
+        loss = F.mse_loss(self(x).float(), y)
+        self.losses.append(loss.detach())
+        return loss
+
+    validation_step = training_step
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+def loader(size: int = 16) -> DataLoader[Any]:
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+    return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=size)
+
+
+def trainer(precision: Any, **options: Any) -> Trainer:
+    given = {"precision": precision} if isinstance(precision, str) else {"plugins": precision}
+    return Trainer(
+        **{"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+           "enable_checkpointing": False, "max_epochs": 2, "limit_val_batches": 0, **given, **options}
+    )  # fmt: skip
+
+
+def fit(precision: Any, net: Net | None = None, ckpt_path: Any = None, **options: Any) -> tuple[Net, Trainer]:
+    made, net = trainer(precision, **options), net or Net()
+    made.fit(net, loader(), loader(), ckpt_path=ckpt_path)
+    return net, made
+
+
+@pytest.mark.parametrize("mode", PACKED)
+def test_weights_are_packed_and_frozen_and_the_rest_is_trained(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Biases and adapters keep 32 bits and learn; layers in ignore_modules stay as they are."""
+    with caplog.at_level("INFO"):
+        net, made = fit(BitsandbytesPrecision(mode, ignore_modules={"head"}))
+    assert made.precision == f"bitsandbytes-{mode}"
+    assert "packs 2 linear layers" in caplog.text
+    assert "body.0, body.3; their weights are frozen. 7 parameters of the module can be trained." in caplog.text
+    before, packed = Net(), {"body.0.weight", "body.3.weight"}
+    for (name, found), old in zip(net.named_parameters(), before.parameters(), strict=True):
+        assert found.requires_grad is (name not in packed)
+        if name in packed:
+            assert found.dtype is (torch.int8 if mode == "int8" else torch.uint8)
+        else:
+            assert found.dtype == torch.float32
+            assert (found != old).any()
+    assert torch.stack(net.losses)[-1] < 0.5 * net.losses[0]
+    assert type(net.head) is nn.Linear
+
+
+@pytest.mark.parametrize(("mode", "near"), [(mode, 0.02 if mode == "int8" else 0.25) for mode in PACKED])
+def test_the_layers_compute_nearly_what_the_plain_ones_do(mode: str, near: float) -> None:
+    engine, plain = Engine(accelerator="cpu", plugins=BitsandbytesPrecision(mode)), Net()
+    x = next(iter(loader()))[0]
+    with torch.no_grad():
+        expected, found = plain.body(x), engine.setup_module(Net().body)(x)
+    assert found.dtype == torch.float32
+    assert 0 < (found - expected).norm() / expected.norm() < near
+
+
+@pytest.mark.parametrize("mode", PACKED)
+def test_a_plain_checkpoint_is_packed_when_it_is_loaded(mode: str, tmp_path: Path) -> None:
+    """By validate, and by fit in the precision; the numbers are those of weights that were there from the start."""
+    plain, made = fit("32-true", max_epochs=1)
+    made.save_checkpoint(tmp_path / "plain.ckpt")
+    losses = []
+    for net, path in ((Net(seed=5), tmp_path / "plain.ckpt"), (plain, None)):
+        net.losses.clear()
+        trainer(BitsandbytesPrecision(mode), limit_val_batches=2).validate(net, loader(), ckpt_path=path, verbose=False)
+        losses.append(torch.stack(net.losses))
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", [*PACKED, "int8-training"])
+def test_a_run_resumes_exactly_from_packed_weights(mode: str, tmp_path: Path) -> None:
+    _, made = fit(BitsandbytesPrecision(mode), max_epochs=1)
+    made.save_checkpoint(tmp_path / "packed.ckpt")
+    state = torch.load(tmp_path / "packed.ckpt", weights_only=True)["state_dict"]
+    integers = torch.int8 if mode == "int8" else torch.float32 if mode == "int8-training" else torch.uint8
+    assert state["body.0.weight"].dtype == integers
+    uninterrupted, _ = fit(BitsandbytesPrecision(mode))
+    resumed, _ = fit(BitsandbytesPrecision(mode), Net(seed=5), tmp_path / "packed.ckpt")
+    torch.testing.assert_close(torch.stack(resumed.losses), torch.stack(uninterrupted.losses)[4:], rtol=0, atol=0)
+    torch.testing.assert_close(dict(resumed.state_dict()), dict(uninterrupted.state_dict()), rtol=0, atol=0)
+
+
+def test_int8_training_trains_all_weights() -> None:
+    net, _ = fit(BitsandbytesPrecision("int8-training"))
+    for found, old in zip(net.parameters(), Net().parameters(), strict=True):
+        assert found.requires_grad
+        assert found.dtype == torch.float32
+        assert (found != old).any()
+
+
+def test_an_optimizer_of_bitsandbytes_trains_and_resumes(tmp_path: Path) -> None:
+    import bitsandbytes as bnb
+
+    class With8BitStates(Net):
+        def configure_optimizers(self) -> Any:
+            return bnb.optim.Adam8bit(self.parameters(), lr=0.01, min_8bit_size=1)
+
+    _, made = fit("32-true", With8BitStates(), max_epochs=1)
+    made.save_checkpoint(tmp_path / "states.ckpt")
+    uninterrupted, _ = fit("32-true", With8BitStates())
+    resumed, _ = fit("32-true", With8BitStates(5), tmp_path / "states.ckpt")
+    torch.testing.assert_close(dict(resumed.state_dict()), dict(uninterrupted.state_dict()), rtol=0, atol=0)
+
+
+def test_what_cannot_be_packed_says_so() -> None:
+    with pytest.raises(ConfigurationError, match="there is no such mode. Did you mean 'nf4-dq'"):
+        BitsandbytesPrecision("nf4dq")
+    with pytest.raises(ConfigurationError, match=r"Write \{'head'\}"):
+        BitsandbytesPrecision(ignore_modules="head")
+    with pytest.raises(ConfigurationError, match="ReLU has none that it may take"):
+        Engine(accelerator="cpu", plugins=BitsandbytesPrecision()).setup_module(nn.ReLU())
+
+
+def test_a_weight_of_another_shape_is_an_error() -> None:
+    layer = Engine(accelerator="cpu", plugins=BitsandbytesPrecision()).setup_module(nn.Sequential(nn.Linear(16, 32)))
+    with pytest.raises(RuntimeError, match=r"0.weight in the checkpoint is a .* of shape \(3, 3\), and a layer"):
+        layer.load_state_dict({"0.weight": torch.zeros(3, 3), "0.bias": torch.zeros(32)})
+
+
+class TestTwoProcesses(StrategyConformance):
+    devices = 2
+    precision = "32-true"
+
+    @staticmethod
+    def strategy() -> Any:
+        return DDPStrategy()
+
+    @needs_every_rank
+    def test_ddp_packs_the_weights_of_rank_0_and_fsdp_says_that_it_cannot_shard_them(self, folder: Path) -> None:
+        rank = self.trainer().global_rank
+        for mode in ("nf4-dq", "int8"):
+            net = Net(seed=rank)
+            made = self.trainer(precision=None, plugins=BitsandbytesPrecision(mode))
+            made.fit(net, loader(8))
+            states = made.strategy.gather_objects({name: each.tolist() for name, each in net.state_dict().items()})
+            assert states[0] == states[1]
+            with pytest.raises(ConfigurationError, match="packs weights into integers, .* cannot shard"):
+                self.trainer(FSDPStrategy(), precision=None, plugins=BitsandbytesPrecision(mode)).fit(Net(), loader(8))
+
+
+for _inherited in [name for name in dir(StrategyConformance) if name.startswith("test_")]:
+    setattr(TestTwoProcesses, _inherited, None)
