@@ -180,9 +180,10 @@ class AcceleratorConformance:
         """Matrix products run in bfloat16 under the accelerator's autocast type, parameters stay in 32 bits."""
         self.claimed("supports_bfloat16")
         model = Engine(accelerator=self.accelerator(), devices=1, precision="bf16-mixed").setup_module(nn.Linear(4, 4))
-        with torch.autocast(self.accelerator().autocast_device_type, dtype=torch.bfloat16):
-            assert model.module(torch.ones(2, 4, device=self.device)).dtype is torch.bfloat16
-        assert model.module(torch.ones(2, 4, device=self.device)).dtype is torch.float32
+        with torch.no_grad():
+            with torch.autocast(self.accelerator().autocast_device_type, dtype=torch.bfloat16):
+                assert model.module(torch.ones(2, 4, device=self.device)).dtype is torch.bfloat16
+            assert model.module(torch.ones(2, 4, device=self.device)).dtype is torch.float32
 
     def test_streams_and_events_order_work(self) -> None:
         """``torch.Stream`` and ``torch.Event`` of the device can be made, recorded and waited for."""
