@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import operator
 import pickle
@@ -30,6 +31,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "untracked": {"track_running_stats": False}, "nothing": {"affine": False, "track_running_stats": False},
     "weight only": {"bias": False}, "not tracked any more": {"tracks": False},
 }  # fmt: skip
+if "bias" not in inspect.signature(nn.BatchNorm1d).parameters:  # torch 2.9
+    del OPTIONS["weight only"]
 
 
 def samples(step: int, count: int, sizes: tuple[int, ...], kind: str = "") -> Tensor:

@@ -131,7 +131,9 @@ class HyperparametersMixin:
     @property
     def hparams(self) -> AttributeDict:
         """The hyperparameters; change them as you like (``self.hparams.lr = 1``)."""
-        found: AttributeDict = self.__dict__.setdefault("_hparams", AttributeDict())
+        found: AttributeDict | None = self.__dict__.get("_hparams")
+        if found is None:  # not setdefault, which torch.compile of torch 2.9 cannot trace
+            found = self.__dict__["_hparams"] = AttributeDict()
         return found
 
     @property
