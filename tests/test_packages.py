@@ -1,0 +1,47 @@
+"""Suites with packages of their own: skipped where one is missing; a failure where it is there and nothing ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.packages import Suite
+
+HERE = Path(__file__).parent
+SUITES = {
+    "extras": ("requirements.txt", {"deepspeed": "test_deepspeed"}),
+}
+
+
+@pytest.fixture(params=SUITES)
+def suite(request: pytest.FixtureRequest) -> Suite:
+    """The suite of a folder, as its conftest.py makes it."""
+    return Suite(HERE / request.param, "DRIVETRAIN_NONE", "make test-none", SUITES[request.param][1])
+
+
+def test_a_missing_package_is_said(suite: Suite) -> None:
+    said, idle = suite.verdict(Counter(), set())
+    assert said == [f"SKIPPED: {name} is not installed, so none of its tests ran" for name in suite.packages]
+    assert idle == []
+
+
+def test_an_installed_package_without_a_test_that_ran_is_a_failure(suite: Suite) -> None:
+    for name in suite.packages:
+        assert suite.verdict(Counter(), {name})[1] == [f"FAILED: {name} is installed, and none of its tests ran"]
+        assert suite.verdict(Counter({name: 1}), {name})[1] == []
+
+
+def test_without_its_target_a_suite_is_skipped(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in suite.packages:
+        assert suite.missing(name) == "run by make test-none"
+        monkeypatch.setenv("DRIVETRAIN_NONE", "1")
+        assert suite.missing("no_such_package") == "no_such_package is not installed: see the output of make test-none"
+
+
+def test_each_package_has_a_pin_and_tests(suite: Suite) -> None:
+    pins = (suite.folder / "requirements.txt").read_text(encoding="utf-8")
+    for package, start in suite.packages.items():
+        assert f"\n{package}==" in pins
+        assert list(suite.folder.glob(f"{start}*.py"))
+        assert f'"{package}": "{start}"' in (suite.folder / "conftest.py").read_text(encoding="utf-8")
