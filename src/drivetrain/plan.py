@@ -348,8 +348,8 @@ def _start_method(
     environment.validate_settings(processes, settings.num_nodes)
     if environment.creates_processes_externally:
         return None
-    alone = processes == 1 and launcher is not None and launcher.reruns_program
-    return None if alone else start  # there is no other process on this machine
+    remains = launcher is not None and (launcher.reruns_program or launcher.leaves_one_here)
+    return None if processes == 1 and remains else start  # there is no other process on this machine
 
 
 def _accelerator(settings: Settings, strategy: Entry[Strategy] | Strategy | None) -> tuple[Accelerator, str]:

@@ -342,6 +342,8 @@ def check_rng_state(state: Any, place: str = "") -> None:
     if "device" in state and torch.accelerator.is_available():
         generator = torch.Generator(torch.accelerator.current_accelerator())
         _tried(generator.set_state, expect(state["device"], Tensor, f"{place}['device']"), f"{place}['device']")
+    if "xla_generator" in state:
+        expect(state["xla_generator"], int, f"{place}['xla_generator']")
     check_generators(state.get("generators", []), f"{place}['generators']")
 
 

@@ -48,6 +48,8 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed)
     torch.manual_seed(seed)
+    if (xla := xla_generator()) is not None:  # which torch.manual_seed does not reach
+        xla.set_rng_state(seed)
     return seed
 
 
@@ -76,7 +78,7 @@ def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the state of python's, numpy's (if loaded), torch's and the current device's generators, as plain data."""
+    """Return the state of python's, numpy's (if loaded), torch's and the device's generators, as plain data."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         name, keys, *rest = numpy.random.get_state()
@@ -85,6 +87,8 @@ def rng_state() -> dict[str, Any]:
         device = torch.get_device_module(torch.accelerator.current_accelerator())
         if getattr(device, "is_initialized", lambda: True)():  # to ask an unused one would make this process use it
             state["device"] = device.get_rng_state()
+    if (xla := xla_generator()) is not None:
+        state["xla_generator"] = int(xla.get_rng_state())
     return state
 
 
@@ -96,6 +100,18 @@ def set_rng_state(state: dict[str, Any]) -> None:
         numpy.random.set_state(state["numpy"])
     if "device" in state and torch.accelerator.is_available():
         torch.get_device_module(torch.accelerator.current_accelerator()).set_rng_state(state["device"])
+    if "xla_generator" in state and (xla := xla_generator()) is not None:
+        xla.set_rng_state(state["xla_generator"])
+
+
+def xla_generator() -> Any:
+    """Return torch_xla's module with ``get_rng_state`` and ``set_rng_state``; ``None`` while no XLA device is used."""
+    library = sys.modules.get("torch_xla")
+    if library is None or not library._XLAC._xla_runtime_is_initialized():
+        return None
+    from torch_xla.core import xla_model
+
+    return xla_model
 
 
 class Generators:

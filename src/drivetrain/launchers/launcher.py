@@ -57,6 +57,9 @@ class Launcher(ABC):
     With one process on one machine the program itself is that process, and nothing is launched.
     """
 
+    leaves_one_here: bool = False
+    """Whether one process on one machine is this one, for which nothing is launched."""
+
     scheduler: ClassVar[str | None] = None
     """What chooses the job's machines and devices, by the name that users know; ``None``: the arguments name them."""
 
