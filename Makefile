@@ -22,6 +22,10 @@ EXTRAS_VENV := .venv-extras
 EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
 EXTRAS_PACKAGES := tests/extras/requirements.txt
 EXTRAS_ENVIRON := TORCH_EXTENSIONS_DIR=$(CURDIR)/$(EXTRAS_VENV)/extensions PATH="$(CURDIR)/$(EXTRAS_VENV)/bin:$$PATH"
+# torch_xla, and the older torch that it fits, with torch_xla's devices on the processor.
+XLA_VENV := .venv-xla
+XLA_STAMP := $(XLA_VENV)/.installed
+XLA_ENVIRON := DRIVETRAIN_XLA=1 PJRT_DEVICE=CPU
 BENCH_RESULTS := benchmarks/results
 # Three workers for two cores, because many tests wait for processes; tests/conftest.py says which tests go together, and in which order. `make test PARALLEL=` has none.
 PARALLEL ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
@@ -34,7 +38,7 @@ LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distri
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-interop test-compat test-clusters test-extras check dist bench clean
+.PHONY: help demo test test-faults test-interop test-compat test-clusters test-extras test-xla check dist bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -61,6 +65,10 @@ test-clusters: $(CLUSTERS_STAMP) ## run the tests on real cluster managers: torc
 test-extras: $(EXTRAS_STAMP) ## run the tests of parts that need packages of their own: DeepSpeed (builds for minutes), torchao, bitsandbytes
 	@$(EXTRAS_ENVIRON) DRIVETRAIN_EXTRAS=1 $(EXTRAS_VENV)/bin/python -m pytest tests/extras $(PYTEST_ARGS)
 
+test-xla: $(XLA_STAMP) ## run the tests on torch_xla's devices on the processor, in an environment of its own
+	@$(XLA_ENVIRON) $(XLA_VENV)/bin/python -m pytest tests/xla $(PYTEST_ARGS)
+	@$(XLA_ENVIRON) CPU_NUM_DEVICES=4 $(XLA_VENV)/bin/python -m pytest tests/xla/spmd $(PYTEST_ARGS)
+
 check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
@@ -84,7 +92,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 	@$(BENCH_VENV)/bin/python benchmarks/start_up.py --json $(BENCH_RESULTS)/start_up.json
 
 clean: ## remove the environments and everything that the targets wrote
-	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) $(EXTRAS_VENV) build dist demo_output
+	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) $(EXTRAS_VENV) $(XLA_VENV) build dist demo_output
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -129,4 +137,11 @@ $(EXTRAS_STAMP): pyproject.toml constraints.txt $(EXTRAS_PACKAGES) tests/extras/
 		$(EXTRAS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt "$$package" || echo "Not installed: $$package"; \
 	done
 	@$(EXTRAS_ENVIRON) $(EXTRAS_VENV)/bin/python tests/extras/prepare.py
+	@touch $@
+
+# The same.
+$(XLA_STAMP): pyproject.toml constraints.txt tests/xla/requirements.txt tests/xla/install.py
+	@echo "Setting up $(XLA_VENV) ..."
+	@$(PYTHON) -m venv $(XLA_VENV)
+	@$(XLA_VENV)/bin/python tests/xla/install.py
 	@touch $@

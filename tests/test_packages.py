@@ -11,6 +11,7 @@ from tests.packages import Suite
 HERE = Path(__file__).parent
 SUITES = {
     "extras": ("requirements.txt", {"deepspeed": "test_deepspeed"}),
+    "xla": ("requirements.txt", {"torch_xla": "test_"}),
 }
 
 

@@ -432,7 +432,8 @@ def test_a_strategy_instance_is_taken_and_completed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tail"), [("single", "Did you mean 'single_device'?"), ("single_devise", "Did you mean 'single_device'?")]
+    ("name", "tail"),
+    [("single_dev", "Did you mean 'single_device'?"), ("single_devise", "Did you mean 'single_device'?")],
 )
 def test_unknown_strategies(name: str, tail: str) -> None:
     with pytest.raises(

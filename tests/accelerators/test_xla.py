@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,19 +22,23 @@ class Library:
     """torch_xla: what it would answer, and what it was asked for."""
 
     def __init__(self) -> None:
-        self.count = 4
+        self.count, self.kind, self.started, self.spmd = 4, "NEURON", False, False
         self.memory: dict[str, int] | None = {"bytes_used": 2048, "peak_bytes_used": 4096, "bytes_limit": 1 << 34}
         self.calls: list[Any] = []
-        root, runtime, core, xla_model = (
-            ModuleType(name)
-            for name in ("torch_xla", "torch_xla.runtime", "torch_xla.core", "torch_xla.core.xla_model")
-        )
+        names = ("", ".runtime", ".core", ".core.xla_model", "._internal", "._internal.tpu")
+        root, runtime, core, xla_model, internal, tpu = (ModuleType(f"torch_xla{name}") for name in names)
         root.__spec__ = ModuleSpec("torch_xla", None)
         vars(root).update(runtime=runtime, core=core, sync=lambda wait=False: self.calls.append(("sync", wait)))
-        vars(runtime).update(addressable_device_count=lambda: self.count)
+        vars(root).update(_XLAC=SimpleNamespace(_xla_runtime_is_initialized=lambda: self.started), _internal=internal)
+        vars(runtime).update(
+            addressable_device_count=lambda: self.count, is_spmd=lambda: self.spmd, device_type=lambda: self.kind,
+            addressable_runtime_device_count=lambda: self.count * 2,
+        )  # fmt: skip
+        vars(internal).update(tpu=tpu)
+        vars(tpu).update(num_available_devices=lambda: self.count * 4)
         vars(core).update(xla_model=xla_model)
         vars(xla_model).update(get_memory_info=self.memory_info)
-        self.modules = {module.__name__: module for module in (root, runtime, core, xla_model)}
+        self.modules = {module.__name__: module for module in (root, runtime, core, xla_model, internal, tpu)}
 
     def memory_info(self, device: torch.device) -> dict[str, int]:
         self.calls.append(("memory", device))
@@ -89,9 +93,49 @@ def test_s0_4_s0_5_what_it_says_of_itself(library: Library, name: str) -> None:
 def test_s0_10_auto_takes_it_first(library: Library) -> None:
     plan = resolve(Settings(accelerator="auto"))
     assert type(plan.accelerator) is XLAAccelerator
-    assert plan.devices == (torch.device("xla", 0),)
+    assert plan.devices == tuple(torch.device("xla", index) for index in range(4))
     library.count = 0
     assert type(resolve(Settings(accelerator="auto")).accelerator) is not XLAAccelerator
+
+
+def test_devices_are_counted_without_starting_the_runtime_on_a_tpu(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.kind = "TPU"
+    assert XLAAccelerator.auto_device_count() == 16
+    library.started = True
+    assert XLAAccelerator.auto_device_count() == 4
+    library.spmd = True  # one virtual device stands for all
+    assert XLAAccelerator.auto_device_count() == 8
+    library.kind, library.spmd = "CPU", False
+    monkeypatch.delenv("CPU_NUM_DEVICES", raising=False)
+    assert XLAAccelerator.auto_device_count() == 1
+    monkeypatch.setenv("CPU_NUM_DEVICES", "3")
+    assert XLAAccelerator.auto_device_count() == 3
+
+
+def test_auto_does_not_take_torch_xlas_devices_on_the_processor(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert XLAAccelerator.joins_auto()
+    library.kind = "CPU"
+    assert type(resolve(Settings(accelerator="auto")).accelerator) is not XLAAccelerator
+    assert type(resolve(Settings(accelerator="xla")).accelerator) is XLAAccelerator
+    monkeypatch.setitem(sys.modules, "torch_xla", None)
+    assert XLAAccelerator.joins_auto()  # is_available answers
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    assert not XLAAccelerator.joins_auto()
+
+
+@pytest.mark.parametrize(("devices", "name"), [(1, "single_xla"), (4, "xla")])
+def test_s4_15_auto_takes_the_strategies_for_xla_devices(library: Library, devices: int, name: str) -> None:
+    plan = resolve(Settings(accelerator="xla", devices=devices))
+    assert plan.strategy.name == name  # type: ignore[union-attr]
+    for strategy in ("ddp", "single_device", "fsdp"):
+        with pytest.raises(ConfigurationError, match=r"needs a strategy that is made for it.*\"single_xla\".*\"xla\""):
+            resolve(Settings(accelerator="xla", devices=1, strategy=strategy))
+    with pytest.raises(ConfigurationError, match='works on the accelerator "tpu" only'):
+        resolve(Settings(accelerator="cpu", devices=1, strategy=name))
 
 
 def test_s0_5_none_is_available_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,19 @@ def test_the_strategies() -> None:
     starts = ("ddp", "ddp_spawn", "ddp_fork", "ddp_forkserver", "ddp_notebook", "ddp_ray")
     forms = ("", "_find_unused_parameters_true", "_find_unused_parameters_false")
     processes = {start + form for start in starts for form in forms}
-    others = {"single_device", "dp", "ddp2", "horovod", "fsdp", "fsdp_cpu_offload", "model_parallel", "pipeline"}
+    others = {
+        "single_device",
+        "dp",
+        "ddp2",
+        "horovod",
+        "fsdp",
+        "fsdp_cpu_offload",
+        "model_parallel",
+        "pipeline",
+        "single_xla",
+        "xla",
+        "xla_debug",
+    }
     assert {name for name in names if not name.startswith("deepspeed")} == {*others, *processes}
     assert StrategyRegistry.entry("single_device").cls is SingleDeviceStrategy
 

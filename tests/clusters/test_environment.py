@@ -403,6 +403,7 @@ def test_the_folder_is_the_registry() -> None:
         "mpi",
         "slurm",
         "torchelastic",
+        "xla",
     ]
     assert all(entry.description for entry in ClusterRegistry.entries())
     assert type(ClusterRegistry.get("local")) is LocalEnvironment is LightningEnvironment

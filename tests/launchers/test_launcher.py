@@ -17,6 +17,7 @@ from drivetrain.launchers import (
     MultiProcessingLauncher,
     RayLauncher,
     ScriptLauncher,
+    XLALauncher,
 )
 from drivetrain.strategies import DDPStrategy, ParallelStrategy, StrategyRegistry
 from drivetrain.testing import fake_devices
@@ -54,7 +55,7 @@ def engine(**arguments: Any) -> Engine:
 def test_the_names_of_ours() -> None:
     assert {name: LauncherRegistry.entry(name).cls for name in LauncherRegistry.available()} == {
         "popen": ScriptLauncher, "spawn": MultiProcessingLauncher, "fork": MultiProcessingLauncher,
-        "forkserver": MultiProcessingLauncher, "ray": RayLauncher,
+        "forkserver": MultiProcessingLauncher, "ray": RayLauncher, "xla": XLALauncher,
     }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""TPUs, and whatever else torch_xla drives."""
+"""TPUs, and the other devices that torch_xla drives."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -17,14 +18,14 @@ _KIB = 1024
 
 
 class XLAAccelerator(Accelerator):
-    """TPUs, through torch_xla.
+    """TPUs, through torch_xla, which is imported when the first of them is asked for.
 
-    It is imported when the first of them is asked for.
+    ``accelerator="auto"`` chooses them, but not torch_xla's devices on the processor, which are for tests: those need
+    ``accelerator="xla"``.
     """
 
     auto_priority = 400
-    supports_float16 = False
-    supports_several_devices = False  # not by the strategies that there are
+    single_device_strategy, parallel_strategy, own_strategies_only = "single_xla", "xla", True
     device_count_is_limit = True
 
     @classmethod
@@ -53,11 +54,35 @@ class XLAAccelerator(Accelerator):
 
     @staticmethod
     def auto_device_count() -> int:
+        """Return how many devices this machine has, without starting the runtime on a TPU.
+
+        A TPU belongs to the process in which the runtime has started; the processes of a job must be able to.
+        """
         if not find_spec("torch_xla"):
             return 0
+        import torch_xla
         from torch_xla import runtime
 
+        if runtime.is_spmd():  # one virtual device stands for all of them
+            return int(runtime.addressable_runtime_device_count())
+        if runtime.device_type() == "TPU" and not torch_xla._XLAC._xla_runtime_is_initialized():
+            from torch_xla._internal import tpu
+
+            return int(tpu.num_available_devices())
+        if runtime.device_type() == "CPU":
+            return int(os.environ.get("CPU_NUM_DEVICES", "1"))
         return int(runtime.addressable_device_count())
+
+    @classmethod
+    def joins_auto(cls) -> bool:
+        """Return whether torch_xla drives a device of its own here, and not the processor."""
+        if os.environ.get("PJRT_DEVICE") == "CPU":
+            return False  # and torch_xla need not be imported
+        try:
+            from torch_xla import runtime
+        except (ImportError, OSError, RuntimeError):
+            return True  # is_available says that it is not there
+        return bool(runtime.device_type() != "CPU")
 
     @staticmethod
     def is_available() -> bool:

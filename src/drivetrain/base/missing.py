@@ -6,9 +6,7 @@ A test compares the table with Lightning's public names and with drivetrain's: w
 from __future__ import annotations
 
 _NOT_YET = ""
-_PRECISIONS = {"XLAPrecision": _NOT_YET}
-_STORES = dict.fromkeys(["AsyncCheckpointIO", "XLACheckpointIO"], _NOT_YET)
-_CLUSTERS = {"XLAEnvironment": _NOT_YET}
+_STORES = dict.fromkeys(["AsyncCheckpointIO"], _NOT_YET)
 _OWN_LOGGER = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_parts.md."
 
 MISSING: dict[str, dict[str, str]] = {
@@ -53,17 +51,9 @@ MISSING: dict[str, dict[str, str]] = {
         "ModuleType": _NOT_YET,
         "instantiate_module": "Write instantiate_class.",
     },
-    "drivetrain.strategies": {
-        "SingleDeviceXLAStrategy": _NOT_YET,
-        "XLAStrategy": _NOT_YET,
-    },
-    "drivetrain.precision": _PRECISIONS,
     "drivetrain.checkpoints": _STORES,
-    "drivetrain.clusters": _CLUSTERS,
-    "drivetrain.plugins": {**_PRECISIONS, **_STORES},
-    "drivetrain.plugins.environments": _CLUSTERS,
+    "drivetrain.plugins": _STORES,
     "drivetrain.plugins.io": _STORES,
-    "drivetrain.plugins.precision": _PRECISIONS,
 }
 """By package and name, what to write instead; "" if nothing does its work yet."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from drivetrain.clusters.mpi import MPIEnvironment as MPIEnvironment
     from drivetrain.clusters.slurm import SLURMEnvironment as SLURMEnvironment
     from drivetrain.clusters.torchelastic import TorchElasticEnvironment as TorchElasticEnvironment
+    from drivetrain.clusters.xla import XLAEnvironment as XLAEnvironment
 _MODULES = {
     "ClusterEnvironment": "environment",
     "ClusterRegistry": "environment",
@@ -31,6 +32,7 @@ _MODULES = {
     "MPIEnvironment": "mpi",
     "SLURMEnvironment": "slurm",
     "TorchElasticEnvironment": "torchelastic",
+    "XLAEnvironment": "xla",
     "detect": "environment",
 }
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "MPIEnvironment",
     "SLURMEnvironment",
     "TorchElasticEnvironment",
+    "XLAEnvironment",
     "detect",
 ]
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from drivetrain.launchers.multiprocessing import MultiProcessingLauncher as MultiProcessingLauncher
     from drivetrain.launchers.ray import RayLauncher as RayLauncher
     from drivetrain.launchers.script import ScriptLauncher as ScriptLauncher
+    from drivetrain.launchers.xla import XLALauncher as XLALauncher
 _MODULES = {
     "ExternalLauncher": "external",
     "LaunchError": "launcher",
@@ -22,6 +23,7 @@ _MODULES = {
     "MultiProcessingLauncher": "multiprocessing",
     "RayLauncher": "ray",
     "ScriptLauncher": "script",
+    "XLALauncher": "xla",
 }
 __all__ = [
     "ExternalLauncher",
@@ -31,6 +33,7 @@ __all__ = [
     "MultiProcessingLauncher",
     "RayLauncher",
     "ScriptLauncher",
+    "XLALauncher",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -9,6 +9,7 @@ from drivetrain.base.lazy import lazy
 if TYPE_CHECKING:
     from drivetrain.checkpoints import CheckpointIO as CheckpointIO
     from drivetrain.checkpoints import TorchCheckpointIO as TorchCheckpointIO
+    from drivetrain.checkpoints import XLACheckpointIO as XLACheckpointIO
     from drivetrain.plugins import environments as environments
     from drivetrain.plugins import io as io
     from drivetrain.plugins import layer_sync as layer_sync
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from drivetrain.precision import MixedPrecision as MixedPrecision
     from drivetrain.precision import Precision as Precision
     from drivetrain.precision import TransformerEnginePrecision as TransformerEnginePrecision
+    from drivetrain.precision import XLAPrecision as XLAPrecision
     from drivetrain.strategies import LayerSync as LayerSync
     from drivetrain.strategies import TorchSyncBatchNorm as TorchSyncBatchNorm
 
@@ -33,10 +35,12 @@ _FILES = {
     "FSDPPrecision": ".precision",
     "Float8Precision": ".precision",
     "TransformerEnginePrecision": ".precision",
+    "XLACheckpointIO": ".checkpoints",
     "DoublePrecision": ".precision",
     "HalfPrecision": ".precision",
     "MixedPrecision": ".precision",
     "Precision": ".precision",
+    "XLAPrecision": ".precision",
     "LayerSync": ".strategies",
     "TorchSyncBatchNorm": ".strategies",
 }
@@ -54,6 +58,8 @@ __all__ = [
     "TorchCheckpointIO",
     "TorchSyncBatchNorm",
     "TransformerEnginePrecision",
+    "XLACheckpointIO",
+    "XLAPrecision",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

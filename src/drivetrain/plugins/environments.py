@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from drivetrain.clusters import MPIEnvironment as MPIEnvironment
     from drivetrain.clusters import SLURMEnvironment as SLURMEnvironment
     from drivetrain.clusters import TorchElasticEnvironment as TorchElasticEnvironment
+    from drivetrain.clusters import XLAEnvironment as XLAEnvironment
 
 _FILES = {
     "ClusterEnvironment": "..clusters",
@@ -29,6 +30,7 @@ _FILES = {
     "MPIEnvironment": "..clusters",
     "SLURMEnvironment": "..clusters",
     "TorchElasticEnvironment": "..clusters",
+    "XLAEnvironment": "..clusters",
 }
 __all__ = [
     "ClusterEnvironment",
@@ -41,6 +43,7 @@ __all__ = [
     "MPIEnvironment",
     "SLURMEnvironment",
     "TorchElasticEnvironment",
+    "XLAEnvironment",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

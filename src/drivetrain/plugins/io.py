@@ -9,14 +9,17 @@ from drivetrain.base.lazy import lazy
 if TYPE_CHECKING:
     from drivetrain.checkpoints import CheckpointIO as CheckpointIO
     from drivetrain.checkpoints import TorchCheckpointIO as TorchCheckpointIO
+    from drivetrain.checkpoints import XLACheckpointIO as XLACheckpointIO
 
 _FILES = {
     "CheckpointIO": "..checkpoints",
     "TorchCheckpointIO": "..checkpoints",
+    "XLACheckpointIO": "..checkpoints",
 }
 __all__ = [
     "CheckpointIO",
     "TorchCheckpointIO",
+    "XLACheckpointIO",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

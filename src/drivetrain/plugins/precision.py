@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from drivetrain.precision import MixedPrecision as MixedPrecision
     from drivetrain.precision import Precision as Precision
     from drivetrain.precision import TransformerEnginePrecision as TransformerEnginePrecision
+    from drivetrain.precision import XLAPrecision as XLAPrecision
 
 _FILES = {
     "BitsandbytesPrecision": "..precision",
@@ -27,6 +28,7 @@ _FILES = {
     "MixedPrecision": "..precision",
     "Precision": "..precision",
     "TransformerEnginePrecision": "..precision",
+    "XLAPrecision": "..precision",
 }
 __all__ = [
     "BitsandbytesPrecision",
@@ -38,6 +40,7 @@ __all__ = [
     "MixedPrecision",
     "Precision",
     "TransformerEnginePrecision",
+    "XLAPrecision",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from drivetrain.precision.precision import Precision as Precision
     from drivetrain.precision.precision import PrecisionRegistry as PrecisionRegistry
     from drivetrain.precision.transformer_engine import TransformerEnginePrecision as TransformerEnginePrecision
+    from drivetrain.precision.xla import XLAPrecision as XLAPrecision
 _MODULES = {
     "BitsandbytesPrecision": "bitsandbytes",
     "DeepSpeedPrecision": "by_strategy",
@@ -28,6 +29,7 @@ _MODULES = {
     "Precision": "precision",
     "PrecisionRegistry": "precision",
     "TransformerEnginePrecision": "transformer_engine",
+    "XLAPrecision": "xla",
 }
 __all__ = [
     "BitsandbytesPrecision",
@@ -40,6 +42,7 @@ __all__ = [
     "Precision",
     "PrecisionRegistry",
     "TransformerEnginePrecision",
+    "XLAPrecision",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from drivetrain.strategies.parallel import ParallelStrategy as ParallelStrategy
     from drivetrain.strategies.pipeline import PipelineStrategy as PipelineStrategy
     from drivetrain.strategies.single_device import SingleDeviceStrategy as SingleDeviceStrategy
+    from drivetrain.strategies.single_xla import SingleDeviceXLAStrategy as SingleDeviceXLAStrategy
     from drivetrain.strategies.strategy import Strategy as Strategy
     from drivetrain.strategies.strategy import StrategyRegistry as StrategyRegistry
+    from drivetrain.strategies.xla import XLAStrategy as XLAStrategy
 _MODULES = {
     "DDP2Strategy": "ddp2",
     "DDPStrategy": "ddp",
@@ -40,10 +42,12 @@ _MODULES = {
     "ParallelStrategy": "parallel",
     "PipelineStrategy": "pipeline",
     "SingleDeviceStrategy": "single_device",
+    "SingleDeviceXLAStrategy": "single_xla",
     "Strategy": "strategy",
     "StrategyRegistry": "strategy",
     "TorchGroup": "group",
     "TorchSyncBatchNorm": "batchnorm",
+    "XLAStrategy": "xla",
 }
 __all__ = [
     "DDP2Strategy",
@@ -60,10 +64,12 @@ __all__ = [
     "ParallelStrategy",
     "PipelineStrategy",
     "SingleDeviceStrategy",
+    "SingleDeviceXLAStrategy",
     "Strategy",
     "StrategyRegistry",
     "TorchGroup",
     "TorchSyncBatchNorm",
+    "XLAStrategy",
 ]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -1,0 +1,37 @@
+"""One local file, for checkpoints whose tensors are on XLA devices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drivetrain.base.tree import map_leaves
+from drivetrain.checkpoints.file import TorchCheckpointIO
+
+
+class XLACheckpointIO(TorchCheckpointIO):
+    """Writes the files of :class:`TorchCheckpointIO`, with tensors in host memory and omegaconf's nodes as plain data.
+
+    Such a file can be read on a machine without torch_xla.
+    """
+
+    def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        super().save_checkpoint(_for_a_file(dict(checkpoint)), path, storage_options)
+
+
+def _for_a_file(tree: Any) -> Any:
+    omegaconf = sys.modules.get("omegaconf")  # nothing is of its types where it was not imported
+    if omegaconf is not None and isinstance(tree, omegaconf.Container):  # itself a mapping or a sequence
+        return omegaconf.OmegaConf.to_container(tree, resolve=True)
+    if type(tree) in (dict, list, tuple):
+        items = ((key, _for_a_file(value)) for key, value in tree.items()) if type(tree) is dict else None
+        return type(tree)(map(_for_a_file, tree) if items is None else items)
+    return map_leaves(_on_host, tree)
+
+
+def _on_host(leaf: Any) -> Any:
+    return leaf.cpu() if isinstance(leaf, torch.Tensor) and leaf.device.type == "xla" else leaf

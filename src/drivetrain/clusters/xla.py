@@ -1,0 +1,68 @@
+"""torch_xla: its runtime knows the replicas of a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
+
+_NO_PORT = -1
+
+
+class XLAEnvironment(ClusterEnvironment):
+    """The ranks of a job whose processes ``xmp.spawn`` of torch_xla starts, as torch_xla's runtime numbers them.
+
+    To ask it for a rank starts the runtime in this process. The replicas find each other without an address.
+    ``XLAStrategy`` brings its own; it is never detected.
+
+    Args:
+        environ: not used.
+    """
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
+        """Whether torch_xla is installed and was told which devices to drive."""
+        return "PJRT_DEVICE" in environ and find_spec("torch_xla") is not None
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return False
+
+    @property
+    def main_address(self) -> str:
+        return DEFAULT_ADDRESS
+
+    @property
+    def main_port(self) -> int:
+        return _NO_PORT
+
+    def world_size(self) -> int:
+        from torch_xla import runtime
+
+        return int(runtime.world_size())
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the runtime knows."""
+
+    def global_rank(self) -> int:
+        from torch_xla import runtime
+
+        return int(runtime.global_ordinal())
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the runtime knows."""
+
+    def local_rank(self) -> int:
+        from torch_xla import runtime
+
+        return int(runtime.local_ordinal())
+
+    def node_rank(self) -> int:
+        from torch_xla import runtime
+
+        return int(runtime.host_index())
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Accept any number: nothing is started yet, and the runtime counts the replicas."""

@@ -1,0 +1,145 @@
+"""torch_xla starts a process for each device of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from drivetrain.base import files
+from drivetrain.base.registry import Registry
+from drivetrain.errors import ConfigurationError
+from drivetrain.launchers import _child
+from drivetrain.launchers._process_state import ProcessState
+from drivetrain.launchers.launcher import Launcher, LaunchError
+
+_METHOD = "fork"
+_LOOK_EVERY_S = 0.2
+_ECHO_S = 1.0  # when an exchange breaks in one replica, the one that broke it is about to report
+
+_calls: dict[str, tuple[_child.Sealed[ProcessState], _child.Sealed[_child.Call]]] = {}  # by folder, for the copies
+
+
+class XLALauncher(Launcher):
+    """Replicas that ``xmp.spawn`` starts, as copies of this process; this one only waits, and is no replica.
+
+    Each replica gets the environment variables that say who it is (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``,
+    ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``), by torch_xla's numbers, and this process's random state. What rank 0 of this
+    machine returns comes back as a copy. It may be called again and again. With one device nothing is started: this
+    process is the replica.
+
+    Raises:
+        ConfigurationError: torch_xla's runtime has started in this process, and the devices belong to it.
+        LaunchError: a replica failed.
+    """
+
+    is_interactive_compatible = True
+    leaves_one_here = True
+    endings: ClassVar = {"xla": ()}  # "ddp_xla" would mean nothing
+
+    @classmethod
+    def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
+        launcher_registry.register("xla", cls)
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        from torch_xla.distributed import xla_multiprocessing
+
+        self._check()
+        folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
+        _calls[str(folder)] = _child.Sealed(ProcessState.current()), _child.Sealed((function, args, kwargs))
+        try:
+            with _kills_the_others(folder):
+                xla_multiprocessing.spawn(_replica, args=(str(folder),), nprocs=None, start_method=_METHOD)
+            return _child.read_result(folder)
+        except BaseException as error:
+            self._explain(folder, error)
+            raise
+        finally:
+            del _calls[str(folder)]
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _check(self) -> None:
+        import torch_xla
+
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigurationError(
+                f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, and "
+                "torch_xla starts the replicas itself. Start the program once on each machine, without a launcher."
+            )
+        if torch_xla._XLAC._xla_runtime_is_initialized():
+            raise ConfigurationError(
+                "torch_xla's runtime has started in this process, and its replicas are copies that cannot use it. "
+                "Call fit before anything is computed on an XLA device here, and make tensors inside of the module's "
+                "hooks."
+            )
+
+    def _explain(self, folder: Path, error: BaseException) -> None:
+        """Raise what has happened in a replica, if one has reported it."""
+        failed = {int(path.stem): _child.read_failure(folder, int(path.stem)) for path in folder.glob("*.failure")}
+        reported = {rank: failure for rank, failure in failed.items() if failure is not None}
+        if not reported:
+            return
+        rank = min(reported, key=lambda rank: (reported[rank].follows, reported[rank].when))
+        failure = reported[rank]
+        if failure.interrupted:
+            raise KeyboardInterrupt from error
+        message = f"Replica {rank} of this machine's {self.num_processes} {failure.summary}"
+        raise LaunchError(f"{message}\n{failure.cure}".strip(), rank, 1) from failure.cause()
+
+
+def _replica(ordinal: int, folder: str) -> None:
+    """Run the call that this process, a copy, has found in memory."""
+    from torch_xla import runtime
+
+    local_rank = int(runtime.local_ordinal())
+    files.write(Path(folder) / f"{local_rank}.pid", str(os.getpid()).encode())
+    variables = {
+        "RANK": ordinal, "LOCAL_RANK": local_rank, "NODE_RANK": runtime.host_index(),
+        "WORLD_SIZE": runtime.world_size(), "LOCAL_WORLD_SIZE": runtime.local_device_count(),
+    }  # fmt: skip
+    place = _child.Place(local_rank, {name: str(value) for name, value in variables.items()}, None, Path(folder))
+    state, call = _calls[folder]
+    if (threads := int(runtime.addressable_device_count())) > 1:
+        call = _child.Sealed((_refuse_threads, (threads,), {}))
+    _child.run(place, state, call)
+
+
+def _refuse_threads(count: int) -> None:
+    raise ConfigurationError(
+        f"torch_xla runs {count} replicas of this machine as threads of one process, and drivetrain's ranks are "
+        'processes. Write strategy="xla_spmd", which drives all devices from one process, or devices=1.'
+    )
+
+
+@contextmanager
+def _kills_the_others(folder: Path) -> Iterator[None]:
+    """A context that ends all replicas soon after one has failed: they would wait for it."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_LOOK_EVERY_S):
+            if any(folder.glob("*.failure")):
+                done.wait(_ECHO_S)
+                break
+        deadline = time.monotonic() + _ECHO_S
+        while not done.is_set() and time.monotonic() < deadline:
+            for path in folder.glob("*.pid"):
+                if not _child.has_finished(folder, int(path.stem)):
+                    with suppress(ProcessLookupError, ValueError):
+                        os.kill(int(path.read_bytes()), signal.SIGKILL)
+            done.wait(_LOOK_EVERY_S)
+
+    thread = threading.Thread(target=watch, name="drivetrain replicas", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,37 @@
+"""What XLA devices compute in: everything in one type."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.precision.half import TruePrecision
+
+_DTYPES = {"32-true": torch.float32, "16-true": torch.float16, "bf16-true": torch.bfloat16}
+
+
+class XLAPrecision(TruePrecision):
+    """Parameters, buffers, inputs and new tensors in one type on an XLA device.
+
+    ``Trainer(precision="bf16-true")`` does the same; this class is the name that users of the field know. Nothing is
+    scaled, and torch_xla's variables ``XLA_USE_BF16`` and ``XLA_USE_F16``, which have gone, are not needed.
+
+    Args:
+        precision: "32-true", "16-true" or "bf16-true".
+
+    Raises:
+        ConfigurationError: an unknown precision.
+    """
+
+    def __init__(self, precision: str = "32-true") -> None:
+        if precision not in _DTYPES:
+            raise ConfigurationError(
+                f"XLAPrecision({precision!r}): there is no such precision on XLA devices. "
+                f"{did_you_mean(str(precision), _DTYPES)}"
+            )
+        super().__init__(precision, _DTYPES[precision])
+
+    def forward_context(self) -> AbstractContextManager[None] | None:
+        return None if self.name == "32-true" else super().forward_context()

@@ -1,0 +1,150 @@
+"""What the strategies for XLA devices share: torch_xla's deferred execution, its random state, their arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.seed import xla_generator
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.xla import XLACheckpointIO
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.strategy import Strategy
+
+DEBUG = "PT_XLA_DEBUG"  # torch_xla reads it, and reports why it compiles and reads values
+
+
+class XLAExecution(Strategy):
+    """Base of the strategies for XLA devices.
+
+    torch_xla records operations and runs them when it is told to. These strategies tell it after each step of an
+    optimizer, after each batch whose gradients are accumulated, and after each batch of an evaluation: an optimizer's
+    step is then one graph together with the forward and backward pass before it, compiled once for each shape of batch.
+
+    What the device draws follows from the state of torch's generator when the run begins.
+
+    Attributes:
+        debug: whether torch_xla reports in this run why it compiles and where values are read.
+    """
+
+    accelerators = frozenset({"tpu"})
+    allows_inference_mode = False  # tensors of that mode cannot be recorded with others
+
+    debug: bool = False
+
+    # ---- life ----------------------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if (xla := xla_generator()) is not None:  # torch.manual_seed does not reach it
+            xla.set_rng_state(_seed())
+
+    def setup(self, trainer: Any) -> None:
+        if self.debug:
+            os.environ[DEBUG] = "1"
+        super().setup(trainer)
+
+    def teardown(self) -> None:
+        super().teardown()
+        os.environ.pop(DEBUG, None)
+
+    # ---- when the device runs ------------------------------------------------------------------------------------
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None, model: nn.Module | None = None, **kwargs: Any
+    ) -> Any:
+        loss = super().optimizer_step(optimizer, closure, model, **kwargs)
+        run_recorded()
+        return loss
+
+    @contextmanager
+    def accumulating(self, model: nn.Module) -> Iterator[None]:
+        yield
+        run_recorded()
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().validation_step(*args, **kwargs)
+        run_recorded()
+        return outputs
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().test_step(*args, **kwargs)
+        run_recorded()
+        return outputs
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().predict_step(*args, **kwargs)
+        run_recorded()
+        return outputs
+
+
+def _seed() -> int:
+    """Return a number that follows from the state of torch's generator, which is not advanced."""
+    state = bytes(torch.get_rng_state().tolist())
+    return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little")
+
+
+def run_recorded() -> None:
+    """Let the device run what was recorded; this does not wait for the results."""
+    import torch_xla
+
+    torch_xla.sync()
+
+
+def check_library(owner: str) -> None:
+    """Check that torch_xla is installed.
+
+    Raises:
+        ModuleNotFoundError: it is not.
+    """
+    if find_spec("torch_xla") is None:
+        raise ModuleNotFoundError(
+            f"{owner} needs the package torch_xla, which is not installed. Write pip install torch_xla, in the version "
+            "that belongs to your torch.",
+            name="torch_xla",
+        )
+
+
+def warn_of_unknown(owner: str, unknown: Mapping[str, Any]) -> None:
+    """Warn of arguments that a constructor does not know and ignores."""
+    if unknown:
+        rank_zero_warn(
+            f"{owner} does not know {', '.join(sorted(unknown))}, and ignores "
+            f"{'them' if len(unknown) > 1 else 'it'}. Leave out what it does not take."
+        )
+
+
+def checked_io(owner: str, checkpoint_io: CheckpointIO | None) -> CheckpointIO:
+    """Return the store that a strategy for XLA devices writes with.
+
+    Raises:
+        TypeError: it is no CheckpointIO.
+    """
+    if checkpoint_io is not None and not isinstance(checkpoint_io, CheckpointIO):
+        raise TypeError(f"{owner}(checkpoint_io={checkpoint_io!r}): pass a CheckpointIO, such as XLACheckpointIO().")
+    return XLACheckpointIO() if checkpoint_io is None else checkpoint_io
+
+
+def checked_precision(owner: str, precision: Precision | None) -> Precision | None:
+    """Return the precision that was given to a strategy for XLA devices.
+
+    Raises:
+        TypeError: it is no Precision.
+    """
+    if precision is not None and not isinstance(precision, Precision):
+        raise TypeError(f"{owner}(precision_plugin={precision!r}): pass a Precision, such as XLAPrecision().")
+    return precision
+
+
+def device_meant(device: torch.device | str | int) -> torch.device:
+    """Return the XLA device of a constructor's argument; a number counts this machine's."""
+    return torch.device("xla", device) if isinstance(device, int) else torch.device(device)

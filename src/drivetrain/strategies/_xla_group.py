@@ -1,0 +1,129 @@
+"""The replicas of a job of torch_xla, which exchange through its collectives."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.errors import NotSupportedError
+from drivetrain.strategies.group import Group, LoneGroup
+
+
+class XLAGroup(Group):
+    """All replicas of a job that ``xmp.spawn`` has started; one, too, exchanges with itself.
+
+    Tensors are exchanged on the device, as part of what is recorded; objects are pickled, which waits for the device.
+    An object that one replica unpickles has been pickled by another replica of the same job.
+
+    Args:
+        device: of this replica.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        from torch_xla import runtime
+
+        self.device = device
+        self.rank = int(runtime.global_ordinal())
+        self.ranks = range(int(runtime.world_size()))
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        stream = io.BytesIO()
+        torch.save(obj, stream)
+        mine = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+        with torch.inference_mode(False):
+            sizes = self._stacked(torch.tensor(len(mine), device=self.device)).tolist()
+            padded = torch.nn.functional.pad(mine, (0, max(sizes) - len(mine)))
+            rows = self._stacked(padded.to(self.device)).cpu()
+        each = zip(self.ranks, rows, sizes, strict=True)
+        return [obj if rank == self.rank else self._loaded(row[:size]) for rank, row, size in each]
+
+    def _loaded(self, data: Tensor) -> Any:
+        """Return an object of another replica; its tensors that were on a device come to this one's."""
+
+        def here(storage: Any, location: str) -> Any:
+            return storage if location == "cpu" else storage.to(device=self.device)
+
+        packed = bytearray(data.numel())
+        torch.frombuffer(packed, dtype=torch.uint8).copy_(data)
+        return torch.load(io.BytesIO(packed), map_location=here, weights_only=False)
+
+    def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
+        if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
+            gathered: Tensor = _Gather.apply(tensor, self)  # type: ignore[no-untyped-call]
+            return gathered
+        return self._stacked(tensor.detach())
+
+    def _stacked(self, tensor: Tensor) -> Tensor:
+        """Return every replica's tensor, stacked, on the device on which this one's is."""
+        from torch_xla.core import xla_model
+
+        if tensor.is_complex():
+            return torch.view_as_complex(self._stacked(torch.view_as_real(tensor)))
+        # torch_xla gathers by adding up, and truth values cannot be added up
+        numbers = tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
+        gathered: Tensor = xla_model.all_gather(numbers.to(self.device).unsqueeze(0), dim=0)
+        return gathered.to(dtype=tensor.dtype, device=tensor.device)
+
+    def total(self, tensor: Tensor) -> None:
+        """Add up every replica's ``tensor``, which is on the device, in place."""
+        from torch_xla.core import xla_model
+
+        xla_model.all_reduce(xla_model.REDUCE_SUM, [tensor])
+
+    def broadcast(self, obj: Any, src: int | None = None) -> Any:
+        src = 0 if src is None else src
+        form = (obj.shape, obj.dtype) if isinstance(obj, Tensor) else None
+        forms = self.gather_objects(form if self.rank == src else None)
+        if (theirs := forms[src]) is None:
+            return self.gather_objects(obj if self.rank == src else None)[src]
+        from torch_xla.core import xla_model
+
+        shape, dtype = theirs
+        like = obj if isinstance(obj, Tensor) else torch.empty(0, device=self.device)
+        # Other replicas send zeros, and not what they have: torch_xla adds up, and NaN times 0 is NaN.
+        mine = like.detach() if self.rank == src else torch.zeros(shape, dtype=dtype)
+        sent = mine.to(device=self.device, dtype=_added_up(dtype), copy=True)
+        xla_model.collective_broadcast([sent], root_ordinal=src)
+        return sent.to(device=like.device, dtype=dtype)
+
+    def barrier(self, name: str | None = None) -> None:
+        from torch_xla.core import xla_model
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # about a function that rendezvous itself calls
+            xla_model.rendezvous("" if name is None else name)
+
+    def new(self, ranks: Sequence[int]) -> Group:
+        if list(ranks) == list(self.ranks):
+            return self
+        if list(ranks) == [self.rank]:
+            return LoneGroup(self.rank)
+        raise NotSupportedError(
+            f"XLAGroup.new({list(ranks)}): the replicas of torch_xla exchange all together. Use the group of all ranks."
+        )
+
+
+def _added_up(dtype: torch.dtype) -> torch.dtype:
+    """Return a type in which values of ``dtype`` can be added up, of which all but one are zero."""
+    return torch.uint8 if dtype is torch.bool else dtype
+
+
+class _Gather(torch.autograd.Function):
+    """Every replica's tensor, stacked; the gradient of mine is the sum of all replicas' gradients of my slice."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: XLAGroup) -> Tensor:
+        ctx.group = group
+        return group._stacked(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        home = gradients[0].device
+        stack = gradients[0].to(device=ctx.group.device, copy=True).contiguous()
+        ctx.group.total(stack)
+        return stack[ctx.group.rank].to(home), None

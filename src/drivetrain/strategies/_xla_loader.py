@@ -1,0 +1,73 @@
+"""Loaders whose batches torch_xla uploads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+
+_KEPT = ("dataset", "batch_sampler", "sampler", "generator", "num_workers", "batch_size", "drop_last")
+
+
+def on_device(loader: Any, device: torch.device) -> Any:
+    """Return ``loader`` as a torch_xla ``MpDeviceLoader``; one that is that already as it is.
+
+    It has the attributes of a DataLoader that tell where a pass is. Each batch that is asked for lets the device run
+    what was recorded before. With workers, torch_xla's threads upload batches ahead. Without, each batch is fetched
+    when it is asked for, because fetching may draw from this process's random generators.
+    """
+    kind = _device_loader()
+    if isinstance(loader, kind.__mro__[1]):
+        return loader
+    wrapped = kind(loader, device)
+    for name in _KEPT:
+        if hasattr(loader, name):
+            setattr(wrapped, name, getattr(loader, name))
+    return wrapped
+
+
+@functools.cache
+def _device_loader() -> Any:
+    import torch_xla
+    from torch_xla.core import xla_model
+    from torch_xla.distributed.parallel_loader import MpDeviceLoader, ParallelLoader
+
+    class DeviceLoader(MpDeviceLoader):  # type: ignore[misc]
+        """Batches of a loader on an XLA device."""
+
+        def __iter__(self) -> Iterator[Any]:
+            self.close()
+            if getattr(self._loader, "num_workers", 0) > 0:
+                return self._uploaded_ahead()
+            return self._one_by_one()
+
+        def _one_by_one(self) -> Iterator[Any]:
+            for batch in self._loader:
+                torch_xla.sync()
+                yield xla_model.send_cpu_data_to_device([batch], self._device)[0]
+            torch_xla.sync()
+
+        def _uploaded_ahead(self) -> Iterator[Any]:
+            source = iter(self._loader)
+            first = next(source, _END)  # here and not in a thread: samplers draw now, and ask other ranks
+            if first is _END:
+                return iter(())
+            self._parallel_loader = ParallelLoader(
+                chain([first], source), [self._device], **self._parallel_loader_kwargs
+            )
+            batches: Iterator[Any] = self._parallel_loader.per_device_loader(self._device)
+            return batches
+
+        def close(self) -> None:
+            """End the threads that upload, where a pass was left early."""
+            if self._parallel_loader is not None:
+                self._parallel_loader.close()
+                self._parallel_loader = None
+
+    return DeviceLoader
+
+
+_END = object()

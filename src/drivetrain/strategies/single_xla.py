@@ -1,0 +1,60 @@
+"""One model, one XLA device, one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.registry import Registry
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies._xla import (
+    XLAExecution,
+    check_library,
+    checked_io,
+    checked_precision,
+    device_meant,
+    warn_of_unknown,
+)
+from drivetrain.strategies.single_device import SingleDeviceStrategy
+from drivetrain.strategies.strategy import Strategy
+
+
+class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
+    """The strategy for one XLA device, such as one core of a TPU, through torch_xla.
+
+    Args:
+        device: where the model lives, a number or a device; ``None``: the first device.
+        accelerator, precision_plugin: as for every strategy.
+        checkpoint_io: where checkpoints go; ``None``: an ``XLACheckpointIO``.
+        debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
+        unknown: ignored, with one warning that names them.
+
+    Raises:
+        ModuleNotFoundError: torch_xla is not installed.
+        TypeError: ``checkpoint_io`` or ``precision_plugin`` is of another kind.
+    """
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        strategy_registry.register("single_xla", cls)
+
+    def __init__(
+        self,
+        device: torch.device | str | int | None = None,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        debug: bool = False,
+        **unknown: Any,
+    ) -> None:
+        owner = type(self).__name__
+        check_library(owner)
+        super().__init__(
+            None if device is None else device_meant(device), accelerator, checked_io(owner, checkpoint_io),
+            checked_precision(owner, precision_plugin),
+        )  # fmt: skip
+        self.debug = debug
+        warn_of_unknown(owner, unknown)

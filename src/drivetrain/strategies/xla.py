@@ -1,0 +1,286 @@
+"""The whole model on every XLA device, in replicas that torch_xla starts; gradients are averaged over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.registry import Registry
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.clusters.xla import XLAEnvironment
+from drivetrain.errors import ConfigurationError
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies._xla import (
+    XLAExecution,
+    check_library,
+    checked_io,
+    checked_precision,
+    run_recorded,
+    warn_of_unknown,
+)
+from drivetrain.strategies._xla_group import XLAGroup
+from drivetrain.strategies._xla_loader import on_device
+from drivetrain.strategies.ddp import DDPStrategy
+from drivetrain.strategies.gradient_exchange import GradientExchange
+from drivetrain.strategies.group import Group, LoneGroup
+from drivetrain.strategies.strategy import Strategy
+
+
+class XLAStrategy(XLAExecution, DDPStrategy):
+    """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged after each window.
+
+    Nothing is exchanged through ``torch.distributed``. With one device, this process is the replica; what replicas
+    exchange has the same form as with several: :meth:`all_gather` stacks. Until the replicas run, the ranks are 0, the
+    world size is 1, and there is no root device.
+
+    Args:
+        accelerator, parallel_devices, precision_plugin: as for every strategy.
+        checkpoint_io: where checkpoints go; ``None``: an ``XLACheckpointIO``.
+        debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
+        sync_module_states: give all replicas the parameters and buffers of rank 0 before training.
+        unknown: ignored, with one warning that names them.
+
+    Raises:
+        ModuleNotFoundError: torch_xla is not installed.
+        TypeError: ``checkpoint_io`` or ``precision_plugin`` is of another kind.
+    """
+
+    synchronises_batchnorm = False
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        strategy_registry.register("xla", cls)
+        strategy_registry.register("xla_debug", cls, debug=True)
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        debug: bool = False,
+        sync_module_states: bool = True,
+        **unknown: Any,
+    ) -> None:
+        owner = type(self).__name__
+        check_library(owner)
+        super().__init__(
+            accelerator, parallel_devices, XLAEnvironment(), checked_io(owner, checkpoint_io),
+            checked_precision(owner, precision_plugin), start_method="xla",
+        )  # fmt: skip
+        self.debug = debug
+        self.sync_module_states = sync_module_states
+        self._device: torch.device | None = None  # of this replica, once it runs
+        self._exchanges: dict[int, GradientExchange] = {}  # by the identity of the module
+        self._loaders: list[Any] = []
+        warn_of_unknown(owner, unknown)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_device": None, "_exchanges": {}, "_loaders": []}
+
+    def agreed_options(self) -> dict[str, Any]:
+        return {**super().agreed_options(), "sync_module_states": self.sync_module_states}
+
+    # ---- replicas ------------------------------------------------------------------------------------------------
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this replica.
+
+        Raises:
+            RuntimeError: the replicas do not run yet.
+        """
+        if self._device is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.root_device is known when the replicas run, inside of fit, validate, test, "
+                "predict or a function that Engine.launch has called, and this is before."
+            )
+        return self._device
+
+    def set_ranks(self, environment: ClusterEnvironment, num_nodes: int) -> None:
+        self.cluster_environment, self.num_nodes, self._outlived = environment, num_nodes, False
+        self._groups = self._device = None
+        self._store_ranks(world_size=1, node_rank=0, global_rank=0, local_rank=0)
+
+    def setup_environment(self) -> None:
+        import torch_xla
+
+        if self.num_processes == 1:
+            self._be_the_replica()
+        self._device = torch.device(torch_xla.device())
+        super().setup_environment()
+
+    def _be_the_replica(self) -> None:
+        """Let torch_xla set this process up for one device.
+
+        Raises:
+            ConfigurationError: a launcher has started several processes.
+        """
+        from torch_xla.distributed import xla_multiprocessing
+
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigurationError(
+                f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, and "
+                f"{type(self).__name__} starts its replicas itself. Start the program once on each machine, without "
+                "a launcher."
+            )
+        xla_multiprocessing.spawn(_nothing, nprocs=1)
+
+    def _store_ranks_of_job(self) -> None:
+        environment = self.cluster_environment
+        assert environment is not None  # the constructor has made one
+        self._store_ranks(
+            local_rank=environment.local_rank(), node_rank=environment.node_rank(),
+            global_rank=environment.global_rank(), world_size=environment.world_size(),
+        )  # fmt: skip
+
+    def _check_group(self) -> None:
+        """Do nothing: a process group of the user's is not used."""
+
+    def _meet(self) -> None:
+        """Do nothing: the runtime has connected the replicas."""
+
+    def make_world(self) -> Group:
+        if self._device is None or self._outlived:
+            return LoneGroup(self.global_rank)
+        return XLAGroup(self._device)
+
+    def _make_groups(self) -> tuple[Group, Group]:
+        made = super()._make_groups()
+        if self._device is None:
+            self._groups = None  # the replicas may run by the next call
+        return made
+
+    # ---- between ranks -------------------------------------------------------------------------------------------
+
+    def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Wait for every rank; nothing before the replicas run. Further arguments are not used."""
+        self.world.barrier(name)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Return the reduction of ``tensor`` over all ranks; other values are unchanged.
+
+        Args:
+            tensor: of the same shape and type on every rank.
+            group: not used, unless it is a ``drivetrain.strategies.Group``: torch_xla reduces over all replicas.
+            reduce_op: "mean" (the default, and what ``None`` means), "sum", "min", "max", "product", or a
+                ``ReduceOp``.
+        """
+        return Strategy.reduce(self, tensor, group, reduce_op)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Return the tensors of all ranks, stacked to ``(world_size, *tensor.shape)``, also of one replica.
+
+        Args:
+            tensor: of the same shape and type on every rank; before the replicas run, it is returned as it is.
+            group: not used, unless it is a ``drivetrain.strategies.Group``: torch_xla gathers from all replicas.
+            sync_grads: let gradients flow back to the rank that each slice came from.
+
+        Raises:
+            NotImplementedError: it is no tensor.
+        """
+        if not isinstance(tensor, Tensor):
+            raise NotImplementedError(
+                f"{type(self).__name__}.all_gather() takes tensors, and got a {type(tensor).__name__}. Pass a tensor, "
+                "or call gather_objects(obj)."
+            )
+        if self._device is None:
+            return tensor
+        return (group if isinstance(group, Group) else self.world).all_gather(tensor, sync_grads)
+
+    def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
+        if self.world.size == 1:
+            return wanted
+        asked = [each for each in self.gather_objects(wanted) if each is not None]
+        return max(asked) if asked else None
+
+    # ---- the model -----------------------------------------------------------------------------------------------
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        module = Strategy.setup_module(self, module, move_to_device)
+        if self.sync_module_states and self.world.size > 1:
+            self.share_from_rank_zero([*module.parameters(), *module.buffers()])
+        if self._wraps and self.world.size > 1:
+            self._exchange_gradients_of(module)
+        run_recorded()
+        return module
+
+    def _exchange_gradients_of(self, module: nn.Module) -> None:
+        if (earlier := self._exchanges.pop(id(module), None)) is not None:
+            earlier.close()
+        self._exchanges[id(module)] = GradientExchange(
+            module.parameters(), self.world.size, lambda tensor, name: self._total(tensor), lambda handle: None
+        )
+
+    def _total(self, tensor: Tensor) -> None:
+        world = self.world
+        assert isinstance(world, XLAGroup)  # the replicas run
+        world.total(tensor)
+
+    def bind(self, name: str) -> Any:
+        module = self.model
+        if name == "training_step" and module is not None and id(module) in self._exchanges:
+            trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+            if trained - self._exchanges[id(module)].trained:  # layers have thawed
+                self._exchange_gradients_of(module)
+        return super().bind(name)
+
+    @contextmanager
+    def accumulating(self, model: nn.Module) -> Iterator[None]:
+        exchange = self._exchanges.get(id(model))
+        before = exchange is not None and exchange.enabled
+        if exchange is not None:
+            exchange.enabled = False
+        try:
+            with super().accumulating(model):
+                yield
+        finally:
+            if exchange is not None:
+                exchange.enabled = before
+
+    # ---- data and checkpoints ------------------------------------------------------------------------------------
+
+    def process_dataloader(self, loader: Any) -> Any:
+        """Return ``loader`` as torch_xla's ``MpDeviceLoader``, whose batches are on the device."""
+        loader = on_device(loader, self.root_device)
+        if hasattr(loader, "close"):
+            self._loaders.append(loader)
+        return loader
+
+    def save_checkpoint(self, checkpoint: Any, path: str | Path, storage_options: Any = None) -> None:
+        run_recorded()
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete on the first rank of every machine; every rank may call it."""
+        if self.local_rank == 0:
+            self.checkpoint_io.remove_checkpoint(path)
+            from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
+
+            rank_files.remove(self, path)
+
+    def teardown(self) -> None:
+        for loader in self._loaders:
+            loader.close()
+        self._loaders.clear()
+        for exchange in self._exchanges.values():
+            exchange.close()
+        self._exchanges.clear()
+        before = self._device
+        self._device = HOST if before is None else before  # where the model is before the replicas run
+        try:
+            super().teardown()
+        finally:
+            self._device = before
+
+
+def _nothing(index: int) -> None:
+    """Do nothing."""

@@ -1,0 +1,34 @@
+"""Tests on torch_xla's devices on the processor, run by ``make test-xla``, which sets DRIVETRAIN_XLA.
+
+What cannot be installed is skipped and said at the end; a package that is installed and runs no test is a failure. The
+tests in spmd/ need a process of their own: what ``use_spmd`` does to a process cannot be undone.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.packages import Suite
+
+SUITE = Suite(Path(__file__).parent, "DRIVETRAIN_XLA", "make test-xla", {"torch_xla": "test_"})
+SPMD = Path(__file__).parent / "spmd"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    SUITE.collection_modifyitems(items)
+    several = int(os.environ.get("CPU_NUM_DEVICES", "1")) > 1
+    for item in items:
+        if SUITE.folder in item.path.parents and (SPMD in item.path.parents) is not several:
+            why = "the other of the two commands of make test-xla runs it"
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    SUITE.runtest_logreport(report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    SUITE.sessionfinish(session)
