@@ -53,6 +53,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         TypeError: ``checkpoint_io`` or ``precision_plugin`` is of another kind.
     """
 
+    start_method = "xla"
     synchronises_batchnorm = False
 
     @classmethod
@@ -106,7 +107,8 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         return self._device
 
     def set_ranks(self, environment: ClusterEnvironment, num_nodes: int) -> None:
-        self.cluster_environment, self.num_nodes, self._outlived = environment, num_nodes, False
+        """Forget the replicas of an earlier job; those of this one are numbered by torch_xla's runtime."""
+        self.num_nodes, self._outlived = num_nodes, False
         self._groups = self._device = None
         self._store_ranks(world_size=1, node_rank=0, global_rank=0, local_rank=0)
 
