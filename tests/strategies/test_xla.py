@@ -239,7 +239,7 @@ def test_s4_15_the_names(standin: Any) -> None:
 def test_s4_16_one_device_launches_nothing_and_several_go_through_torch_xla(
     standin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert Trainer(accelerator="xla", devices=1, strategy="xla", logger=False)._engine.plan.start_method is None
+    assert Trainer(accelerator="xla", devices=1, strategy="xla", logger=False).plan.start_method is None
     monkeypatch.setenv("CPU_NUM_DEVICES", "2")
     plan = resolve(Settings(accelerator="xla", devices=2, strategy="xla"))
     assert plan.start_method == "xla"
