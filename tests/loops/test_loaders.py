@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from drivetrain import Callback, LightningDataModule, LightningModule
+from drivetrain import Callback, Engine, LightningDataModule, LightningModule
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.errors import ConfigurationError
+from drivetrain.strategies import DDPStrategy
 
 
 class Seen(LightningModule):
@@ -308,3 +309,24 @@ def test_persistent_workers_of_loaders_that_a_hook_made_end_with_the_run(make_tr
     gc.collect()
     assert len(module.validated) == 3  # once more in the sanity check
     assert set(multiprocessing.active_children()) <= before
+
+
+class SharesSamples(DDPStrategy):
+    """Ranks 4 and 5 of a job would get the same samples."""
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": 4, "rank": 2}
+
+
+def test_workers_are_seeded_by_the_part_of_the_samples_that_the_strategy_names(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a Trainer and in an Engine's loop: ranks with the same samples augment them alike."""
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")
+    loaders = [DataLoader(torch.zeros(2, 2), num_workers=1) for _ in range(2)]  # type: ignore[arg-type]
+    trainer = make_trainer(strategy=SharesSamples(), use_distributed_sampler=False, limit_train_batches=0)
+    trainer.fit(Seen(), loaders[0])
+    Engine(strategy=SharesSamples(), accelerator="cpu").setup_dataloaders(loaders[1], use_distributed_sampler=False)
+    for loader in loaders:
+        assert loader.worker_init_fn.keywords == {"rank": 2}  # type: ignore[union-attr]

@@ -262,7 +262,8 @@ class Engine(Ranks):
                     f"Engine.setup_dataloaders got a {type(loader).__name__} with a DataLoader in it as one loader. "
                     "Pass each loader as an argument: first, second = engine.setup_dataloaders(first, second)."
                 )
-            seed_workers(loader, self.strategy.data.index if self.strategy.is_distributed else None)
+            place = self.strategy.distributed_sampler_kwargs["rank"] if self.strategy.is_distributed else None
+            seed_workers(loader, place)
         if not loaders:
             raise ConfigurationError("Engine.setup_dataloaders() got no loader. Pass one.")
         if use_distributed_sampler:

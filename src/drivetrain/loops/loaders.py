@@ -118,6 +118,7 @@ class Loaders:
         share: returns the loader of this process's shard of the data: :meth:`Strategy.share`.
         splits: a loader's batch size is that of all processes together.
         data: returns the group of the ranks that see different samples; ``None`` where one is alone.
+        part: returns which part of each global batch this rank gets: ranks with the same one see the same samples.
         process: a strategy's last word on each loader: :meth:`Strategy.process_dataloader`.
         overfits: training and validation draw in order, so that they see the same batches in every epoch.
     """
@@ -134,6 +135,7 @@ class Loaders:
         share: Callable[..., Any] | None = None,
         splits: bool = False,
         data: Callable[[], Group] | None = None,
+        part: Callable[[], int] | None = None,
         process: Callable[[Any], Any] | None = None,
     ) -> None:
         self._module = module
@@ -146,6 +148,7 @@ class Loaders:
         self._share = share
         self._splits = splits
         self._data = data
+        self._part = part
         self._process = process
         self._evaluation: dict[str, list[EvalLoader]] = {}
         self._training: Any = None
@@ -312,12 +315,12 @@ class Loaders:
         is_tree = isinstance(tree, (list, tuple, Mapping))
         several = made.mode != "sequential" if combined else stage == "fit" and is_tree
 
-        data = None if self._data is None else self._data()
+        part = None if self._part is None else self._part()
 
         def prepare(loader: Any) -> Any:
             if combined:
                 check_iterable(loader, start)
-            seed_workers(loader, None if data is None else data.index)
+            seed_workers(loader, part)
             if self._overfits and stage in ("fit", "validate"):
                 loader = without_shuffle(loader)
             # Several loaders at once go round each at its own pace, so no batch of theirs may count for less.

@@ -241,9 +241,10 @@ class Strategy(Stepping, ABC):
 
     @property
     def data(self) -> Group:
-        """The group of ranks that see different samples; gradients, losses and logged values are reduced over it.
+        """The group of ranks that see different samples, or different parts of samples.
 
-        Other ranks hold other parts of the same model, and see the same samples as one of these.
+        Gradients, losses and logged values are reduced over it. Other ranks hold other parts of the same model, and see
+        the same as one of these.
         """
         return (self._groups or self._make_groups())[1]
 
@@ -353,7 +354,10 @@ class Strategy(Stepping, ABC):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The arguments ``num_replicas`` and ``rank`` for a DistributedSampler."""
+        """The arguments ``num_replicas`` and ``rank`` for a DistributedSampler.
+
+        Ranks with the same ``rank`` get the same samples, and their loaders' workers are seeded alike.
+        """
         return {"num_replicas": self.data.size, "rank": self.data.index}
 
     def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:

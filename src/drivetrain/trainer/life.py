@@ -68,6 +68,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
         share=strategy.share if strategy.is_distributed and trainer.settings.use_distributed_sampler else None,
         splits=trainer.settings.split_batches,
         data=(lambda: strategy.data) if strategy.is_distributed else None,
+        part=(lambda: int(strategy.distributed_sampler_kwargs["rank"])) if strategy.is_distributed else None,
         process=strategy.process_dataloader if overrides(strategy, "process_dataloader", Stepping) else None,
     )  # fmt: skip
     if not job.checked:
