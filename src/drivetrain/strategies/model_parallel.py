@@ -25,6 +25,8 @@ from drivetrain.precision.mixed import MixedPrecision
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
+from drivetrain.strategies.context_parallel import Dims, Kind
+from drivetrain.strategies.context_parts import CONTEXT, SequenceParts
 from drivetrain.strategies.fsdp import FSDPStrategy
 from drivetrain.strategies.fsdp_options import checkpointed
 from drivetrain.strategies.group import Group, TorchGroup
@@ -41,22 +43,29 @@ Size = int | Literal["auto"]
 _PREPARED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that an earlier run has split and compiled
 
 
-class ModelParallelStrategy(FSDPStrategy):
+class ModelParallelStrategy(SequenceParts, FSDPStrategy):
     """Split layers over the ranks of a tensor-parallel group, and shard what each holds over the data-parallel ranks.
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
     plan)``; a model with a ``tp_plan`` needs none. Ranks of one tensor-parallel group see the same samples. Then the
-    strategy applies activation checkpointing, compiles, and shards with ``fully_shard``. See docs/model_parallel.md.
+    strategy applies activation checkpointing, compiles, and shards with ``fully_shard``. See docs/model_parallel.md,
+    and docs/context_parallel.md for sequences that are split over ranks.
 
     Args:
-        data_parallel_size: over how many ranks parameters are sharded, each of which sees samples of its own; "auto":
-            what ``tensor_parallel_size`` leaves.
+        data_parallel_size: how many ranks, or context-parallel groups of ranks, see samples of their own; "auto": what
+            the other sizes leave. Parameters are sharded over all of these ranks.
         tensor_parallel_size: over how many neighbouring ranks each layer is split; "auto": what ``data_parallel_size``
             leaves, or, if both are "auto", the processes of one machine.
         save_distributed_checkpoint: checkpoints are folders, into which each process writes its parts. False: they are
             files like those of one process. Both are read in either case.
         process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
             precision_plugin: as for :class:`ParallelStrategy`.
+        context_parallel_size: over how many neighbouring ranks each sequence is split.
+        sequence_dims: which dimension of the tensors in a batch is the sequence: one for all tensors that have it; one
+            for each field; or a function ``(batch, part)`` that returns the batch with ``part(tensor, dim)`` of its
+            sequences. ``None``: what the module's attribute ``sequence_dims`` says.
+        context_parallel_attention: how :func:`drivetrain.strategies.context_parallel.attention` sees all parts:
+            "ulysses" exchanges heads for positions; "ring" is torch's, on devices that have it.
         tp_plan: how layers are split: names of layers, in which ``*`` stands for one part of the name, and "colwise",
             "rowwise", or one of torch's ``ParallelStyle``. ``None``: what the model declares.
         compile: compile the forward pass of each block with ``torch.compile``; a dictionary: its arguments.
@@ -79,6 +88,9 @@ class ModelParallelStrategy(FSDPStrategy):
         process_group_backend: str | None = None,
         timeout: timedelta | None = DEFAULT_TIMEOUT,
         *,
+        context_parallel_size: int = 1,
+        sequence_dims: Dims | None = None,
+        context_parallel_attention: Kind = "ulysses",
         tp_plan: Mapping[str, Any] | None = None,
         compile: bool | Mapping[str, Any] = False,
         auto_wrap_policy: fsdp_blocks.Policy | None = None,
@@ -106,6 +118,7 @@ class ModelParallelStrategy(FSDPStrategy):
                     f'ModelParallelStrategy({name}_size={size!r}) is no size. Write a number of processes, or "auto".'
                 )
         self._asked = data_parallel_size, tensor_parallel_size
+        self._split_sequences(context_parallel_size, sequence_dims, context_parallel_attention)
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         self._checkpointing = activation_checkpointing_policy  # applied here, because compilation comes after it
@@ -119,26 +132,27 @@ class ModelParallelStrategy(FSDPStrategy):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The sizes of the mesh: data-parallel ranks, and tensor-parallel ranks.
+        """The sizes of the mesh: ranks over which parameters are sharded, and tensor-parallel ranks.
 
         Raises:
             ConfigurationError: they do not multiply to the number of processes.
         """
         data, tensor = self._asked
-        world = self.world_size
+        world, context = self.world_size, self.context_parallel_size
         if data == "auto":
             if tensor == "auto":
-                tensor = world // self.num_nodes
-            data = world // tensor
+                tensor = world // self.num_nodes if context == 1 else 1
+            data = world // tensor // context
         elif tensor == "auto":
-            tensor = world // data
-        if data * tensor != world:
-            asked = ", ".join(f"{name}_size={size!r}" for name, size in zip((DATA, TENSOR), self._asked, strict=True))
+            tensor = world // data // context
+        if data * tensor * context != world:
+            sizes = dict(zip((DATA, TENSOR), self._asked, strict=True)) | ({CONTEXT: context} if context > 1 else {})
+            asked = ", ".join(f"{name}_size={size!r}" for name, size in sizes.items())
             raise ConfigurationError(
                 f"ModelParallelStrategy({asked}) does not fit the {world} process{'es' if world > 1 else ''} of this "
                 f"job. Write sizes whose product is {world}, or start another number of processes."
             )
-        return data, tensor
+        return data * context, tensor
 
     def make_data_group(self, world: Group) -> Group:
         if world.size == 1 < self.world_size:  # after the job, in a process that is no rank of it
@@ -167,11 +181,14 @@ class ModelParallelStrategy(FSDPStrategy):
     def _draw_alike(self) -> None:
         """Give the ranks of a tensor-parallel group the random state of its first.
 
-        They hold copies of the activations between split layers, so they must drop the same elements.
+        They hold copies of the activations between split layers, so they must drop the same elements. Those of a
+        context-parallel group draw alike too: they must augment the same samples alike.
         """
         if self.sizes[1] > 1:
             group = TorchGroup(self.device_mesh.get_group(TENSOR), self.root_device, self._checks, self.timeout)
             set_rng_state(group.broadcast(rng_state()))
+        if self.context_parallel_size > 1:
+            set_rng_state(self.context.group.broadcast(rng_state()))
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -312,6 +329,8 @@ class ModelParallelStrategy(FSDPStrategy):
     def accumulating(self, model: nn.Module) -> Any:
         from torch.distributed.fsdp import FSDPModule
 
+        if self.context_parallel_size > 1:  # a rank's gradient holds parts of other ranks' losses: one unit for all
+            self.driver.exchanges_always = True
         return super().accumulating(model) if isinstance(model, FSDPModule) else nullcontext()
 
     # ---- errors --------------------------------------------------------------------------------------------------

@@ -1,0 +1,267 @@
+"""Sequences split over ranks: attention over all of them, and which part of a sequence a rank has.
+
+Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the others: before it,
+the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"), so that each computes plain attention over
+complete sequences for some of the heads, and afterwards they exchange back. A module calls :func:`attention`,
+:func:`positions` and :func:`gather`; in a run that splits no sequence, they do what a module needs on complete ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.tree import map_leaves
+from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.strategies.group import Group, handle_of
+
+Kind = Literal["ulysses", "ring"]
+KINDS = ("ulysses", "ring")
+Part = Callable[[Tensor, int], Tensor]
+Dims = int | Mapping[Any, int] | Callable[[Any, Part], Any]
+"""Which dimension of the tensors in a batch is the sequence; see ``ModelParallelStrategy(sequence_dims=...)``."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """The ranks among which a run splits sequences.
+
+    Attributes:
+        group: these ranks, in the order of the parts.
+        kind: how attention sees all parts.
+    """
+
+    group: Group
+    kind: str = "ulysses"
+    _open: ExitStack = field(default_factory=ExitStack)
+
+    def enter(self, device: torch.device) -> None:
+        """Let the functions of this module use this context.
+
+        Raises:
+            ConfigurationError: the device has no ring attention.
+        """
+        leave_all()
+        if self.kind == "ring":
+            self._open.enter_context(_ring(handle_of(self.group), self.group.size, device))
+        _ENTERED.append(self)
+
+    def part(self, tensor: Tensor, dim: int) -> Tensor:
+        """Return this rank's part of a complete sequence.
+
+        Raises:
+            ConfigurationError: the ranks do not divide it.
+        """
+        length, size = tensor.shape[dim], self.group.size
+        if length % size:
+            raise ConfigurationError(
+                f"A tensor of shape {tuple(tensor.shape)} cannot be split into {size} parts along dimension {dim}. Pad "
+                f"sequences to a multiple of {size} in collate_fn, and return a WeightedLoss with the number of tokens "
+                "that count."
+            )
+        share = length // size
+        return tensor.narrow(dim, share * self.group.index, share).contiguous()
+
+
+_ENTERED: list[Context] = []  # that of the run, if it splits sequences
+
+
+def leave_all() -> None:
+    """End what :meth:`Context.enter` began."""
+    while _ENTERED:
+        _ENTERED.pop()._open.close()
+
+
+# ---- for modules -----------------------------------------------------------------------------------------------------
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return what ``torch.nn.functional.scaled_dot_product_attention`` returns, for this rank's part of the sequences.
+
+    Args:
+        query, key, value: this rank's parts, (batch, heads, positions of this rank, features).
+        attn_mask: for complete sequences, (..., positions, positions), on every rank; its dimension of heads is 1 or
+            that of ``query``.
+        dropout_p, is_causal, scale, enable_gqa: as for torch's function; the causal mask is that of complete sequences.
+
+    Raises:
+        ConfigurationError: the ranks do not divide the heads, or the mask is one for a part.
+    """
+    options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    context = _ENTERED[-1] if _ENTERED else None
+    if context is None or context.group.size == 1 or context.kind == "ring":
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+    size, handle, heads = context.group.size, handle_of(context.group), query.shape[1]
+    key, value = (_with_heads_for(size, each, heads, enable_gqa) for each in (key, value))
+    query, key, value = (_Exchange.apply(each, handle, 1, 2) for each in (query, key, value))  # type: ignore[no-untyped-call]
+    if attn_mask is not None:
+        attn_mask = _own_heads(attn_mask, heads, (query.shape[2], key.shape[2]), context.group)
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+    back: Tensor = _Exchange.apply(found, handle, 2, 1)  # type: ignore[no-untyped-call]
+    return back
+
+
+def positions(length: int, device: torch.device | None = None) -> Tensor:
+    """Return the positions, in complete sequences, of the ``length`` ones that this rank has."""
+    first = length * _ENTERED[-1].group.index if _ENTERED else 0
+    return torch.arange(first, first + length, device=device)
+
+
+def gather(tensor: Tensor, dim: int) -> Tensor:
+    """Return the complete sequences of which each rank has a part, on every rank; gradients flow back."""
+    if not _ENTERED:
+        return tensor
+    return torch.cat(list(_ENTERED[-1].group.all_gather(tensor, sync_grads=tensor.requires_grad)), dim)
+
+
+def part(tensor: Tensor, dim: int) -> Tensor:
+    """Return this rank's part of complete sequences.
+
+    Raises:
+        ConfigurationError: the ranks do not divide them.
+    """
+    return _ENTERED[-1].part(tensor, dim) if _ENTERED else tensor
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+def split(batch: Any, dims: Dims) -> Any:
+    """Return ``batch`` with this rank's parts of its sequences.
+
+    Raises:
+        ConfigurationError: the batch has nothing that ``dims`` names, or the ranks do not divide a sequence.
+    """
+    if callable(dims):
+        return dims(batch, part)
+    if isinstance(dims, Mapping):
+        return _split_fields(batch, dims)
+    done: list[Tensor] = []
+
+    def split_leaf(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not -leaf.dim() <= dims < leaf.dim():
+            return leaf
+        done.append(leaf)
+        return part(leaf, dims)
+
+    found = map_leaves(split_leaf, batch)
+    if not done:
+        raise ConfigurationError(
+            f"sequence_dims={dims}, and no tensor of the batch, {described(batch)}, has this dimension. Write the "
+            'dimension for each field, such as {"input_ids": 1}.'
+        )
+    return found
+
+
+def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
+    if isinstance(batch, Mapping):
+        fields: dict[Any, Any] = dict(batch)
+    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+        names = getattr(batch, "_fields", range(len(batch)))
+        fields = dict(zip(names, batch, strict=True))
+    else:
+        raise ConfigurationError(
+            f"sequence_dims names fields, and the batch is {described(batch)}. Pass a function, which gets the batch "
+            "and part(tensor, dim)."
+        )
+    for name, dim in dims.items():
+        if not isinstance(fields.get(name), Tensor):
+            raise ConfigurationError(
+                f"sequence_dims names the field {name!r}, and the batch has no such tensor. "
+                f"{did_you_mean(str(name), [str(each) for each in fields])}"
+            )
+        fields[name] = part(fields[name], dim)
+    if isinstance(batch, Mapping):
+        return type(batch)(fields)  # type: ignore[call-arg]
+    return type(batch)(*fields.values()) if hasattr(batch, "_fields") else type(batch)(fields.values())
+
+
+# ---- the exchange ----------------------------------------------------------------------------------------------------
+
+
+class _Exchange(torch.autograd.Function):
+    """Each rank gives the others parts of dimension ``split_dim``, and gets their parts of ``join_dim``."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, handle: Any, split_dim: int, join_dim: int) -> Tensor:
+        ctx.handle, ctx.dims = handle, (split_dim, join_dim)
+        cut: Tensor = tensor.unflatten(split_dim, (dist.get_world_size(handle), -1))  # type: ignore[no-untyped-call]
+        given = cut.movedim(split_dim, 0).contiguous()
+        got = torch.empty_like(given)
+        dist.all_to_all_single(got, given, group=handle)
+        return got.movedim(0, join_dim).flatten(join_dim, join_dim + 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        split_dim, join_dim = ctx.dims
+        return _Exchange.apply(gradients[0], ctx.handle, join_dim, split_dim), None, None, None  # type: ignore[no-untyped-call]
+
+
+def _with_heads_for(size: int, tensor: Tensor, heads: int, enable_gqa: bool) -> Tensor:
+    """Return keys or values with as many heads as the ranks divide; heads that queries share are repeated for that."""
+    own = tensor.shape[1]
+    if heads % size:
+        raise ConfigurationError(
+            f"context_parallel.attention exchanges heads for positions, and {heads} heads cannot be divided among "
+            f"{size} processes. Write a context_parallel_size that divides {heads}."
+        )
+    if own % size == 0:
+        return tensor
+    if not enable_gqa or heads % own:
+        raise ConfigurationError(
+            f"context_parallel.attention got {heads} heads of queries and {own} of keys and values, which {size} "
+            "processes cannot divide. Pass enable_gqa=True if queries share them, or repeat them."
+        )
+    times = size // math.gcd(own, size)
+    return tensor.repeat_interleave(times if heads % (own * times) == 0 else heads // own, dim=1)
+
+
+def _own_heads(mask: Tensor, heads: int, lengths: tuple[int, int], group: Group) -> Tensor:
+    """Return what of a mask for complete sequences belongs to this rank's heads."""
+    if any(have not in (1, want) for have, want in zip(mask.shape[-2:], lengths, strict=True)):
+        raise ConfigurationError(
+            f"context_parallel.attention got a mask of shape {tuple(mask.shape)}, and complete sequences have "
+            f"{lengths[0]} positions. Leave the mask out of sequence_dims, so that each process has it complete."
+        )
+    if mask.dim() < 3 or mask.shape[-3] == 1:
+        return mask
+    share = heads // group.size
+    return mask.narrow(-3, share * group.index, share)
+
+
+def _ring(handle: Any, size: int, device: torch.device) -> Any:
+    """torch's ring attention, which takes the place of plain attention, for parts in the order of the ranks.
+
+    Raises:
+        ConfigurationError: torch has none for this device.
+    """
+    if device == HOST:
+        raise ConfigurationError(
+            'context_parallel_attention="ring": torch has ring attention for devices with flash or memory-efficient '
+            f'attention, and no rule for it on {device.type!r}. Write context_parallel_attention="ulysses".'
+        )
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.experimental import _attention, context_parallel
+
+    _attention._cp_options.enable_load_balance = False  # it would reorder the parts
+    buffer = torch.zeros(size, device=device)  # torch wants one
+    mesh = DeviceMesh.from_group(handle, device.type)
+    return context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[0], no_restore_buffers={buffer})
