@@ -13,6 +13,7 @@ import torch
 
 from drivetrain.callbacks import LambdaCallback
 from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.precision import MixedPrecision
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.deepspeed import DeepSpeedStrategy
 from drivetrain.testing._regression import BATCHES, Small, whole
@@ -165,6 +166,33 @@ class Own(Suite):
             ddp.fit(module, self.loader())
             for name, value in module.state_dict().items():
                 torch.testing.assert_close(found["weights"][name], value, rtol=1e-2, atol=1e-2)
+
+    @needs_every_rank
+    def test_16_mixed_scales_losses_and_skips_steps_that_overflow(self, folder: Path) -> None:
+        """Parameters have 32 bits; the scale shrinks, is saved with the run, and a file goes on under DDP too."""
+        for stage in self.stages:
+            path, arguments = folder / f"{stage}.ckpt", {"precision": "16-mixed"}
+            module = Hooked()
+            module.infinite_at = 1
+            trainer = self.with_stage(stage, **arguments, max_epochs=1, accumulate_grad_batches=1)
+            found = self.fit(module, trainer)
+            assert trainer.scaler.get_scale() == 2**15
+            same(trainer.global_step, BATCHES - 1, "optimizer steps")
+            assert all(value.isfinite().all() and value.dtype == torch.float32 for value in found["weights"].values())
+            small = MixedPrecision("16-mixed", scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
+            trainer = self.with_stage(stage, precision=None, plugins=small, accumulate_grad_batches=2)
+            whole_run = self.fit(Small("weighted"), trainer)
+            expected = self.plain_loop(kind="weighted", accumulate=2)
+            for name, value in whole_run["weights"].items():
+                torch.testing.assert_close(value, expected["weights"][name], rtol=0.05, atol=0.05)
+            whole_run = self.fit(Small(), self.with_stage(stage, **arguments, callbacks=[Saves(path, 6)]))
+            resumed = self.fit(Small(), self.with_stage(stage, **arguments), ckpt_path=path)
+            for part in ("weights", "optimizer"):
+                torch.testing.assert_close(resumed[part], whole_run[part], rtol=0, atol=0)
+            other, ddp = Small(), self.trainer(DDPStrategy(), **arguments)
+            ddp.fit(other, self.loader(), ckpt_path=path)
+            for name, value in other.state_dict().items():
+                torch.testing.assert_close(value, whole_run["weights"][name], rtol=0.02, atol=0.02)
 
     @needs_every_rank
     def test_16_bit_parameters_are_saved_in_32(self, folder: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from drivetrain.errors import ConfigurationError, closest, shown
 
 _PRECISIONS: dict[str, dict[str, Any]] = {
-    "32-true": {}, "bf16-mixed": {}, "bf16-true": {"bf16": {"enabled": True}}, "16-true": {"fp16": {"enabled": True}},
+    "32-true": {}, "bf16-mixed": {}, "16-mixed": {}, "bf16-true": {"bf16": {"enabled": True}},
+    "16-true": {"fp16": {"enabled": True}},
 }  # fmt: skip
 """What DeepSpeed's configuration says of a precision. Autocast needs nothing of it: the parameters have 32 bits."""
 
@@ -63,8 +64,8 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
     """
     if precision not in _PRECISIONS:
         raise ConfigurationError(
-            f"DeepSpeedStrategy cannot train with precision={precision!r}: its engine scales losses and keeps 32-bit "
-            f"copies itself. Write one of {', '.join(map(repr, _PRECISIONS))}."
+            f"DeepSpeedStrategy cannot train with precision={precision!r}: its engine trains parameters of 32 bits, or "
+            f"32-bit copies of those of 16 bits. Write one of {', '.join(map(repr, _PRECISIONS))}."
         )
     merged: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,

@@ -27,7 +27,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers
+from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_scaler
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.stepping import OwnStep, StepParts
 from drivetrain.strategies.strategy import Strategy
@@ -264,6 +264,8 @@ class DeepSpeedStrategy(ParallelStrategy):
             config=self.engine_config(),
         )
         self.model, self._trained = self._engine, set(map(id, trained))
+        if fitting:
+            _deepspeed_scaler.hand_over(self.precision_plugin, self._engine.optimizer)
         if fitting and optimizer is None:
             made = self._engine.basic_optimizer
             groups = [{**group, "params": trained} for group in made.param_groups]
@@ -278,6 +280,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             engine.destroy()
 
     def teardown(self) -> None:
+        _deepspeed_scaler.take_back(self.precision_plugin)
         try:
             self._tear_down()
         finally:

@@ -1,0 +1,70 @@
+"""torch's gradient scaler inside a DeepSpeed engine: the engine unscales, and finds gradients that are not finite.
+
+With "16-mixed" the parameters have 32 bits, for which DeepSpeed scales no loss of itself. The scaler is that of the
+precision, so its state is in checkpoints as with any other strategy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+
+from drivetrain.precision.mixed import MixedPrecision
+
+_LEFT_TO_THE_ENGINE = ("scale", "unscale", "unscale_gradients")
+
+
+class EngineScaler:
+    """What a ZeRO optimizer of DeepSpeed asks of its ``loss_scaler``.
+
+    Args:
+        scaler: the precision's.
+    """
+
+    dynamic = True
+
+    def __init__(self, scaler: GradScaler) -> None:
+        self._scaler: Any = scaler
+
+    @property
+    def cur_scale(self) -> float:
+        """What the losses were multiplied by."""
+        return float(self._scaler.get_scale())
+
+    loss_scale = cur_scale
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """Return the loss to differentiate in place of ``loss``."""
+        scaled: Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def update_scale(self, overflow: bool) -> None:
+        """Change the scale after a step, as torch's scaler does."""
+        own = self._scaler
+        if own._scale is not None and own.is_enabled():
+            found = torch.full((), float(overflow), device=own._scale.device)
+            options = own.get_growth_factor(), own.get_backoff_factor(), own.get_growth_interval()
+            torch._amp_update_scale_(own._scale, own._growth_tracker, found, *options)
+
+
+def hand_over(precision: Any, zero: Any) -> None:
+    """Let the engine's optimizer scale and unscale with the scaler of ``precision``, which then does neither."""
+    if not (isinstance(precision, MixedPrecision) and precision.scales_loss):
+        return
+    precision.forward_context()  # makes the scaler
+    assert precision.scaler is not None
+    zero.loss_scaler, zero.dynamic_loss_scale = EngineScaler(precision.scaler), True
+    vars(precision).update(dict.fromkeys(_LEFT_TO_THE_ENGINE, _as_it_is))
+
+
+def take_back(precision: Any) -> None:
+    """End what :func:`hand_over` began."""
+    for name in _LEFT_TO_THE_ENGINE:
+        vars(precision).pop(name, None)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
