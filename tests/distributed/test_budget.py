@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
@@ -153,7 +155,7 @@ def exchanges_of_trainer(accumulate: int, clip: float | None) -> dict[str, int]:
 
 
 class Collectives(TorchDispatchMode):
-    """Counts torch's collectives, and the elements that they are given, by name."""
+    """Counts torch's collectives, and the bytes that they are given, by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +164,9 @@ class Collectives(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func.namespace in ("c10d", "_c10d_functional") and "wait" not in str(func):
             self.found[str(func)] += 1
-            self.found[f"{func} elements"] += sum(leaf.numel() for leaf in tree_leaves(args) if hasattr(leaf, "numel"))
+            self.found[f"{func} bytes"] += sum(
+                leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)
+            )
         return func(*args, **(kwargs or {}))
 
 
@@ -184,16 +188,16 @@ class Exchanges(Callback):
 def exchanges_by_hand(accumulate: int) -> dict[str, int]:
     from torch.distributed.fsdp import fully_shard
 
-    module = Repeated()
+    module: Any = Repeated().layer
     mesh = init_device_mesh("cpu", (2,))
-    for layer in module.layer:  # type: ignore[attr-defined]
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for layer in module:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
 
     def step() -> None:
         for _ in range(accumulate):
-            module.layer(torch.randn(2, 4)).square().mean().backward()
+            module(torch.randn(2, 4)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -209,9 +213,171 @@ def exchanges_by_hand(accumulate: int) -> dict[str, int]:
 def test_a_step_of_fsdp_makes_the_exchanges_of_a_loop_by_hand(pool: Any, accumulate: int, clip: float | None) -> None:
     """In two steps, as many and as large; clipping by norm makes one more in each, of one number."""
     by_hand = pool.run(exchanges_by_hand, accumulate)[0]
-    exchanges = sum(count for name, count in by_hand.items() if "elements" not in name)
+    assert by_hand["c10d._reduce_scatter_base_.default bytes"] > 0
+    exchanges = sum(count for name, count in by_hand.items() if "bytes" not in name)
     assert exchanges >= 2 * accumulate * 2 * 3  # of each of two blocks: gathered twice, scattered once
     if clip is not None:
-        by_hand |= {"c10d.allreduce_.default": 2, "c10d.allreduce_.default elements": 2}
+        by_hand |= {"c10d.allreduce_.default": 2, "c10d.allreduce_.default bytes": 2 * 4}
     for found in pool.run(exchanges_of_trainer, accumulate, clip, group=False):
         assert found == by_hand
+
+
+# ---- all calls of a step, and its memory -----------------------------------------------------------------------------
+
+
+class Wide(torch.nn.Module):
+    """Blocks of which FSDP gathers one at a time; ``mark`` is called at the same point of each step."""
+
+    def __init__(self, mark: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mark = mark
+        self.blocks = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(4)))
+        self.head = torch.nn.Linear(128, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mark()
+        return self.head(torch.tanh(self.blocks(x))).square().mean()  # type: ignore[no-any-return]
+
+
+class OfWide(LightningModule):
+    def __init__(self, mark: Any) -> None:
+        super().__init__()
+        self.net = Wide(mark)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.net(batch[0])  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+def rows(batches: int) -> Any:
+    return DataLoader(TensorDataset(torch.randn(2 * batches, 128)), batch_size=2)
+
+
+def wide_by_trainer(batches: int, mark: Any, after: Any, strategy: str) -> None:
+    class Ends(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            after(batch_idx)
+
+    Trainer(
+        accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, callbacks=[Ends()],
+        log_every_n_steps=1000,
+    ).fit(OfWide(mark), rows(batches))  # fmt: skip
+
+
+def wide_by_hand(batches: int, mark: Any, after: Any, strategy: str) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    module: Any = Wide(mark)
+    if strategy == "fsdp":
+        mesh = init_device_mesh("cpu", (2,))
+        for block in module.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+    else:
+        module = DistributedDataParallel(module)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    for index, (x,) in enumerate(rows(batches)):
+        loss = module(x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        after(index)
+
+
+LOOPS = {"Trainer": wide_by_trainer, "loop by hand": wide_by_hand}
+SKIPPED, COUNTED = 8, 20  # steps
+
+
+def calls_of(loop: str, strategy: str, extra: int = 0) -> dict[str, float]:
+    """All calls of a step, of Python functions and of builtins; ``extra`` more are made in each."""
+    found: Counter[str] = Counter()
+    steps = 0
+
+    def mark() -> None:
+        nonlocal steps
+        if steps == SKIPPED:
+            sys.setprofile(lambda frame, event, argument: found.update([event]))
+        elif steps == SKIPPED + COUNTED:
+            sys.setprofile(None)
+        steps += 1
+
+    def after(index: int) -> None:
+        for _ in range(extra):
+            abs(index)
+
+    LOOPS[loop](SKIPPED + COUNTED + 4, mark, after, strategy)
+    return {"python": found["call"] / COUNTED, "builtin": found["c_call"] / COUNTED}
+
+
+MORE = {"ddp": {"python": 20, "builtin": 10}, "fsdp": {"python": 32, "builtin": 24}}
+"""By how many calls a step of the Trainer may exceed the loop by hand; docs/numbers.md states them."""
+
+
+@pytest.mark.parametrize("strategy", MORE)
+def test_a_step_makes_few_calls_more_than_a_loop_by_hand(pool: Any, strategy: str) -> None:
+    by_hand = pool.run(calls_of, "loop by hand", strategy)[0]
+    for found in pool.run(calls_of, "Trainer", strategy, group=False):
+        for kind, limit in MORE[strategy].items():
+            assert 0 < found[kind] - by_hand[kind] <= limit
+
+
+def test_a_call_more_in_each_step_is_counted(pool: Any) -> None:
+    """The control."""
+    plain, more = (pool.run(calls_of, "loop by hand", "ddp", extra)[0] for extra in (0, 3))
+    assert more["builtin"] - plain["builtin"] == pytest.approx(3, abs=0.5)
+
+
+class Storages(TorchDispatchMode):
+    """Knows the storages of all tensors that went through an operator, and which of them are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, StorageWeakRef] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                self.seen[storage._cdata] = StorageWeakRef(storage)
+        return result
+
+    def live_bytes(self) -> int:
+        gc.collect()
+        found = (torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in self.seen.values())
+        return sum(storage.nbytes() for storage in found if storage is not None)
+
+
+KEPT: list[torch.Tensor] = []
+
+
+def live_after_three_steps(loop: str, strategy: str, keeps: bool = False) -> int:
+    """Bytes of this rank's live storages after the third step; ``keeps``: as if something kept a batch of each."""
+    mode, live = Storages(), 0
+
+    def after(index: int) -> None:
+        nonlocal live
+        if keeps:
+            KEPT.append(torch.ones(128, 64) * index)
+        if index == 2:
+            live = mode.live_bytes()
+
+    with mode:
+        LOOPS[loop](4, lambda: None, after, strategy)
+    KEPT.clear()
+    return live
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_live_storages_after_three_steps_are_those_of_a_loop_by_hand(pool: Any, strategy: str) -> None:
+    by_hand = pool.run(live_after_three_steps, "loop by hand", strategy)
+    found = pool.run(live_after_three_steps, "Trainer", strategy, group=False)
+    kept = pool.run(live_after_three_steps, "loop by hand", strategy, True)
+    for rank in (0, 1):
+        assert found[rank] == pytest.approx(by_hand[rank], rel=0.03)
+        assert kept[rank] > 1.03 * by_hand[rank]  # the control

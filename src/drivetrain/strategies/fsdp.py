@@ -25,7 +25,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies import fsdp_blocks, sharded_gradients
+from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.fsdp_options import Options, checkpointed, hybrid_shape
 from drivetrain.strategies.group import handle_of
@@ -169,10 +169,10 @@ class FSDPStrategy(ParallelStrategy):
                 f"{type(self.precision_plugin).__name__} packs weights into integers, which {type(self).__name__} "
                 'cannot shard. Write strategy="ddp", which keeps all of them in each process.'
             )
-        module = super().setup_module(module, move_to_device=False)  # whole, it may be larger than the device
         if module in _SHARDED:  # by an earlier run
             _forget_iteration(module)
-        else:
+        module = super().setup_module(module, move_to_device=False)  # whole, it may be larger than the device
+        if module not in _SHARDED:
             self._shard(module)
             _SHARDED.add(module)
         for group in _groups(module):
@@ -231,9 +231,14 @@ class FSDPStrategy(ParallelStrategy):
         if not torch._has_compatible_shallow_copy_type(torch.empty(0), on_device):
             module = place(module, self.root_device)  # fully_shard moves in place, which tensors of it do not allow
         chosen = {module, *blocks} - set(own)
+        kept = []
         for block in reversed([each for each in module.modules() if each in chosen]):
             self._share(block)  # from the inside out: each block takes what is not taken yet
-            fully_shard(block, **arguments)
+            # backward begins with what is in no block, so sharding that after forward would gather it twice in a row
+            if keeps := block is module or not options.reshards_after_forward:
+                kept.append(block)
+            fully_shard(block, **arguments, reshard_after_forward=not keeps)
+        fsdp_kept.keep_until_backward(module, kept)
 
     def _share(self, block: nn.Module) -> None:
         """Give every rank the weights of the first, as DDP does: ranks may have drawn others."""
@@ -272,6 +277,8 @@ class FSDPStrategy(ParallelStrategy):
             held = parameter.unsharded_accumulated_grad
             if held is None and hasattr(parameter, "_unsharded_param"):
                 held = parameter._unsharded_param.grad
+            if held is None:  # between forward and backward the module may have gathered parameters, without gradients
+                held = parameter.sharded_param.grad
             if held is not None:
                 found[name] = sharded.local_shard(held)
         return found
@@ -415,9 +422,7 @@ def _groups(module: nn.Module) -> Iterator[Any]:
 
     for each in module.modules():
         if isinstance(each, FSDPModule):
-            state: Any = each._get_fsdp_state()
-            groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there is one
-            yield from filter(None, [state._fsdp_param_group] if groups is None else groups)
+            yield from fsdp_kept.groups_of(each)
 
 
 def _fsdp_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, described, did_you_mean
 from drivetrain.strategies import fsdp_blocks
 
-# How long gathered parameters are kept after forward: fully_shard's reshard_after_forward.
+# Whether the gathered parameters of a block are dropped after forward: fully_shard's reshard_after_forward.
 _SHARDING = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "_HYBRID_SHARD_ZERO2": False,
              "NO_SHARD": False}  # fmt: skip
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
@@ -88,8 +88,13 @@ class Options:
         """Whether shards are kept in host memory."""
         return bool(getattr(self.cpu_offload, "offload_params", self.cpu_offload))
 
+    @property
+    def reshards_after_forward(self) -> bool:
+        """Whether the gathered parameters of a block are dropped between forward and backward."""
+        return _SHARDING[self.sharding]
+
     def for_fully_shard(self, mesh: Any, pins: bool) -> dict[str, Any]:
-        """Return the arguments of ``fully_shard``.
+        """Return the arguments of ``fully_shard``, but for ``reshard_after_forward``.
 
         Args:
             mesh: over which parameters are sharded.
@@ -97,7 +102,7 @@ class Options:
         """
         from torch.distributed.fsdp import CPUOffloadPolicy
 
-        arguments: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": _SHARDING[self.sharding]}
+        arguments: dict[str, Any] = {"mesh": mesh}
         if self.offloads:
             own = isinstance(self.cpu_offload, CPUOffloadPolicy)
             arguments["offload_policy"] = self.cpu_offload if own else CPUOffloadPolicy(pin_memory=pins)

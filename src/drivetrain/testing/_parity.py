@@ -236,6 +236,12 @@ def _sharded() -> Strategy:
     return FSDPStrategy(state_dict_type="sharded")
 
 
+def _keeps_parameters() -> Strategy:
+    from drivetrain.strategies import FSDPStrategy
+
+    return FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")
+
+
 def _pipeline() -> Strategy:
     from drivetrain.strategies import PipelineStrategy
 
@@ -254,6 +260,7 @@ ROWS: dict[str, Row] = {
     "ddp2": Row(lambda: "ddp2", 2, {"devices": 2, "num_nodes": 2}, remark="two devices each"),
     "horovod": Row(lambda: "horovod", 2, remark="without its package"),
     "fsdp": Row(lambda: "fsdp", 2, in_test="32-true"),
+    "fsdp, parameters kept": Row(_keeps_parameters, 2, remark='`sharding_strategy="SHARD_GRAD_OP"`'),
     "fsdp_cpu_offload": Row(lambda: "fsdp_cpu_offload", 2),
     "model_parallel": Row(_tensor_parallel, 2, in_test="32-true", remark="tensor parallelism"),
     "model_parallel, with FSDP": Row(_mesh, 4, remark="a mesh of two by two"),

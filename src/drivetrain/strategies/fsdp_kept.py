@@ -1,0 +1,87 @@
+"""Parameters that FSDP keeps gathered from forward to backward, and when it drops them if no backward pass comes.
+
+torch drops them in the backward pass. After a forward pass without one, a validation step or a training step that
+returns ``None``, the gathered copies would stay: the module would have them in the place of its shards, and a later
+forward pass would compute with them, although the optimizer has stepped the shards since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
+    """Let each forward pass of ``root`` begin with shards, and leave shards only if it computes no gradients.
+
+    Args:
+        root: the model.
+        kept: what of it, itself included, ``fully_shard`` does not shard again after forward.
+    """
+    groups = [group for module in kept for group in groups_of(module)]
+    if groups:
+        passes = _Passes(root, groups, groups_of(root))
+        root.register_forward_pre_hook(passes.begin, prepend=True)
+        root.register_forward_hook(passes.end)
+        root.zero_grad = passes.zero_grad  # type: ignore[method-assign]
+    for module in kept:
+        if module is not root:
+            module.register_forward_hook(_drop_without_gradients)
+
+
+class _Passes:
+    """The forward passes of a model that are running: ``training_step``, and ``self(x)`` inside of it.
+
+    torch takes the end of the inner one for that of both, and drops the model's own parameters at the end of the outer.
+
+    Args:
+        root: the model.
+        groups: the groups of parameters that are kept.
+        own: those of them that belong to the model itself.
+    """
+
+    def __init__(self, root: nn.Module, groups: Sequence[Any], own: Sequence[Any]) -> None:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+        self._root_zero_grad = root.zero_grad
+        self._groups, self._own = groups, own
+        self._forward, self._idle = TrainingState.FORWARD, TrainingState.IDLE
+        self._is_inner: list[bool] = []
+
+    def begin(self, module: nn.Module, args: Any) -> None:
+        is_inner = bool(self._own) and self._own[0]._training_state is self._forward
+        if not is_inner:
+            self._is_inner.clear()  # an exception may have ended passes without their end
+            for group in self._groups:
+                if group.is_unsharded and group._training_state is self._idle:
+                    group.reshard()
+        self._is_inner.append(is_inner)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the shards too, which the module does not have between forward and backward."""
+        self._root_zero_grad(set_to_none)
+        for shard in (each.sharded_param for group in self._groups for each in group.fsdp_params):
+            if shard.grad is not None:
+                shard.grad = None if set_to_none else torch.zeros_like(shard.grad)
+
+    def end(self, module: Any, args: Any, output: Any) -> None:
+        if self._is_inner.pop():
+            for group in self._own:
+                group._training_state = self._forward
+        elif not torch.is_grad_enabled():
+            module.reshard()
+
+
+def _drop_without_gradients(module: Any, args: Any, output: Any) -> None:
+    if not torch.is_grad_enabled():
+        module.reshard()
+
+
+def groups_of(module: Any) -> list[Any]:
+    """Return torch's groups of parameters that ``module``, an ``FSDPModule``, gathers together."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there is one
+    return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each is not None]
