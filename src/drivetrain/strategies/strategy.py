@@ -354,10 +354,7 @@ class Strategy(Stepping, ABC):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The arguments ``num_replicas`` and ``rank`` for a DistributedSampler.
-
-        Ranks with the same ``rank`` get the same samples, and their loaders' workers are seeded alike.
-        """
+        """The arguments of a DistributedSampler. Equal ``rank``: the same samples, and the same seeds for workers."""
         return {"num_replicas": self.data.size, "rank": self.data.index}
 
     def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
