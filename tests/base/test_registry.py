@@ -199,6 +199,8 @@ def test_the_strategies() -> None:
         "single_xla",
         "xla",
         "xla_debug",
+        "xla_spmd",
+        "xla_spmd_full",
     }
     assert {name for name in names if not name.startswith("deepspeed")} == {*others, *processes}
     assert StrategyRegistry.entry("single_device").cls is SingleDeviceStrategy

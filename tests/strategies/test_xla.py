@@ -25,9 +25,16 @@ from drivetrain.launchers import ExternalLauncher, LauncherRegistry, XLALauncher
 from drivetrain.plan import resolve
 from drivetrain.precision import HalfPrecision, XLAPrecision
 from drivetrain.settings import Settings
-from drivetrain.strategies import DDPStrategy, SingleDeviceXLAStrategy, StrategyRegistry, XLAStrategy
+from drivetrain.strategies import (
+    DDPStrategy,
+    SingleDeviceXLAStrategy,
+    StrategyRegistry,
+    XLASPMDStrategy,
+    XLAStrategy,
+)
 from drivetrain.strategies._xla_group import XLAGroup
 from drivetrain.strategies._xla_loader import on_device
+from drivetrain.strategies.xla_spmd import largest_divisible
 from drivetrain.testing._regression import Small, plain_loop
 
 HERE = Path(__file__).parent
@@ -226,7 +233,7 @@ def test_s4_5_the_module_is_not_wrapped(standin: Any) -> None:
 
 
 def test_s4_15_the_names(standin: Any) -> None:
-    assert {"xla", "xla_debug", "single_xla"} <= set(StrategyRegistry.available())
+    assert {"xla", "xla_debug", "single_xla", "xla_spmd", "xla_spmd_full"} <= set(StrategyRegistry.available())
     assert StrategyRegistry.get("xla_debug").debug  # type: ignore[attr-defined]
     assert type(StrategyRegistry.get("single_xla")) is SingleDeviceXLAStrategy
     assert not any("xla" in name for name in StrategyRegistry.available() if name.startswith("ddp"))
@@ -253,6 +260,26 @@ def test_s4_16_one_device_launches_nothing_and_several_go_through_torch_xla(
     with pytest.raises(ConfigurationError, match="Start the program once on each machine"):
         launcher.launch(print)
     assert ExternalLauncher.is_external
+
+
+def test_a_backward_pass_that_came_before_the_runtime_is_explained(standin: Any) -> None:
+    strategy = SingleDeviceXLAStrategy()
+    error = RuntimeError("0 <= device.index() && device.index() < device_ready_queues_.size() INTERNAL ASSERT FAILED")
+    assert "Begin the program with import torch_xla and torch_xla.device()" in str(strategy.explain(error))
+    assert strategy.explain(RuntimeError("another")) is None
+
+
+def test_spmd_refuses_a_sharding_that_there_is_not(standin: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"sharding='ful'\): there is no such sharding. Did you mean 'full'"):
+        XLASPMDStrategy(sharding="ful")  # type: ignore[arg-type]
+    assert StrategyRegistry.get("xla_spmd_full").sharding == "full"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dimension"), [((8, 4), 0), ((4, 8), 1), ((8, 8), 0), ((3, 8), 1), ((3,), None), ((), None), ((0, 4), 1)]
+)
+def test_spmd_shards_the_largest_dimension_that_divides(shape: tuple[int, ...], dimension: int | None) -> None:
+    assert largest_divisible(shape, 4) == dimension
 
 
 def test_groups_of_some_replicas_are_refused(standin: Any) -> None:

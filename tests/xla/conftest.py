@@ -26,6 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=why))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _runtime() -> None:
+    """Start torch_xla's runtime before any test's first backward pass: torch counts devices then, and only then."""
+    import torch_xla
+
+    if int(os.environ.get("CPU_NUM_DEVICES", "1")) > 1:
+        torch_xla.runtime.use_spmd()
+    torch_xla.device()
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     SUITE.runtest_logreport(report)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy as Strategy
     from drivetrain.strategies.strategy import StrategyRegistry as StrategyRegistry
     from drivetrain.strategies.xla import XLAStrategy as XLAStrategy
+    from drivetrain.strategies.xla_spmd import XLASPMDStrategy as XLASPMDStrategy
 _MODULES = {
     "DDP2Strategy": "ddp2",
     "DDPStrategy": "ddp",
@@ -47,6 +48,7 @@ _MODULES = {
     "StrategyRegistry": "strategy",
     "TorchGroup": "group",
     "TorchSyncBatchNorm": "batchnorm",
+    "XLASPMDStrategy": "xla_spmd",
     "XLAStrategy": "xla",
 }
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "StrategyRegistry",
     "TorchGroup",
     "TorchSyncBatchNorm",
+    "XLASPMDStrategy",
     "XLAStrategy",
 ]
 

@@ -17,9 +17,11 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.seed import xla_generator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.checkpoints.xla import XLACheckpointIO
+from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.strategy import Strategy
 
+_NO_QUEUE = "device_ready_queues_"  # in torch's words where its engine knows no such device
 DEBUG = "PT_XLA_DEBUG"  # torch_xla reads it, and reports why it compiles and reads values
 
 
@@ -56,6 +58,16 @@ class XLAExecution(Strategy):
     def teardown(self) -> None:
         super().teardown()
         os.environ.pop(DEBUG, None)
+
+    def explain(self, error: BaseException) -> Exception | None:
+        """Torch has no thread for the backward passes of XLA devices: say why."""
+        if isinstance(error, RuntimeError) and _NO_QUEUE in str(error):
+            return ConfigurationError(
+                "torch cannot compute gradients on XLA devices in this process, because it computed some on another "
+                "device before torch_xla's runtime had started, and counted the devices then. Begin the program with "
+                "import torch_xla and torch_xla.device(), or train on the host in another process."
+            )
+        return super().explain(error)
 
     # ---- when the device runs ------------------------------------------------------------------------------------
 

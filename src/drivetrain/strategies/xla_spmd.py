@@ -1,0 +1,176 @@
+"""All XLA devices from one process: batches, and parameters too if asked, are sharded over a mesh of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.registry import Registry
+from drivetrain.base.tree import map_leaves
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies._xla import (
+    XLAExecution,
+    check_library,
+    checked_io,
+    checked_precision,
+    run_recorded,
+    warn_of_unknown,
+)
+from drivetrain.strategies.strategy import Strategy
+
+Sharding = Literal["data", "full"]
+_AXIS = "data"
+
+
+class XLASPMDStrategy(XLAExecution):
+    """One process drives all XLA devices of this machine: the compiler divides the work over a mesh of them (GSPMD).
+
+    The module sees the complete batch, and its losses and metrics are those of the complete batch: nothing need be
+    reduced. A loader's batch size is the global one. A batch whose first dimension the number of devices does not
+    divide is computed on every device, which is right and slow.
+
+    torch_xla changes its mode for the rest of the process (``torch_xla.runtime.use_spmd``), before the first tensor on
+    a device is made.
+
+    Args:
+        accelerator, precision_plugin: as for every strategy.
+        parallel_devices: must be all of them; ``None``: as the plan decides.
+        checkpoint_io: where checkpoints go; ``None``: an ``XLACheckpointIO``.
+        debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
+        sharding: "data": batches are sharded, and every device has all parameters. "full": parameters, gradients and
+            optimizer states are sharded too, each along its largest dimension that the number of devices divides.
+            Checkpoints hold complete tensors in both.
+        unknown: ignored, with one warning that names them.
+
+    Raises:
+        ModuleNotFoundError: torch_xla is not installed.
+        TypeError: ``checkpoint_io`` or ``precision_plugin`` is of another kind.
+        ConfigurationError: there is no such ``sharding``.
+    """
+
+    drives_all_devices = True
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
+        strategy_registry.register("xla_spmd", cls)
+        strategy_registry.register("xla_spmd_full", cls, sharding="full")
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        debug: bool = False,
+        sharding: Sharding = "data",
+        **unknown: Any,
+    ) -> None:
+        owner = type(self).__name__
+        check_library(owner)
+        if sharding not in get_args(Sharding):
+            raise ConfigurationError(
+                f"{owner}(sharding={sharding!r}): there is no such sharding. "
+                f"{did_you_mean(str(sharding), get_args(Sharding))}"
+            )
+        super().__init__(accelerator, checkpoint_io=checked_io(owner, checkpoint_io),
+                         precision_plugin=checked_precision(owner, precision_plugin))  # fmt: skip
+        self.own_devices = tuple(parallel_devices or ())
+        self.debug = debug
+        self.sharding: Sharding = sharding
+        self._mesh: Any = None
+        warn_of_unknown(owner, unknown)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_mesh": None}
+
+    @property
+    def root_device(self) -> torch.device:
+        """The virtual device that stands for all."""
+        return torch.device("xla", 0)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the mesh has."""
+        return len(self.parallel_devices or self.own_devices)
+
+    def setup_environment(self) -> None:
+        from torch_xla import runtime
+        from torch_xla.distributed import spmd
+
+        if not runtime.is_spmd():
+            runtime.use_spmd()
+        count = int(runtime.global_runtime_device_count())
+        if self.num_devices != count:
+            raise ConfigurationError(
+                f"{type(self).__name__} computes on all {count} XLA devices, and devices={self.num_devices} names "
+                f'others. Write devices={count} or devices="auto".'
+            )
+        self._mesh = spmd.Mesh(range(count), (count,), (_AXIS,))
+        spmd.set_global_mesh(self._mesh)
+        super().setup_environment()
+
+    # ---- the model -----------------------------------------------------------------------------------------------
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        module = super().setup_module(module, move_to_device)
+        if self.sharding == "full" and move_to_device:
+            for parameter in module.parameters():
+                self._shard(parameter)
+        run_recorded()
+        return module
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            self._shard_state(optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        super().load_optimizer_state_dict(checkpoint)
+        for optimizer in self.optimizers:
+            self._shard_state(optimizer)
+
+    def _shard_state(self, optimizer: Optimizer) -> None:
+        """Shard what belongs to a parameter as the parameter is."""
+        if self.sharding == "full":
+            for parameter, state in optimizer.state.items():
+                for value in state.values():
+                    if isinstance(value, Tensor) and value.shape == parameter.shape:
+                        self._shard(value)
+
+    def _shard(self, tensor: Tensor) -> None:
+        dimension = largest_divisible(tensor.shape, self.num_devices)
+        if dimension is not None:
+            self._mark(tensor, dimension)
+
+    def _mark(self, tensor: Tensor, dimension: int) -> None:
+        import torch_xla
+        from torch_xla.distributed import spmd
+
+        if tensor.device.type == "xla" and not torch_xla._XLAC._get_xla_sharding_spec(tensor):
+            axes = [_AXIS if each == dimension else None for each in range(tensor.dim())]
+            spmd.mark_sharding(tensor, self._mesh, tuple(axes))
+
+    # ---- data ----------------------------------------------------------------------------------------------------
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        batch = super().batch_to_device(batch, device, dataloader_idx)
+        map_leaves(self._shard_samples, batch)
+        return batch
+
+    def _shard_samples(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) and len(leaf) % self.num_devices == 0:
+            self._mark(leaf, 0)
+        return leaf
+
+
+def largest_divisible(shape: Sequence[int], devices: int) -> int | None:
+    """Return the largest dimension of a shape that ``devices`` divides, the first of equal ones; ``None``: none."""
+    divisible = [index for index, size in enumerate(shape) if size and size % devices == 0]
+    return max(divisible, key=lambda index: (shape[index], -index)) if divisible else None

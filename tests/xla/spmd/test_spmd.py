@@ -1,0 +1,76 @@
+"""All four of torch_xla's devices on the processor, driven from this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from drivetrain import Trainer
+from drivetrain.strategies import Strategy, XLASPMDStrategy
+from drivetrain.testing._regression import Small
+from drivetrain.testing.strategy_conformance import StrategyConformance
+
+DEVICES = 4
+
+
+class _Suite(StrategyConformance):
+    """The suite for strategies; batches are global ones."""
+
+    accelerator = "xla"
+    resumes_bit_by_bit = False
+
+    def trainer(self, strategy: Strategy | None = None, **arguments: Any) -> Trainer:
+        return super().trainer(strategy, **{"devices": DEVICES, "num_nodes": 1, **arguments})
+
+
+class TestData(_Suite):
+    strategy = XLASPMDStrategy
+
+
+def full() -> XLASPMDStrategy:
+    return XLASPMDStrategy(sharding="full")
+
+
+class TestFull(_Suite):
+    strategy = full
+    test_a_verb_that_only_calls_super_changes_nothing = None  # TestData has it, and it compiles much
+
+
+def spec(tensor: Any) -> str:
+    import torch_xla
+
+    found: str = torch_xla._XLAC._get_xla_sharding_spec(tensor)
+    return found
+
+
+class Watched(Small):
+    """Notes how its tensors lie on the devices."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.batch_spec = spec(batch[0])
+
+    def on_train_end(self) -> None:
+        self.specs = {name: spec(parameter) for name, parameter in self.named_parameters()}
+        optimizer: Any = self.optimizers()
+        self.state_spec = spec(optimizer.state[self.net[0].weight]["exp_avg"])
+
+
+def test_batches_are_sharded_and_parameters_only_if_asked() -> None:
+    found = {}
+    for sharding in ("data", "full"):
+        strategy = XLASPMDStrategy(sharding=sharding)  # type: ignore[arg-type]
+        module = Watched()
+        suite = TestData()
+        suite.fit(module, suite.trainer(strategy, precision="32-true", max_epochs=1))
+        assert module.batch_spec == "{devices=[4,1]0,1,2,3}"
+        assert strategy.world_size == 1
+        found[sharding] = module
+    whole = set(found["data"].specs.values()) | {found["data"].state_spec}
+    assert all("devices=[" not in each for each in whole), whole
+    assert found["full"].specs["net.0.weight"] == "{devices=[4,1]0,1,2,3}"  # (8, 4)
+    assert found["full"].specs["net.2.weight"] == "{devices=[1,4]0,1,2,3}"  # (3, 8)
+    assert "devices=[" not in found["full"].specs["scale"]  # three values
+    assert found["full"].state_spec == "{devices=[4,1]0,1,2,3}"
+    for name, weight in found["data"].state_dict().items():
+        torch.testing.assert_close(found["full"].state_dict()[name], weight, rtol=1e-5, atol=1e-6)
