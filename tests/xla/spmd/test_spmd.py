@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from tests.xla.rows import TOLERANCES, near, trained, written_elsewhere
 
 from drivetrain import Trainer
+from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import Strategy, XLASPMDStrategy
 from drivetrain.testing._regression import Small
 from drivetrain.testing.strategy_conformance import StrategyConformance
@@ -74,3 +78,19 @@ def test_batches_are_sharded_and_parameters_only_if_asked() -> None:
     assert found["full"].state_spec == "{devices=[4,1]0,1,2,3}"
     for name, weight in found["data"].state_dict().items():
         torch.testing.assert_close(found["full"].state_dict()[name], weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["xla_spmd", "xla_spmd_full"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", "16-true", "bf16-mixed"])
+def test_it_trains_to_the_numbers_of_64_bits_on_the_host(strategy: str, precision: str) -> None:
+    near(trained(strategy, precision=precision), TOLERANCES[precision])
+
+
+@pytest.mark.parametrize("strategy", ["xla_spmd", "xla_spmd_full"])
+def test_it_resumes_from_a_file_that_was_written_elsewhere(strategy: str, tmp_path: Path) -> None:
+    near(trained(strategy, written_elsewhere(tmp_path), precision="32-true"), TOLERANCES["32-true"])
+
+
+def test_all_devices_or_none() -> None:
+    with pytest.raises(ConfigurationError, match=r"computes on all 4 XLA devices, and devices=1 names others"):
+        trained("xla_spmd", devices=1)
