@@ -165,7 +165,7 @@ class Settings:
         for name, rule in _RULES.items():
             rule(name, getattr(self, name))
         for name, only in NOT_YET.items():
-            if (value := getattr(self, name)) != only:
+            if (value := getattr(self, name)) != only and not getattr(value, "is_profiler", False):
                 raise NotSupportedError(
                     f"Trainer({name}={shown(value)}) is not supported by this version of drivetrain, which only knows "
                     f"{name}={only!r}. Leave {name} out."
@@ -201,7 +201,8 @@ class Settings:
 def doc_of(field: dataclasses.Field[Any]) -> str:
     """Return the line that documents an argument."""
     doc: str = field.metadata["doc"]
-    return f"{doc}; not supported yet: only the default is accepted" if field.name in NOT_YET else doc
+    accepted = "the default and an XLAProfiler are" if field.name == "profiler" else "the default is"
+    return f"{doc}; not supported yet: only {accepted} accepted" if field.name in NOT_YET else doc
 
 
 def documents_arguments(cls: type[T]) -> type[T]:
@@ -491,4 +492,4 @@ NOT_YET: dict[str, Any] = {
     "profiler": None,
     "model_registry": None,
 }
-"""Arguments whose feature does not exist yet, each with the only value that is accepted."""
+"""Arguments whose feature does not exist yet, each with the only value accepted, beside what says that it is one."""

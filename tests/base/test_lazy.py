@@ -91,7 +91,7 @@ def test_a_name_like_no_other_is_left_to_python() -> None:
     assert importlib.util.find_spec("drivetrain.quux") is None
 
 
-@pytest.mark.parametrize("name", ["Traner", "profilers", "quux", "__wrapped__", "_private"])
+@pytest.mark.parametrize("name", ["Traner", "serve", "quux", "__wrapped__", "_private"])
 def test_asking_whether_there_is_a_name_is_no_error(name: str) -> None:
     assert not hasattr(drivetrain, name)
     assert getattr(drivetrain, name, None) is None

@@ -19,6 +19,7 @@ COUNTERPARTS = {
         for name in ("callbacks", "cli", "loggers", "strategies", "accelerators", "plugins", "plugins.environments")
     },
     **{f"drivetrain.plugins.{name}": f"lightning.pytorch.plugins.{name}" for name in ("io", "layer_sync", "precision")},
+    "drivetrain.profilers": "lightning.pytorch.profilers",
     "drivetrain.precision": "lightning.pytorch.plugins.precision",
     "drivetrain.checkpoints": "lightning.pytorch.plugins.io",
     "drivetrain.clusters": "lightning.pytorch.plugins.environments",
@@ -63,7 +64,7 @@ def test_a_name_that_this_version_lacks_says_so_as_attribute_and_in_an_import(pa
         assert package in str(error)
 
 
-@pytest.mark.parametrize("statement", ["import drivetrain.profilers", "from drivetrain.tuner import Tuner"])
+@pytest.mark.parametrize("statement", ["import drivetrain.serve", "from drivetrain.tuner import Tuner"])
 def test_a_package_that_this_version_lacks_says_so(statement: str) -> None:
     with pytest.raises(ModuleNotFoundError, match="this version of drivetrain does not have it yet"):
         exec(statement)

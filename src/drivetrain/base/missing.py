@@ -11,7 +11,6 @@ _OWN_LOGGER = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/o
 
 MISSING: dict[str, dict[str, str]] = {
     "drivetrain": {
-        "profilers": _NOT_YET,
         "tuner": _NOT_YET,
         "serve": _NOT_YET,
         "Fabric": "It is called Engine here: write drivetrain.Engine.",
@@ -51,6 +50,9 @@ MISSING: dict[str, dict[str, str]] = {
         "ModuleType": _NOT_YET,
         "instantiate_module": "Write instantiate_class.",
     },
+    "drivetrain.profilers": dict.fromkeys(
+        ["AdvancedProfiler", "PassThroughProfiler", "Profiler", "PyTorchProfiler", "SimpleProfiler"], _NOT_YET
+    ),
     "drivetrain.checkpoints": _STORES,
     "drivetrain.plugins": _STORES,
     "drivetrain.plugins.io": _STORES,

@@ -109,7 +109,7 @@ def run_recorded() -> None:
     """Let the device run what was recorded; this does not wait for the results."""
     import torch_xla
 
-    torch_xla.sync()
+    torch_xla.sync(reset_scope=False)  # it may be called inside a scope of torch_xla's profiler
 
 
 def check_library(owner: str) -> None:

@@ -46,9 +46,9 @@ def _device_loader() -> Any:
 
         def _one_by_one(self) -> Iterator[Any]:
             for batch in self._loader:
-                torch_xla.sync()
+                torch_xla.sync(reset_scope=False)
                 yield xla_model.send_cpu_data_to_device([batch], self._device)[0]
-            torch_xla.sync()
+            torch_xla.sync(reset_scope=False)
 
         def _uploaded_ahead(self) -> Iterator[Any]:
             source = iter(self._loader)

@@ -50,6 +50,8 @@ def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Ca
     """
     given = [] if settings.callbacks is None else settings.callbacks
     found = _checked_callbacks(given, "Trainer(callbacks=...) got")
+    if settings.profiler is not None and settings.profiler not in found:
+        found += _checked_callbacks(settings.profiler, "Trainer(profiler=...) got")
     summary, bar = load("drivetrain.callbacks:ModelSummary"), load("drivetrain.callbacks:ProgressBar")
     if settings.max_time is not None:
         found.append(_timer(settings, found))

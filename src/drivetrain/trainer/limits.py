@@ -153,7 +153,9 @@ class LimitsView:
 
     @property
     def profiler(self) -> Any:
-        """An object with a profiler's methods that measures nothing: this version has no profilers."""
+        """The profiler; without one, an object with its methods that measures nothing."""
+        if self.settings.profiler is not None:
+            return self.settings.profiler
         from drivetrain.trainer.no_profiler import NoProfiler  # here, so that importing the Trainer stays quick
 
         return NoProfiler()

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 class NoProfiler:
-    """Measures nothing: this version has no profilers. Its methods are those that user code calls of one."""
+    """Measures nothing, where no profiler was passed. Its methods are those that user code calls of one."""
 
     def start(self, action_name: str) -> None:
         """Nothing."""
