@@ -303,9 +303,15 @@ class Own(Suite):
                 for name, value in expected["weights"].items():
                     self.near(weights[name], value.detach())
 
+    @staticmethod
+    def filled(weights: Any) -> Small:
+        module = Small()
+        module.load_state_dict(weights)
+        return module
+
     @needs_every_rank
     def test_deepspeeds_own_folder_can_be_read_and_loaded(self, folder: Path) -> None:
-        """DeepSpeed's tool finds the weights in it, and a run goes on from it; another number of processes may not."""
+        """DeepSpeed's tool finds the weights in it, and so does ckpt_path; another number of processes cannot go on."""
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
         for stage in self.stages:
@@ -319,6 +325,15 @@ class Own(Suite):
             found = get_fp32_state_dict_from_zero_checkpoint(str(own), tag="t")
             for name, value in trained["weights"].items():
                 torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+            trainer = self.with_stage(stage)
+            results = trainer.validate(Small(), self.loader(2), ckpt_path=own, weights_only=False, verbose=False)
+            again = self.with_stage(stage)
+            plain = again.validate(self.filled(trained["weights"]), self.loader(2), verbose=False)
+            assert results == plain
+            with raising(CheckpointError, "can run code. If you trust them, pass weights_only=False"):
+                trainer.validate(Small(), self.loader(2), ckpt_path=own, verbose=False)
+            with raising(CheckpointError, "holds no progress of a Trainer. Call trainer.strategy.load_deepspeed_ch"):
+                self.with_stage(stage).fit(Small(), self.loader(), self.loader(2), ckpt_path=own)
             further = Hooked(loading(own))
             resumed = self.fit(further, self.with_stage(stage, max_epochs=1))
             for part in ("weights", "optimizer"):

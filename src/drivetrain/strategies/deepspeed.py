@@ -28,6 +28,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_scaler
+from drivetrain.strategies._deepspeed_folder import OwnFolder
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.stepping import OwnStep, StepParts
 from drivetrain.strategies.strategy import Strategy
@@ -48,7 +49,7 @@ _NAMES: dict[str, dict[str, Any]] = {
 _WORLD: list[Any] = []  # the process group that DeepSpeed has made its own groups of
 
 
-class DeepSpeedStrategy(ParallelStrategy):
+class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
     """DeepSpeed's ZeRO on any accelerator that it supports, the CPU included; needs the package ``deepspeed``.
 
     Its engine exchanges gradients, clips, steps the optimizer of ``configure_optimizers`` and skips steps whose
@@ -454,39 +455,6 @@ class DeepSpeedStrategy(ParallelStrategy):
         if state := self.optimizer_state(optimizer):
             optimizer.load_state_dict(state)
         return optimizer
-
-    def save_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
-        """Write weights and optimizer states as a folder of DeepSpeed's own format; every rank must call it.
-
-        Args:
-            folder: for DeepSpeed's tools, such as the ``zero_to_fp32.py`` that it puts there.
-            tag: the name of the folder in it; ``None``: DeepSpeed's, which counts steps.
-        """
-        self._running_engine("save_deepspeed_checkpoint").save_checkpoint(str(folder), tag=tag)
-
-    def load_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
-        """Load what :meth:`save_deepspeed_checkpoint` has written; every rank must call it, in ``on_fit_start``.
-
-        Its files are unpickled, which can run code.
-
-        Raises:
-            CheckpointError: there is none, or another number of processes has written it.
-        """
-        engine = self._running_engine("load_deepspeed_checkpoint")
-        from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
-
-        _deepspeed_state.load_folder(engine, Path(folder), tag, self.world_size)
-        for optimizer in self.optimizers:
-            groups = _deepspeed_optimizers.trained_groups(optimizer)
-            _deepspeed_optimizers.pass_options(engine.basic_optimizer.param_groups, groups)
-
-    def _running_engine(self, method: str) -> Any:
-        if not self._trains() or not dist.is_initialized():
-            raise ConfigurationError(
-                f"{method} needs DeepSpeed's engine, which exists while fit runs. Call it in a hook of a callback or "
-                "of the module, such as on_train_epoch_end."
-            )
-        return self._engine
 
     def rank_state(self) -> dict[str, Any]:
         if self._window_open:

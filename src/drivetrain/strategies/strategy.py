@@ -241,10 +241,9 @@ class Strategy(Stepping, ABC):
 
     @property
     def data(self) -> Group:
-        """The group of ranks that see different samples, or different parts of samples.
+        """The group of ranks that see different samples, or parts of them; gradients and logs are reduced over it.
 
-        Gradients, losses and logged values are reduced over it. Other ranks hold other parts of the same model, and see
-        the same as one of these.
+        Other ranks hold other parts of the same model, and see the same samples as one of these.
         """
         return (self._groups or self._make_groups())[1]
 
@@ -354,7 +353,7 @@ class Strategy(Stepping, ABC):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The arguments of a DistributedSampler. Equal ``rank``: the same samples, and the same seeds for workers."""
+        """Arguments for a DistributedSampler; ranks with the same ``rank`` get the same samples, augmented alike."""
         return {"num_replicas": self.data.size, "rank": self.data.index}
 
     def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
@@ -437,6 +436,10 @@ class Strategy(Stepping, ABC):
         if weights_only is None:
             return self.checkpoint_io.load_checkpoint(path)
         return self.checkpoint_io.load_checkpoint(path, weights_only=weights_only)
+
+    def reads_folder(self, path: str) -> bool:
+        """Return whether :meth:`load_checkpoint` reads this folder, though it is none that drivetrain writes."""
+        return False
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return what a checkpoint holds of an optimizer; every rank must call it.

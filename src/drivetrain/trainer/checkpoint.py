@@ -100,7 +100,8 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         likely = closest(path, ["best", "last"])
         hint = "Check the path." if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
         raise CheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint}")
-    if isinstance(store, TorchCheckpointIO) and os.path.isdir(path) and not store.is_sharded(path):
+    if (isinstance(store, TorchCheckpointIO) and os.path.isdir(path)
+            and not (store.is_sharded(path) or trainer.strategy.reads_folder(path))):  # fmt: skip
         raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
     return path
 
