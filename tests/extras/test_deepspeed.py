@@ -279,6 +279,12 @@ class Own(Suite):
             thawing.head.requires_grad_(False)
             with raising(ConfigurationError, "head.weight was frozen when DeepSpeed's engine started"):
                 self.fit(thawing, make(stage))
+            with raising(
+                ConfigurationError, "DeepSpeed has no fp16 for the device 'cpu'. Write precision=\"16-mixed\""
+            ):
+                self.fit(Small(), make(stage, precision="16-true"))
+            with raising(ConfigurationError, "precision='64-true': its engine trains parameters of 32 bits"):
+                self.fit(Small(), make(stage, precision="64-true"))
             with raising(ConfigurationError, r"algather_bucket_size=...\) .* did you mean 'allgather_bucket_size'"):
                 self.fit(Small(), make(stage, own={"algather_bucket_size": 10}))
         trainer = self.with_stage(2, own={"allgather_bucket_size": 1000, "gradient_clipping": 0.05})

@@ -164,6 +164,19 @@ class TestTwoProcesses(StrategyConformance):
     def strategy() -> Any:
         return DDPStrategy()
 
+    @needs_every_rank
+    def test_float8_trains_inside_deepspeeds_engine(self, folder: Path) -> None:
+        """Each stage gives DDP's numbers."""
+        pytest.importorskip("deepspeed")
+        from drivetrain.strategies.deepspeed import DeepSpeedStrategy
+
+        expected, _ = self.run(DDPStrategy(), Float8Precision())
+        for stage in (1, 2, 3):
+            net = Net()
+            trainer = self.trainer(DeepSpeedStrategy(stage=stage), precision="float8")
+            trainer.fit(net, DataLoader(dataset(), batch_size=8))
+            torch.testing.assert_close(torch.stack(net.losses), expected, rtol=1e-3, atol=1e-3)
+
     def run(self, strategy: Any, precision: Any, save: Path | None = None, resume: Path | None = None) -> Any:
         net, float8 = Net(), isinstance(precision, Float8Precision)
         trainer = self.trainer(strategy, **{"precision": None, "plugins": precision} if float8 else {})

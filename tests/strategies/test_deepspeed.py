@@ -79,7 +79,7 @@ def test_what_contradicts_the_trainer_is_refused(installed: None, arguments: dic
         DeepSpeedStrategy(**arguments)
 
 
-@pytest.mark.parametrize("precision", ["float8", "64-true"])
+@pytest.mark.parametrize("precision", ["transformer-engine", "64-true"])
 def test_precisions_that_the_engine_cannot_do_are_named(precision: str) -> None:
     with pytest.raises(ConfigurationError, match=f"precision='{precision}'.*Write one of '32-true', 'bf16-mixed'"):
         _deepspeed_config.complete({"zero_optimization": {}}, {}, precision)

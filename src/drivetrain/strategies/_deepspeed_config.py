@@ -11,7 +11,7 @@ from typing import Any
 from drivetrain.errors import ConfigurationError, closest, shown
 
 _PRECISIONS: dict[str, dict[str, Any]] = {
-    "32-true": {}, "bf16-mixed": {}, "16-mixed": {}, "bf16-true": {"bf16": {"enabled": True}},
+    "32-true": {}, "bf16-mixed": {}, "16-mixed": {}, "float8": {}, "bf16-true": {"bf16": {"enabled": True}},
     "16-true": {"fp16": {"enabled": True}},
 }  # fmt: skip
 """What DeepSpeed's configuration says of a precision. Autocast needs nothing of it: the parameters have 32 bits."""
@@ -67,6 +67,8 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
             f"DeepSpeedStrategy cannot train with precision={precision!r}: its engine trains parameters of 32 bits, or "
             f"32-bit copies of those of 16 bits. Write one of {', '.join(map(repr, _PRECISIONS))}."
         )
+    for section in _PRECISIONS[precision]:
+        _check_type(section, precision)
     merged: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "zero_allow_untested_optimizer": True,
@@ -81,6 +83,22 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
     for name, own in _PRECISIONS[precision].items():
         merged[name] = {**merged.get(name, {}), **own}
     return merged
+
+
+def _check_type(section: str, precision: str) -> None:
+    """Check that DeepSpeed has the type of a section ("fp16" or "bf16") on this device.
+
+    Raises:
+        ConfigurationError: it has not.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    device = get_accelerator()
+    if not getattr(device, f"is_{section}_supported")():
+        raise ConfigurationError(
+            f"DeepSpeedStrategy cannot train with precision={precision!r} here: DeepSpeed has no {section} for the "
+            f'device {device.device_name()!r}. Write precision="{section.replace("fp", "")}-mixed".'
+        )
 
 
 def _zero_fields(options: Mapping[str, Any]) -> set[str]:
