@@ -119,9 +119,14 @@ def _multiplies(device_type: str, config: Any) -> bool:
     from torchao.float8 import convert_to_float8_training
 
     plain = dataclasses.replace(config, enable_fsdp_float8_all_gather=False)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        layer = convert_to_float8_training(nn.Linear(16, 16, device=device_type, dtype=torch.bfloat16), config=plain)
-        rows = torch.ones(16, 16, device=device_type, dtype=torch.bfloat16, requires_grad=True)
+    kind: dict[str, Any] = {"device": device_type, "dtype": torch.bfloat16}
+    with torch.enable_grad():
+        # which draws no random numbers
+        layer = nn.utils.skip_init(nn.Linear, _MULTIPLE, _MULTIPLE, **kind)  # type: ignore[no-untyped-call]
+        for parameter in layer.parameters():
+            nn.init.ones_(parameter)
+        layer = convert_to_float8_training(layer, config=plain)
+        rows = torch.ones(_MULTIPLE, _MULTIPLE, **kind, requires_grad=True)
         try:
             layer(rows).sum().backward()
         except (RuntimeError, NotImplementedError, ValueError, AssertionError):

@@ -18,7 +18,6 @@ class SequenceParts(ParallelStrategy):
     """Neighbours of the data group see the same samples, and each of them a part of every sequence."""
 
     context_parallel_size: int = 1
-    _tensor_size: int = 1
 
     def _split_sequences(self, size: int, dims: Dims | None, kind: str) -> None:
         """Take the arguments of the constructor.
@@ -39,7 +38,7 @@ class SequenceParts(ParallelStrategy):
                 f"{CONTEXT}_size is 1. Write both, or none."
             )
         self.context_parallel_size, self.sequence_dims, self._kind = size, dims, kind
-        self._context: Context | None = None
+        self._context: tuple[Any, Context] | None = None  # with the data group that it is a part of
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in {**super().__getstate__(), "_context": None}.items() if name != _VERB}
@@ -48,19 +47,18 @@ class SequenceParts(ParallelStrategy):
     def context(self) -> Context:
         """The ranks among which sequences are split, of which this process is one."""
         data = self.data
-        if self._context is None or self._context.group.rank != data.rank:
+        if self._context is None or self._context[0] is not data:
             first = data.index - data.index % self.context_parallel_size
             ranks = data.ranks[first : first + self.context_parallel_size]
-            self._context = Context(self.world.new(ranks), self._kind)
-        return self._context
+            self._context = data, Context(self.world.new(ranks), self._kind)
+        return self._context[1]
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         size = self.context_parallel_size
-        return {"num_replicas": self.data.size // size, "rank": self.data.index // size}
+        return {"num_replicas": max(1, self.data.size // size), "rank": self.data.index // size}
 
     def setup_environment(self) -> None:
-        self._context = None  # of a process group that may be gone
         super().setup_environment()
         leave_all()
         if self.context_parallel_size > 1:
