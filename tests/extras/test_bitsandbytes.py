@@ -155,6 +155,16 @@ def test_what_cannot_be_packed_says_so() -> None:
         Engine(accelerator="cpu", plugins=BitsandbytesPrecision()).setup_module(nn.ReLU())
 
 
+def test_layers_of_bitsandbytes_in_the_model_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    import bitsandbytes as bnb
+
+    model = nn.Sequential(bnb.nn.Linear4bit(16, 16), nn.Linear(16, 16))
+    with caplog.at_level("INFO"):
+        Engine(accelerator="cpu", plugins=BitsandbytesPrecision()).setup_module(model)
+    assert "Sequential has 1 layer of bitsandbytes itself, so BitsandbytesPrecision packs no others." in caplog.text
+    assert type(model[1]) is nn.Linear
+
+
 def test_a_weight_of_another_shape_is_an_error() -> None:
     layer = Engine(accelerator="cpu", plugins=BitsandbytesPrecision()).setup_module(nn.Sequential(nn.Linear(16, 32)))
     with pytest.raises(RuntimeError, match=r"0.weight in the checkpoint is a .* of shape \(3, 3\), and a layer"):

@@ -177,10 +177,17 @@ class TestTwoProcesses(StrategyConformance):
             trainer.fit(net, DataLoader(dataset(), batch_size=8))
             torch.testing.assert_close(torch.stack(net.losses), expected, rtol=1e-3, atol=1e-3)
 
-    def run(self, strategy: Any, precision: Any, save: Path | None = None, resume: Path | None = None) -> Any:
+    def run(
+        self,
+        strategy: Any,
+        precision: Any,
+        save: Path | None = None,
+        resume: Path | None = None,
+        batch_size: int = 8,
+    ) -> Any:
         net, float8 = Net(), isinstance(precision, Float8Precision)
         trainer = self.trainer(strategy, **{"precision": None, "plugins": precision} if float8 else {})
-        trainer.fit(net, DataLoader(dataset(), batch_size=8), ckpt_path=resume)
+        trainer.fit(net, DataLoader(dataset(), batch_size=batch_size), ckpt_path=resume)
         assert converted(net) == (BLOCKS if float8 else set())
         if save is not None:
             trainer.save_checkpoint(save)
@@ -189,7 +196,7 @@ class TestTwoProcesses(StrategyConformance):
 
     @needs_every_rank
     def test_float8_trains_under_every_strategy_that_may_shard_it(self, folder: Path) -> None:
-        """DDP, FSDP and a mesh give the same numbers, also where FSDP gathers weights in 8 bits; files are plain."""
+        """DDP, FSDP and meshes give the same numbers, also where FSDP gathers weights in 8 bits; files are plain."""
         expected, weights = self.run(DDPStrategy(), Float8Precision())
         strategies: list[tuple[Any, bool]] = [
             (FSDPStrategy(), False), (FSDPStrategy(), True), (ModelParallelStrategy(tensor_parallel_size=1), True)
@@ -202,6 +209,10 @@ class TestTwoProcesses(StrategyConformance):
                 torch.testing.assert_close(found[name], value, rtol=1e-2, atol=2e-3)
             _, resumed = self.run(FSDPStrategy(), "32-true", resume=path)  # it has ended: nothing is trained
             torch.testing.assert_close(resumed, found, rtol=0, atol=0)
+        plan = {"blocks.*.0": "colwise", "blocks.*.2": "rowwise"}
+        _, found = self.run(ModelParallelStrategy(1, 2, tp_plan=plan), Float8Precision(), batch_size=16)
+        for name, value in weights.items():
+            torch.testing.assert_close(found[name], value, rtol=0.1, atol=0.1)  # scales are those of other batches
 
 
 def whole(tensor: Any) -> Tensor:

@@ -64,8 +64,14 @@ class BitsandbytesPrecision(Precision):
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         four, eight = _layer_classes()
-        if any(isinstance(each, (four.__base__, eight.__base__)) for each in module.modules()):
-            return module  # of an earlier run, or of the user's
+        there = [each for each in module.modules() if isinstance(each, (four.__base__, eight.__base__))]
+        if there:
+            if not any(isinstance(each, (four, eight)) for each in there):  # else an earlier run has packed them
+                rank_zero_info(
+                    f"{type(module).__name__} has {len(there)} layer{'s' * (len(there) > 1)} of bitsandbytes itself, "
+                    "so BitsandbytesPrecision packs no others."
+                )
+            return module
         found = plain_layers(module, nn.Linear, self.ignore_modules)
         if not found:
             raise ConfigurationError(
