@@ -80,7 +80,7 @@ check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the 
 dist: $(STAMP) ## build wheel and sdist, and run README's example from each on every Python found
 	@$(VENV)/bin/python tools/dist.py
 
-bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other libraries (about half an hour)
+bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other libraries (about three quarters of an hour)
 	@mkdir -p $(BENCH_RESULTS)
 	@$(BENCH_VENV)/bin/python benchmarks/step_overhead.py --json $(BENCH_RESULTS)/step_overhead.json
 	@$(BENCH_VENV)/bin/python benchmarks/log_cost.py --json $(BENCH_RESULTS)/log_cost.json
@@ -88,6 +88,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 	@$(BENCH_VENV)/bin/python benchmarks/memory.py --json $(BENCH_RESULTS)/memory.json
 	@$(BENCH_VENV)/bin/python benchmarks/engine_cost.py --json $(BENCH_RESULTS)/engine_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/ddp_cost.py --json $(BENCH_RESULTS)/ddp_cost.json
+	@$(BENCH_VENV)/bin/python benchmarks/parallel_cost.py --json $(BENCH_RESULTS)/parallel_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/collectives_cost.py --json $(BENCH_RESULTS)/collectives_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/start_up.py --json $(BENCH_RESULTS)/start_up.json
 

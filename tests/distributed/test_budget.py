@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -332,6 +333,15 @@ def test_a_call_more_in_each_step_is_counted(pool: Any) -> None:
     assert more["builtin"] - plain["builtin"] == pytest.approx(3, abs=0.5)
 
 
+def storages(tree: Any) -> Iterator[torch.UntypedStorage]:
+    """Those of all tensors, of a DTensor that of its local tensor."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor) and is_traceable_wrapper_subclass(leaf):
+            yield from storages([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
+        elif isinstance(leaf, torch.Tensor):
+            yield leaf.untyped_storage()
+
+
 class Storages(TorchDispatchMode):
     """Knows the storages of all tensors that went through an operator, and which of them are alive."""
 
@@ -341,10 +351,7 @@ class Storages(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves((args, kwargs, result)):
-            if isinstance(leaf, torch.Tensor):
-                storage = leaf.untyped_storage()
-                self.seen[storage._cdata] = StorageWeakRef(storage)
+        self.seen.update({each._cdata: StorageWeakRef(each) for each in storages((args, kwargs, result))})
         return result
 
     def live_bytes(self) -> int:
@@ -378,6 +385,8 @@ def test_live_storages_after_three_steps_are_those_of_a_loop_by_hand(pool: Any, 
     by_hand = pool.run(live_after_three_steps, "loop by hand", strategy)
     found = pool.run(live_after_three_steps, "Trainer", strategy, group=False)
     kept = pool.run(live_after_three_steps, "loop by hand", strategy, True)
+    whole = 4 * sum(each.numel() for each in Wide(None).parameters())  # bytes of the weights; gradients, two moments
     for rank in (0, 1):
+        assert by_hand[rank] > (2 if strategy == "fsdp" else 4) * whole  # no fewer than there must be
         assert found[rank] == pytest.approx(by_hand[rank], rel=0.03)
         assert kept[rank] > 1.03 * by_hand[rank]  # the control
