@@ -60,7 +60,7 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
     """Return what the engine gets: ``config`` with ``options``, for a run in ``precision``.
 
     Raises:
-        ConfigurationError: DeepSpeed cannot train in that precision, or does not know an option.
+        ConfigurationError: DeepSpeed, or its device, cannot train in that precision, or does not know an option.
     """
     if precision not in _PRECISIONS:
         raise ConfigurationError(
@@ -81,6 +81,7 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
     for name, value in options.items():
         (merged["zero_optimization"] if name in fields else merged)[name] = value
     for name, own in _PRECISIONS[precision].items():
+        _check_type(name, precision)
         merged[name] = {**merged.get(name, {}), **own}
     return merged
 
