@@ -319,17 +319,29 @@ MORE = {"ddp": {"python": 20, "builtin": 10}, "fsdp": {"python": 32, "builtin": 
 """By how many calls a step of the Trainer may exceed the loop by hand; docs/numbers.md states them."""
 
 
-@pytest.mark.parametrize("strategy", MORE)
-def test_a_step_makes_few_calls_more_than_a_loop_by_hand(pool: Any, strategy: str) -> None:
-    by_hand = pool.run(calls_of, "loop by hand", strategy)[0]
-    for found in pool.run(calls_of, "Trainer", strategy, group=False):
-        for kind, limit in MORE[strategy].items():
-            assert 0 < found[kind] - by_hand[kind] <= limit
+def calls_by_hand(strategies: list[str]) -> list[dict[str, float]]:
+    return [calls_of("loop by hand", strategy) for strategy in strategies]
+
+
+def calls_by_trainer(strategies: list[str]) -> list[dict[str, float]]:
+    return [calls_of("Trainer", strategy) for strategy in strategies]
+
+
+def test_a_step_makes_few_calls_more_than_a_loop_by_hand(pool: Any) -> None:
+    by_hand = dict(zip(MORE, pool.run(calls_by_hand, list(MORE))[0], strict=True))
+    for rank in pool.run(calls_by_trainer, list(MORE), group=False):
+        for strategy, found in zip(MORE, rank, strict=True):
+            for kind, limit in MORE[strategy].items():
+                assert 0 < found[kind] - by_hand[strategy][kind] <= limit, strategy
+
+
+def with_more_calls() -> list[dict[str, float]]:
+    return [calls_of("loop by hand", "ddp", extra) for extra in (0, 3)]
 
 
 def test_a_call_more_in_each_step_is_counted(pool: Any) -> None:
     """The control."""
-    plain, more = (pool.run(calls_of, "loop by hand", "ddp", extra)[0] for extra in (0, 3))
+    plain, more = pool.run(with_more_calls)[0]
     assert more["builtin"] - plain["builtin"] == pytest.approx(3, abs=0.5)
 
 
@@ -380,13 +392,21 @@ def live_after_three_steps(loop: str, strategy: str, keeps: bool = False) -> int
     return live
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_live_storages_after_three_steps_are_those_of_a_loop_by_hand(pool: Any, strategy: str) -> None:
-    by_hand = pool.run(live_after_three_steps, "loop by hand", strategy)
-    found = pool.run(live_after_three_steps, "Trainer", strategy, group=False)
-    kept = pool.run(live_after_three_steps, "loop by hand", strategy, True)
+def live_by_hand() -> list[tuple[int, int]]:
+    return [
+        (live_after_three_steps("loop by hand", each), live_after_three_steps("loop by hand", each, keeps=True))
+        for each in MORE
+    ]
+
+
+def live_by_trainer() -> list[int]:
+    return [live_after_three_steps("Trainer", each) for each in MORE]
+
+
+def test_live_storages_after_three_steps_are_those_of_a_loop_by_hand(pool: Any) -> None:
     whole = 4 * sum(each.numel() for each in Wide(None).parameters())  # bytes of the weights; gradients, two moments
-    for rank in (0, 1):
-        assert by_hand[rank] > (2 if strategy == "fsdp" else 4) * whole  # no fewer than there must be
-        assert found[rank] == pytest.approx(by_hand[rank], rel=0.03)
-        assert kept[rank] > 1.03 * by_hand[rank]  # the control
+    for by_hand, found in zip(pool.run(live_by_hand), pool.run(live_by_trainer, group=False), strict=True):
+        for strategy, (expected, kept), live in zip(MORE, by_hand, found, strict=True):
+            assert expected > (2 if strategy == "fsdp" else 4) * whole  # no fewer than there must be
+            assert live == pytest.approx(expected, rel=0.03), strategy
+            assert kept > 1.03 * expected  # the control

@@ -130,15 +130,20 @@ def alone() -> dict[str, Any]:
     return of_cases(1, {}, list(CASES))
 
 
-TWO, THREE = (2, list(CASES)), (3, list(CASES) if LONG else ["uneven and weighted"])
+# What is left out of "batch" the parity matrix has, in one run.
+RUNS: list[tuple[int, str, list[str]]] = [
+    (2, "batch", ["clipped by value", "weighted by tensors", "uneven ends"]),
+    (2, "window", ["accumulated", "clipped by norm", "weighted by numbers", "uneven and weighted"]),
+    (3, "window", ["uneven and weighted"]),
+]
+if LONG:
+    RUNS = [(ranks, exchange, list(CASES)) for ranks in (2, 3) for exchange in EXCHANGES]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "cases", "exchange"),
-    [(*TWO, "batch"), (*TWO, "window"), *([(*THREE, "batch")] if LONG else []), (*THREE, "window")],
-    ids=lambda each: "" if isinstance(each, list) else str(each),
+    ("ranks", "exchange", "cases"), RUNS, ids=lambda each: "" if isinstance(each, list) else str(each)
 )
-def test_the_numbers_are_those_of_one_process(pool: Any, ranks: int, cases: list[str], exchange: str) -> None:
+def test_the_numbers_are_those_of_one_process(pool: Any, ranks: int, exchange: str, cases: list[str]) -> None:
     """Also with gradients that are exchanged once a window, weighted losses and uneven ends."""
     for rank in pool.run(of_cases, ranks, {"gradient_exchange": exchange}, cases, world_size=ranks, group=False):
         assert list(rank) == cases

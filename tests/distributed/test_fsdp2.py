@@ -19,6 +19,7 @@ from drivetrain.base.tree import map_leaves
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies.sharded_state import is_dtensor
 
+LONG = os.environ.get("DRIVETRAIN_FAULTS", "") == "long"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2_strategy.py"
 
 
@@ -153,11 +154,14 @@ def same(one: Any, other: Any) -> None:
 # ---- the numbers of one process --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "clipping",
-    [{}, {"gradient_clip_val": 0.05}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}],
-    ids=["unclipped", "norm", "value"],
-)
+CLIPPING: dict[str, dict[str, Any]] = {
+    "norm": {"gradient_clip_val": 0.05},
+    "unclipped": {},
+    "value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+}
+
+
+@pytest.mark.parametrize("clipping", CLIPPING.values() if LONG else [CLIPPING["norm"]])
 def test_it_trains_to_the_numbers_of_one_process(pool: Any, clipping: dict[str, Any]) -> None:
     arguments = {"accumulate_grad_batches": 4, **clipping}  # an epoch's six batches end in a smaller window
     alone = fitted(1, **arguments)
@@ -187,7 +191,7 @@ def test_clipping_is_seen(pool: Any) -> None:
     assert not torch.allclose(plain, value, rtol=1e-6)
 
 
-@pytest.mark.parametrize("weighted", ["number", "tensor"])
+@pytest.mark.parametrize("weighted", ["number", "tensor"] if LONG else ["tensor"])
 def test_weighted_losses_add_up_to_those_of_one_process(pool: Any, weighted: str) -> None:
     arguments = {"weighted": weighted, "accumulate_grad_batches": 4, "gradient_clip_val": 0.05}
     alone = fitted(1, **arguments)
@@ -224,6 +228,7 @@ def test_it_validates_tests_and_predicts(pool: Any) -> None:
     assert ranks[1]["predict"] == []
 
 
+@pytest.mark.skipif(not LONG, reason="make test-faults")
 def test_it_trains_in_mixed_precision(pool: Any) -> None:
     alone = everything(1, "bf16-mixed")
     for rank in pool.run(everything, 2, "bf16-mixed", group=False):
@@ -243,11 +248,10 @@ def saved_and_resumed(folder: Path, at: int, arguments: dict[str, Any]) -> tuple
 @pytest.mark.parametrize(
     ("at", "arguments"),
     [
-        (6, {}), (9, {}), (9, {"accumulate_grad_batches": 4}),
         (9, {"accumulate_grad_batches": 4, "weighted": "number"}),
+        *([(6, {}), (9, {}), (9, {"accumulate_grad_batches": 4})] if LONG else []),
     ],
-    ids=["end of an epoch", "inside an epoch", "inside a window", "inside a weighted window"],
-)  # fmt: skip
+)
 def test_it_resumes_exactly(pool: Any, tmp_path: Path, at: int, arguments: dict[str, Any]) -> None:
     for uninterrupted, resumed in pool.run(saved_and_resumed, tmp_path, at, arguments, group=False):
         assert resumed["batches"] == 12 - at
@@ -317,6 +321,7 @@ def started_here(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return returned, state_of(module, ours)
 
 
+@pytest.mark.skipif(not LONG, reason="make test-faults")
 def test_the_launching_process_has_the_whole_model_afterwards(pool: Any, tmp_path: Path) -> None:
     with pool.fresh() as processes:  # one that has been in a group has threads, and cannot be copied
         [(returned, again)] = processes.run(started_here, tmp_path, world_size=1, group=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from drivetrain import LightningModule, Trainer, WeightedLoss
 from drivetrain.strategies import FSDPStrategy
 from drivetrain.strategies.sharded_state import is_dtensor
 
+LONG = os.environ.get("DRIVETRAIN_FAULTS", "") == "long"
 KINDS = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 
 
@@ -99,16 +101,23 @@ def alone(kind: type[Net]) -> Any:
     return fitted(kind, None)
 
 
-@pytest.mark.parametrize("sharding", KINDS)
-@pytest.mark.parametrize("kind", [Net, Manual, Weighted])
+MODULES = (Net, Manual, Weighted)
+
+
+def each_module(sharding: str) -> list[Any]:
+    return [fitted(kind, sharding) for kind in MODULES]
+
+
+@pytest.mark.parametrize("sharding", KINDS if LONG else KINDS[:2])
 def test_a_forward_pass_without_backward_leaves_shards_and_the_next_one_uses_new_weights(
-    pool: Any, kind: type[Net], sharding: str
+    pool: Any, sharding: str
 ) -> None:
-    weights, loss, _ = alone(kind)
-    for found, its_loss, shards in pool.run(fitted, kind, sharding, group=False):
-        torch.testing.assert_close(found, weights, rtol=1e-9, atol=1e-9)
-        assert its_loss == pytest.approx(loss, rel=1e-9)
-        assert shards == [True] * 3  # after the sanity check, and after each epoch
+    for rank in pool.run(each_module, sharding, group=False):
+        for kind, (found, its_loss, shards) in zip(MODULES, rank, strict=True):
+            weights, loss, _ = alone(kind)
+            torch.testing.assert_close(found, weights, rtol=1e-9, atol=1e-9, msg=f"{kind.__name__}: {{}}".format)
+            assert its_loss == pytest.approx(loss, rel=1e-9)
+            assert shards == [True] * 3  # after the sanity check, and after each epoch
 
 
 def gathers(sharding: str) -> int:
@@ -135,7 +144,10 @@ def gathers(sharding: str) -> int:
     return next(count)
 
 
-@pytest.mark.parametrize("sharding", KINDS[:2])
-def test_what_is_in_no_block_is_gathered_once_in_a_step(pool: Any, sharding: str) -> None:
+def both_gather() -> list[int]:
+    return [gathers(sharding) for sharding in KINDS[:2]]
+
+
+def test_what_is_in_no_block_is_gathered_once_in_a_step(pool: Any) -> None:
     """For forward and backward together, although the step calls the model twice more."""
-    assert pool.run(gathers, sharding, group=False) == [2, 2]
+    assert pool.run(both_gather, group=False) == [[2, 2]] * 2
