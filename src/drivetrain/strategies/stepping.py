@@ -138,6 +138,12 @@ class Stepping:
     """Whether it splits batches and calls the module's ``training_step_end``, ``validation_step_end`` and
     ``test_step_end`` with the outputs of all parts. With a strategy that does not, a module that has one is refused."""
 
+    extra_hooks: frozenset[str] = frozenset()
+    """Further methods of a module that this strategy calls; with other strategies, a module that has one is refused."""
+
+    extra_step_arguments: frozenset[str] = frozenset()
+    """Further arguments with which it calls ``training_step``, by name."""
+
     honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
     """For a strategy that owns its step: which hooks of :data:`HOOKS_IN_A_STEP` the step calls. If another one is
     overridden, set-up raises an error. ``StepParts.HOOKS`` are those that the parts call; "all": every one."""

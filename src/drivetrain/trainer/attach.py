@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -274,7 +274,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     if "_book" not in module.__dict__:
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
     for removed, (instead, arguments) in _RENAMED.items():
-        if _takes(getattr(module, removed, None), arguments):  # else it is the user's own, by the same name
+        # With other arguments it is the user's own method, which happens to have this name.
+        if removed not in strategy.extra_hooks and _takes(getattr(module, removed, None), arguments):
             raise ConfigurationError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
                 "steps' outputs on self if you need them."
@@ -301,7 +302,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
         raise ConfigurationError(f"{name} has neither predict_step nor forward, so it cannot predict. Define one.")
     for method in _STEPS[fn]:
         if overrides(module, method, LightningModule):
-            _check_step(name, method, getattr(module, method))
+            _check_step(name, method, getattr(module, method), strategy.extra_step_arguments)
     if fn is TrainerFn.FITTING and not module.automatic_optimization:
         _check_manual(name, settings)
 
@@ -319,8 +320,8 @@ def _takes(method: Any, arguments: int) -> bool:
     return True
 
 
-def _check_step(name: str, method: str, step: Any) -> None:
-    """Check that ``step`` takes the arguments with which the loop calls it."""
+def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
+    """Check that ``step`` takes the arguments with which the loop calls it, and no others but ``further``."""
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."
     if not callable(step):
@@ -337,6 +338,7 @@ def _check_step(name: str, method: str, step: Any) -> None:
     for key in named:
         if (
             key not in by_position[:2]
+            and key not in further
             and parameters[key].default is inspect.Parameter.empty
             and not (index and key == "dataloader_idx")
         ):

@@ -24,6 +24,7 @@ from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
+from drivetrain.engine.parts import listed as _listed
 from drivetrain.errors import (
     ConfigurationError,
     UnknownArgumentError,
@@ -72,7 +73,13 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
             if isinstance(args[1], LightningModule):
                 cure = "Pass the model to trainer.fit(model) instead."
             raise UnknownArgumentError(f"Trainer({shown(args[1])}, ...): its arguments are keyword-only. {cure}")
-        init(*args, **complete(kwargs))
+        arguments: Any = complete(kwargs)
+        values = (arguments.get("accelerator"), arguments.get("strategy"), *_listed(arguments.get("plugins")))
+        if any(hasattr(value, "as_settings") for value in values):
+            from drivetrain.trainer.foreign import translated  # here, so that importing the Trainer stays quick
+
+            arguments = translated(arguments)
+        init(*args, **arguments)
 
     return complete_and_init
 

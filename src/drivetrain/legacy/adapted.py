@@ -1,0 +1,69 @@
+"""Today's strategies whose methods call an object of an earlier generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.base.registry import Entry
+from drivetrain.strategies.strategy import Strategy, StrategyRegistry
+
+
+class Adapted:
+    """Base of the mixins that come before a strategy class; :attr:`usual` has that class's own methods.
+
+    Attributes:
+        source: the object of the earlier generation that the strategy's methods call.
+    """
+
+    source: Any
+
+    # of the strategy class that follows in the order of bases
+    lightning_module: Any
+    model: Any
+    driver: Any
+    precision_plugin: Any
+    bind: Any
+    before_manual_backward: Any
+    after_manual_backward: Any
+    _module_step: Any
+
+    @property
+    def usual(self) -> Any:
+        """The methods and properties of today's strategy, without the mixins."""
+        return super()
+
+    def __reduce__(self) -> Any:
+        mixin, strategy = type(self).__bases__
+        return _bare, (mixin, strategy), self.__getstate__()  # type: ignore[attr-defined]
+
+
+def adapted(mixin: type[Adapted], entry: Entry[Strategy] | str, source: Any, **arguments: Any) -> Any:
+    """Return a strategy whose methods are those of ``mixin`` before those of a class of today.
+
+    Args:
+        mixin: its methods call ``source``, and ``self.usual`` for what the strategy itself does.
+        entry: a registered strategy, or its name.
+        source: the object of the earlier generation.
+        arguments: of the strategy's constructor.
+    """
+    found = StrategyRegistry.entry(entry) if isinstance(entry, str) else entry
+    strategy = adapted_class(mixin, found.cls)(**{**found.init_params, **arguments})
+    strategy.source = source
+    return strategy
+
+
+_CLASSES: dict[tuple[type, type], Any] = {}
+
+
+def adapted_class(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
+    """Return the class that has the methods of ``mixin`` before those of ``strategy``."""
+    if (mixin, strategy) not in _CLASSES:
+        name = f"{mixin.__name__}{strategy.__name__}"
+        _CLASSES[mixin, strategy] = type(name, (mixin, strategy), {"__module__": mixin.__module__})
+    return _CLASSES[mixin, strategy]
+
+
+def _bare(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
+    """Return an empty object of the adapted class, whose state pickle then sets."""
+    cls = adapted_class(mixin, strategy)
+    return cls.__new__(cls)

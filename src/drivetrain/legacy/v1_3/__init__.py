@@ -1,0 +1,23 @@
+"""The API of the 1.3 generation: accelerators made of two plugins, on today's Trainer."""
+
+from __future__ import annotations
+
+from drivetrain.base.lazy import lazy
+
+_ACCELERATORS = ("Accelerator", "CPUAccelerator", "GPUAccelerator", "TPUAccelerator")
+_PRECISION = (
+    "ApexMixedPrecisionPlugin", "DoublePrecisionPlugin", "MixedPrecisionPlugin", "NativeMixedPrecisionPlugin",
+    "PrecisionPlugin",
+)  # fmt: skip
+_TRAINING_TYPE = (
+    "DDP2Plugin", "DDPPlugin", "DDPShardedPlugin", "DDPSpawnPlugin", "DDPSpawnShardedPlugin", "DataParallelPlugin",
+    "HorovodPlugin", "ParallelPlugin", "SingleDevicePlugin", "SingleTPUPlugin", "TPUSpawnPlugin", "TrainingTypePlugin",
+)  # fmt: skip
+
+_FILES = {
+    **dict.fromkeys(_ACCELERATORS, "accelerators"),
+    **dict.fromkeys(_PRECISION, "precision_plugins"),
+    **dict.fromkeys(_TRAINING_TYPE, "training_type_plugins"),
+}
+__all__ = sorted(_FILES)
+__getattr__, __dir__ = lazy(__name__, _FILES)

@@ -1,0 +1,372 @@
+"""Accelerators of the 1.3 generation: one kind of hardware, a precision plugin and a training-type plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.accelerators.accelerator import HOST
+from drivetrain.legacy.adapted import adapted
+from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin, precision_plugin_of
+from drivetrain.legacy.v1_3.strategy import Composed
+from drivetrain.legacy.v1_3.training_type_plugin import TrainingTypePlugin
+from drivetrain.legacy.v1_3.training_type_plugins import training_type_plugin_of
+from drivetrain.loops.progress import TrainerStatus
+
+
+class _Parts:
+    """What an accelerator is made of."""
+
+    hardware = "auto"
+    """The name of today's accelerator."""
+
+    _strategy: Any = None
+
+    def __init__(self, precision_plugin: PrecisionPlugin | str, training_type_plugin: TrainingTypePlugin | str) -> None:
+        self.precision_plugin = precision_plugin_of(precision_plugin)
+        self.training_type_plugin = training_type_plugin_of(training_type_plugin)
+        self.precision_plugin.accelerator = self.training_type_plugin.accelerator = self
+
+    @property
+    def strategy(self) -> Any:
+        """Today's strategy, whose methods call this accelerator."""
+        if self._strategy is None:
+            plugin, precision = self.training_type_plugin, self.precision_plugin.today
+            arguments = {**plugin.strategy_arguments(), "precision_plugin": precision}
+            self._strategy = adapted(Composed, plugin.strategy_name, self, **arguments)
+        return self._strategy
+
+    def take_precision(self, today: Any) -> None:
+        """Use the precision that the Trainer has chosen, where it is not the plugin's."""
+        if self.precision_plugin.today is not today:
+            self.precision_plugin = precision_plugin_of(today)
+            self.precision_plugin.accelerator = self
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the arguments of today's Trainer that this accelerator stands for."""
+        return {"accelerator": self.hardware, "strategy": self.strategy, **self.training_type_plugin.settings()}
+
+
+class _Facts(_Parts):
+    """What an accelerator knows."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as it is wrapped."""
+        model: nn.Module = self.training_type_plugin.model
+        return model
+
+    @property
+    def lightning_module(self) -> Any:
+        """The user's module."""
+        return self.training_type_plugin.lightning_module
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this process."""
+        device: torch.device = self.training_type_plugin.root_device
+        return device
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers of the run."""
+        found: list[Optimizer] = self.strategy.optimizers
+        return found
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        self.strategy.optimizers = optimizers
+
+    @property
+    def lr_schedulers(self) -> list[Any]:
+        """The configurations of the run's schedulers."""
+        found: list[Any] = self.strategy.lr_scheduler_configs
+        return found
+
+    @lr_schedulers.setter
+    def lr_schedulers(self, schedulers: list[Any]) -> None:
+        self.strategy.lr_scheduler_configs = schedulers
+
+    @property
+    def results(self) -> Any:
+        """What the last run returned."""
+        return self.training_type_plugin.results
+
+    @property
+    def setup_optimizers_in_pre_dispatch(self) -> bool:
+        """Whether optimizers are made after the model was wrapped."""
+        return bool(self.training_type_plugin.setup_optimizers_in_pre_dispatch)
+
+    @property
+    def call_configure_sharded_model_hook(self) -> bool:
+        """Whether ``configure_sharded_model`` is still to be called."""
+        return bool(self.training_type_plugin.call_configure_sharded_model_hook)
+
+    @call_configure_sharded_model_hook.setter
+    def call_configure_sharded_model_hook(self, calls: bool) -> None:
+        self.training_type_plugin.call_configure_sharded_model_hook = calls
+
+    def calls_sharded_hook(self, module: Any) -> bool:
+        """Whether ``configure_sharded_model`` of ``module`` is called: once for a module, whatever trains it."""
+        return self.call_configure_sharded_model_hook and getattr(module, "call_configure_sharded_model_hook", True)
+
+
+class _SetUp(_Facts):
+    """Set-up, in the order in which its methods are called."""
+
+    def connect(self, model: nn.Module) -> None:
+        """Take the user's module, before :meth:`setup_environment`."""
+        self.training_type_plugin.connect(model)
+
+    def setup_environment(self) -> None:
+        """Start the processes and make the device current."""
+        self.training_type_plugin.setup_environment()
+
+    def model_sharded_context(self) -> AbstractContextManager[Any]:
+        """Return the context in which ``configure_sharded_model`` runs."""
+        return self.training_type_plugin.model_sharded_context()
+
+    def setup(self, trainer: Any, model: nn.Module) -> None:
+        """Set up the plugins and, unless they come later, the optimizers."""
+        self.setup_training_type_plugin(model)
+        if not self.setup_optimizers_in_pre_dispatch:
+            self.setup_optimizers(trainer)
+        self.strategy.connect_precision()
+
+    def setup_training_type_plugin(self, model: nn.Module) -> None:
+        """Let the training-type plugin take the model."""
+        self.training_type_plugin.setup(model)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Make the optimizers of a fit; a run that does not train has none."""
+        if trainer is None or trainer.progress.fn == "fit":
+            self.training_type_plugin.init_optimizers(trainer, self.lightning_module)
+
+    def setup_precision_plugin(self) -> None:
+        """Let the precision plugin replace the model, the optimizers and the schedulers."""
+        model, optimizers, schedulers = self.precision_plugin.connect(self.model, self.optimizers, self.lr_schedulers)
+        self.strategy.model, self.optimizers, self.lr_schedulers = model, optimizers, schedulers
+        self.strategy.usual.connect_precision()
+
+    def connect_training_type_plugin(self, plugin: TrainingTypePlugin, model: nn.Module) -> None:
+        """Use ``plugin`` and set it up with ``model``."""
+        self.training_type_plugin = training_type_plugin_of(plugin)
+        self.training_type_plugin.accelerator = self
+        self.setup_training_type_plugin(model)
+
+    def connect_precision_plugin(self, plugin: PrecisionPlugin) -> None:
+        """Use ``plugin`` and set it up."""
+        self.precision_plugin = precision_plugin_of(plugin)
+        self.precision_plugin.accelerator = self
+        self.strategy.precision_plugin = self.precision_plugin.today
+        self.setup_precision_plugin()
+
+
+class _Life(_SetUp):
+    """The run and its end."""
+
+    def pre_dispatch(self, trainer: Any) -> None:
+        """Let the plugins prepare the run, with the optimizers' states on the device."""
+        self.training_type_plugin.pre_dispatch()
+        for optimizer in self.optimizers if self.root_device != HOST else ():
+            if optimizer.state and not hasattr(optimizer, "consolidate_state_dict"):
+                optimizer.load_state_dict(optimizer.state_dict())  # it brings each tensor to where its parameter is
+        if self.setup_optimizers_in_pre_dispatch:
+            self.setup_optimizers(trainer)
+        self.precision_plugin.pre_dispatch()
+
+    def start_training(self, trainer: Any) -> None:
+        """Run the training."""
+        self.training_type_plugin.start_training(trainer)
+
+    def start_evaluating(self, trainer: Any) -> None:
+        """Run a validation or a test."""
+        self.training_type_plugin.start_evaluating(trainer)
+
+    def start_predicting(self, trainer: Any) -> None:
+        """Run a prediction."""
+        self.training_type_plugin.start_predicting(trainer)
+
+    def dispatch(self, trainer: Any) -> None:
+        """Called in each process, before the loop."""
+        self.training_type_plugin.dispatch(trainer)
+        self.precision_plugin.dispatch(trainer)
+
+    def post_dispatch(self, trainer: Any) -> None:
+        """Called when the loop has ended."""
+        self.training_type_plugin.post_dispatch(trainer)
+        self.precision_plugin.post_dispatch()
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for every rank."""
+        self.training_type_plugin.barrier(name)
+
+    def teardown(self) -> None:
+        """Wait for all ranks, unless this one has failed, and free the device."""
+        trainer = self.strategy.trainer
+        if trainer is None or trainer.progress.status is not TrainerStatus.INTERRUPTED:
+            self.barrier("teardown")
+        self.training_type_plugin.teardown()
+
+
+class _Steps(_Life):
+    """What happens in a step. ``step_kwargs`` has "batch", "batch_idx" and what else the module's step takes."""
+
+    def to_device(self, step_kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return ``step_kwargs`` with its batch on the device; a Trainer has moved it already."""
+        if self.strategy.driver.transfer is not None:
+            return step_kwargs
+        batch = self.batch_to_device(step_kwargs["batch"], self.root_device, step_kwargs.get("dataloader_idx"))
+        return {**step_kwargs, "batch": batch}
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int | None = None) -> Any:
+        """Return the batch on ``device``, by the transfer hooks of the module."""
+        return self.strategy.usual.batch_to_device(batch, device, dataloader_idx or 0)
+
+    def training_step(self, step_kwargs: dict[str, Any]) -> Any:
+        """Run the module's ``training_step``."""
+        return self._step("training_step", "train_step_context", step_kwargs)
+
+    def validation_step(self, step_kwargs: dict[str, Any]) -> Any:
+        """Run the module's ``validation_step``."""
+        return self._step("validation_step", "val_step_context", step_kwargs)
+
+    def test_step(self, step_kwargs: dict[str, Any]) -> Any:
+        """Run the module's ``test_step``."""
+        return self._step("test_step", "test_step_context", step_kwargs)
+
+    def predict_step(self, step_kwargs: dict[str, Any]) -> Any:
+        """Run the module's ``predict_step``."""
+        return self._step("predict_step", "predict_step_context", step_kwargs)
+
+    def _step(self, name: str, context: str, step_kwargs: dict[str, Any]) -> Any:
+        step_kwargs = self.to_device(step_kwargs)
+        precision, plugin = self.precision_plugin, self.training_type_plugin
+        with getattr(precision, context)(), getattr(plugin, context)():
+            return getattr(plugin, name)(*step_kwargs.values())
+
+    def training_step_end(self, output: Any) -> Any:
+        """Return the output of ``training_step``; a module's own ``training_step_end`` replaces this."""
+        return self.training_type_plugin.training_step_end(output)
+
+    def validation_step_end(self, output: Any) -> Any:
+        """The same for ``validation_step``."""
+        return self.training_type_plugin.validation_step_end(output)
+
+    def test_step_end(self, output: Any) -> Any:
+        """The same for ``test_step``."""
+        return self.training_type_plugin.test_step_end(output)
+
+    def backward(
+        self,
+        closure_loss: Tensor,
+        optimizer: Optimizer | None,
+        optimizer_idx: int = 0,
+        should_accumulate: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Compute gradients; while ``should_accumulate`` is true, they stay in this process. Returns the loss."""
+        plugin, parties = self.training_type_plugin, (optimizer, optimizer_idx)
+        plugin.pre_backward(closure_loss, should_accumulate, *parties)
+        module = self.lightning_module
+        loss: Tensor = self.precision_plugin.backward(
+            module, closure_loss, *parties, should_accumulate, *args, **kwargs
+        )
+        plugin.post_backward(closure_loss, should_accumulate, *parties)
+        return loss.detach()
+
+
+class Accelerator(_Steps):
+    """An accelerator of the 1.3 generation; the Trainer fills in devices, ranks and cluster when it takes it.
+
+    Args:
+        precision_plugin: how numbers are kept: a plugin, one of today's precisions, or its name.
+        training_type_plugin: how the model is spread over devices: a plugin, or the name of a strategy.
+    """
+
+    def optimizer_step(
+        self, optimizer: Optimizer, opt_idx: int = 0, lambda_closure: Callable[[], Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """Step ``optimizer``, unless the precision plugin's ``pre_optimizer_step`` returns False."""
+        plugin, module = self.precision_plugin, self.lightning_module
+        loss = None
+        if plugin.pre_optimizer_step(module, optimizer, opt_idx, lambda_closure, **kwargs):
+            loss = self.run_optimizer_step(optimizer, opt_idx, lambda_closure, **kwargs)
+        else:
+            self.strategy.precision_plugin.stepped = False
+        plugin.post_optimizer_step(optimizer, opt_idx)
+        self.training_type_plugin.post_optimizer_step(optimizer, opt_idx, **kwargs)
+        return loss
+
+    def run_optimizer_step(
+        self, optimizer: Optimizer, optimizer_idx: int, lambda_closure: Callable[[], Any] | None, **kwargs: Any
+    ) -> Any:
+        """Step ``optimizer`` as the training-type plugin does."""
+        return self.training_type_plugin.optimizer_step(optimizer, lambda_closure, **kwargs)
+
+    def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Optimizer, opt_idx: int) -> None:
+        """Clear the gradients by the module's hook of this name."""
+        self.lightning_module.optimizer_zero_grad(current_epoch, batch_idx, optimizer)
+
+    def clip_gradients(
+        self, optimizer: Optimizer, clip_val: float | None, gradient_clip_algorithm: str = "norm"
+    ) -> Any:
+        """Clip the gradients of this optimizer's parameters; ``None`` and 0 clip nothing."""
+        return self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return rank ``src``'s ``obj`` on every rank."""
+        return self.training_type_plugin.broadcast(obj, src)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Return the tensors of all ranks as (world_size, ...); without a process group, the tensor itself."""
+        return self.training_type_plugin.all_gather(tensor, group, sync_grads)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Return the loader to iterate in place of ``dataloader``."""
+        return self.training_type_plugin.process_dataloader(dataloader)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any) -> None:
+        """Write ``checkpoint`` on rank 0, atomically; every rank calls it."""
+        self.training_type_plugin.save_checkpoint(checkpoint, filepath)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the module's complete state; every rank must call it."""
+        return self.training_type_plugin.lightning_module_state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return an optimizer's complete state; every rank must call it."""
+        return self.training_type_plugin.optimizer_state(optimizer)
+
+    def on_train_start(self) -> None:
+        """Called after the callbacks' and the module's hook of this name; so are the two others."""
+
+    def on_train_epoch_end(self, outputs: Any = None) -> None:
+        """An epoch of training has ended."""
+
+    def on_train_end(self) -> None:
+        """Training has ended."""
+
+
+class CPUAccelerator(Accelerator):
+    """The CPU."""
+
+    hardware = "cpu"
+
+
+class GPUAccelerator(Accelerator):
+    """The machine's GPUs."""
+
+    hardware = "gpu"
+
+
+class TPUAccelerator(Accelerator):
+    """TPUs, by ``torch_xla``."""
+
+    hardware = "tpu"

@@ -1,0 +1,224 @@
+"""Precision plugins of the 1.3 generation, each on top of one of today's precisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.base.introspect import is_own_class
+from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.precision.precision import Precision, PrecisionRegistry
+
+_APEX = {"O0": "32-true", "O1": "16-mixed", "O2": "16-mixed", "O3": "16-true"}
+_BITS = {16: "16-mixed", "16": "16-mixed", "bf16": "bf16-mixed", 32: "32-true", 64: "64-true"}
+
+
+class _Contexts:
+    """What a precision plugin is asked for outside of a step."""
+
+    today: Any
+
+    def train_step_context(self) -> AbstractContextManager[Any]:
+        """Return a new context for one ``training_step``; the three others are the same for theirs."""
+        context: AbstractContextManager[Any] = self.today.train_step_context()
+        return context
+
+    def val_step_context(self) -> AbstractContextManager[Any]:
+        """Return a new context for one ``validation_step``."""
+        context: AbstractContextManager[Any] = self.today.val_step_context()
+        return context
+
+    def test_step_context(self) -> AbstractContextManager[Any]:
+        """Return a new context for one ``test_step``."""
+        context: AbstractContextManager[Any] = self.today.test_step_context()
+        return context
+
+    def predict_step_context(self) -> AbstractContextManager[Any]:
+        """Return a new context for one ``predict_step``."""
+        context: AbstractContextManager[Any] = self.today.predict_step_context()
+        return context
+
+    def pre_dispatch(self) -> None:
+        """The run is prepared."""
+
+    def dispatch(self, trainer: Any) -> None:
+        """The loop is about to run, in each process."""
+
+    def post_dispatch(self) -> None:
+        """The loop has ended."""
+
+
+class _Clipping(_Contexts):
+    """How gradients are clipped."""
+
+    accelerator: Any = None
+
+    def clip_gradients(
+        self, optimizer: Any, clip_val: float | None, gradient_clip_algorithm: str = "norm", model: Any = None
+    ) -> Any:
+        """Clip gradients; ``None`` and 0 clip nothing."""
+        if clip_val is None or clip_val <= 0:
+            return None
+        by_value = getattr(gradient_clip_algorithm, "value", gradient_clip_algorithm) == "value"
+        return (self.clip_grad_by_value if by_value else self.clip_grad_by_norm)(optimizer, clip_val)
+
+    def clip_grad_by_value(self, optimizer: Any, clip_val: float) -> None:
+        """Clip each element of the gradients."""
+        strategy = self.accelerator.strategy
+        strategy.usual.clip_gradients_value(strategy.lightning_module, optimizer, clip_val)
+
+    def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> Any:
+        """Clip the gradients by their total norm, and return the norm before."""
+        strategy = self.accelerator.strategy
+        return strategy.usual.clip_gradients_norm(strategy.lightning_module, optimizer, clip_val)
+
+
+class PrecisionPlugin(_Clipping):
+    """Full 32-bit precision, and the base of all others: a subclass may override any method.
+
+    Attributes:
+        precision: what users write for it.
+        accelerator: the accelerator that this plugin is part of.
+    """
+
+    precision: int | str = 32
+    accelerator: Any = None
+    _today: Precision | None = None
+
+    def make_today(self) -> Precision:
+        """Return the precision of today that computes."""
+        return PrecisionRegistry.get(_BITS.get(self.precision, str(self.precision)))
+
+    @property
+    def today(self) -> Precision:
+        """The precision of today that computes."""
+        if self._today is None:
+            self._today = self.make_today()
+        return self._today
+
+    @property
+    def scaler(self) -> Any:
+        """The gradient scaler, if there is one."""
+        return self.today.scaler
+
+    def connect(self, model: nn.Module, optimizers: list[Any], lr_schedulers: list[Any]) -> tuple[Any, Any, Any]:
+        """Return the model, the optimizers and the schedulers to use."""
+        return model, optimizers, lr_schedulers
+
+    def master_params(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
+        """Yield the parameters whose gradients are clipped."""
+        yield from self.today.main_params(optimizer)
+
+    def backward(
+        self, model: Any, closure_loss: Tensor, optimizer: Any, opt_idx: int, should_accumulate: bool,
+        *args: Any, **kwargs: Any,
+    ) -> Tensor:  # fmt: skip
+        """Compute gradients, scaled if the precision scales; return the loss."""
+        self.accelerator.strategy.differentiate(closure_loss, optimizer, should_accumulate, *args, **kwargs)
+        return closure_loss.detach()
+
+    def pre_optimizer_step(
+        self,
+        pl_module: Any,
+        optimizer: Any,
+        optimizer_idx: int,
+        lambda_closure: Callable[[], Any] | None,
+        **kwargs: Any,
+    ) -> bool:
+        """Return whether the optimizer is stepped; an override that returns False has run ``lambda_closure``."""
+        return True
+
+    def post_optimizer_step(self, optimizer: Any, optimizer_idx: int) -> None:
+        """The optimizer has been stepped, or left out."""
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the arguments of today's Trainer that this plugin stands for, passed alone in ``plugins=``.
+
+        Raises:
+            ConfigurationError: its class overrides methods, which only an accelerator calls.
+        """
+        name = type(self).__name__
+        own = [key for key in vars(type(self)) if hasattr(PrecisionPlugin, key) and not key.startswith("__")]
+        if own and not is_own_class(type(self)):
+            raise ConfigurationError(
+                f"plugins got a {name}, whose {', '.join(sorted(own))} only an accelerator calls. Write "
+                f"accelerator=CPUAccelerator(precision_plugin={name}(), training_type_plugin=...)."
+            )
+        return {"plugins": [self.today]}
+
+
+class MixedPrecisionPlugin(PrecisionPlugin):
+    """Base of the two kinds of automatic mixed precision."""
+
+    precision: int | str = "mixed"
+
+
+class NativeMixedPrecisionPlugin(MixedPrecisionPlugin):
+    """torch's automatic mixed precision.
+
+    Args:
+        precision: 16, with a scaled loss, or "bf16".
+    """
+
+    def __init__(self, precision: int | str = 16) -> None:
+        self.precision = precision
+
+
+class ApexMixedPrecisionPlugin(MixedPrecisionPlugin):
+    """NVIDIA's Apex in its time; today torch's own precisions compute.
+
+    Args:
+        amp_level: "O0" is full 32-bit precision; "O1" is automatic mixed precision; "O2", which kept 32-bit master
+            weights, is too; "O3" is pure 16-bit precision.
+
+    Raises:
+        ConfigurationError: there is no such level.
+    """
+
+    def __init__(self, amp_level: str = "O2") -> None:
+        if amp_level not in _APEX:
+            raise ConfigurationError(
+                f"ApexMixedPrecisionPlugin(amp_level={amp_level!r}): there is no such level. "
+                f"{did_you_mean(str(amp_level), _APEX)}"
+            )
+        self.amp_level = amp_level
+
+    def make_today(self) -> Precision:
+        return PrecisionRegistry.get(_APEX[self.amp_level])
+
+
+class DoublePrecisionPlugin(PrecisionPlugin):
+    """Everything in 64 bits."""
+
+    precision: int | str = 64
+
+
+class _OfToday(PrecisionPlugin):
+    """A plugin on top of a precision of today that the user has made."""
+
+    def __init__(self, today: Precision) -> None:
+        self._today, self.precision = today, today.name
+
+
+def precision_plugin_of(given: Any) -> PrecisionPlugin:
+    """Return a plugin: as it was given, or on top of the precision, or of the name of one, that was given.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if isinstance(given, (str, int)):
+        plugin = PrecisionPlugin()
+        plugin.precision = given
+        plugin._today = plugin.make_today()
+        return plugin
+    if isinstance(given, Precision):
+        return _OfToday(given)
+    if isinstance(given, PrecisionPlugin):
+        return given
+    raise ConfigurationError(
+        f"precision_plugin got {described(given)}. Pass a PrecisionPlugin, or the name of a precision."
+    )

@@ -1,0 +1,196 @@
+"""Training-type plugins of the 1.3 generation, each on top of one of today's strategies."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.errors import ConfigurationError, described
+from drivetrain.legacy.v1_3.training_type_plugin import TrainingTypePlugin
+from drivetrain.strategies.strategy import StrategyRegistry
+
+
+class SingleDevicePlugin(TrainingTypePlugin):
+    """One process, one device.
+
+    Args:
+        device: where the model is; ``None``: the accelerator's first device.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self.device = device
+
+    def strategy_arguments(self) -> dict[str, Any]:
+        return {"device": self.device}
+
+
+class ParallelPlugin(TrainingTypePlugin):
+    """Base of the plugins for several devices.
+
+    Args:
+        parallel_devices: this machine's devices; ``None``: those that the Trainer chooses.
+        cluster_environment: which process of the job this is; ``None``: as it is detected.
+    """
+
+    def __init__(self, parallel_devices: Sequence[torch.device] | None = None, cluster_environment: Any = None) -> None:
+        self._devices, self._cluster = parallel_devices, cluster_environment
+
+    def strategy_arguments(self) -> dict[str, Any]:
+        return {"parallel_devices": self._devices, "cluster_environment": self._cluster}
+
+
+class DataParallelPlugin(ParallelPlugin):
+    """One process, several devices: each works on its part of every batch."""
+
+    strategy_name = "dp"
+
+    def strategy_arguments(self) -> dict[str, Any]:
+        return {"parallel_devices": self._devices}
+
+
+class DDPPlugin(ParallelPlugin):
+    """A process for each device; gradients are averaged.
+
+    Args:
+        parallel_devices, cluster_environment: as for :class:`ParallelPlugin`.
+        num_nodes: number of machines; ``None``: as the Trainer is told.
+        sync_batchnorm: batch norm over all processes; ``None``: as the Trainer is told.
+        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged.
+        kwargs: arguments of ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as it was.
+    """
+
+    strategy_name = "ddp"
+    wraps_in_setup = False
+
+    def __init__(
+        self,
+        parallel_devices: Sequence[torch.device] | None = None,
+        num_nodes: int | None = None,
+        cluster_environment: Any = None,
+        sync_batchnorm: bool | None = None,
+        ddp_comm_state: object | None = None,
+        ddp_comm_hook: Callable[..., Any] | None = None,
+        ddp_comm_wrapper: Callable[..., Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(parallel_devices, cluster_environment)
+        self._jobs = {"num_nodes": num_nodes, "sync_batchnorm": sync_batchnorm}
+        self._ddp_kwargs = {"find_unused_parameters": True, **kwargs}
+        self._comm = {
+            "ddp_comm_state": ddp_comm_state, "ddp_comm_hook": ddp_comm_hook, "ddp_comm_wrapper": ddp_comm_wrapper,
+        }  # fmt: skip
+
+    def strategy_arguments(self) -> dict[str, Any]:
+        return {**super().strategy_arguments(), **self._comm, **self._ddp_kwargs}
+
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in self._jobs.items() if value is not None}
+
+
+class DDPSpawnPlugin(DDPPlugin):
+    """:class:`DDPPlugin` whose processes are started from this one."""
+
+    strategy_name = "ddp_spawn"
+
+
+class DDP2Plugin(DDPPlugin):
+    """A process for each machine, which works on all devices there."""
+
+    strategy_name = "ddp2"
+    wraps_in_setup = True
+
+
+class DDPShardedPlugin(DDPPlugin):
+    """:class:`DDPPlugin` with the optimizers' states sharded over the ranks by ``ZeroRedundancyOptimizer``."""
+
+    def init_optimizers(self, trainer: Any, model: nn.Module) -> None:
+        super().init_optimizers(trainer, model)
+        strategy = self.strategy
+        sharded = [_sharded(optimizer) for optimizer in strategy.optimizers]
+        for config in strategy.lr_scheduler_configs:
+            index = next(i for i, each in enumerate(strategy.optimizers) if each is config.scheduler.optimizer)
+            _move_scheduler(config.scheduler, sharded[index])
+        strategy.optimizers = sharded
+
+
+class DDPSpawnShardedPlugin(DDPShardedPlugin):
+    """:class:`DDPShardedPlugin` whose processes are started from this one."""
+
+    strategy_name = "ddp_spawn"
+
+
+class HorovodPlugin(ParallelPlugin):
+    """Processes that ``horovodrun`` or ``mpirun`` has started; gradients are averaged asynchronously."""
+
+    strategy_name = "horovod"
+
+
+class TPUSpawnPlugin(ParallelPlugin):
+    """A process for each core of a TPU, by ``torch_xla``."""
+
+    strategy_name = "xla"
+    setup_optimizers_in_pre_dispatch = True
+
+    def strategy_arguments(self) -> dict[str, Any]:
+        return {"parallel_devices": self._devices}
+
+
+class SingleTPUPlugin(SingleDevicePlugin):
+    """One core of a TPU."""
+
+    strategy_name = "single_xla"
+
+
+class _Named(TrainingTypePlugin):
+    """A plugin on top of any registered strategy."""
+
+    def __init__(self, strategy_name: str) -> None:
+        self.strategy_name = strategy_name
+
+
+PLUGINS: dict[str, type[TrainingTypePlugin]] = {
+    "single_device": SingleDevicePlugin, "dp": DataParallelPlugin, "ddp": DDPPlugin, "ddp_spawn": DDPSpawnPlugin,
+    "ddp2": DDP2Plugin, "horovod": HorovodPlugin, "ddp_sharded": DDPShardedPlugin,
+    "ddp_sharded_spawn": DDPSpawnShardedPlugin, "tpu_spawn": TPUSpawnPlugin, "single_tpu": SingleTPUPlugin,
+}  # fmt: skip
+"""The plugins by the names of their time."""
+
+
+def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
+    """Return a plugin: as it was given, or the one of this name, or on top of the strategy of this name.
+
+    Raises:
+        ConfigurationError: it is no plugin and no name.
+        UnknownNameError: there is no such name.
+    """
+    if isinstance(given, TrainingTypePlugin):
+        return given
+    if isinstance(given, str):
+        if given in PLUGINS:
+            return PLUGINS[given]()
+        StrategyRegistry.entry(given)  # for its error
+        return _Named(given)
+    raise ConfigurationError(
+        f"training_type_plugin got {described(given)}. Pass a TrainingTypePlugin, or the name of a strategy."
+    )
+
+
+def _sharded(optimizer: Optimizer) -> Any:
+    """Return an optimizer of the same class, groups and options, each rank of which keeps a part of its state."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, about what this import loads beside it
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    groups = [dict(group) for group in optimizer.param_groups]
+    return ZeroRedundancyOptimizer(groups, type(optimizer), **optimizer.defaults)
+
+
+def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
+    """Let ``scheduler`` change the learning rate of ``optimizer``, whose steps it also counts."""
+    optimizer.step = optimizer.step
+    optimizer.step.__func__._wrapped_by_lr_sched = True
+    scheduler.optimizer = optimizer

@@ -1,0 +1,59 @@
+"""Arguments that are objects of another API: each says by ``as_settings()`` which arguments of the Trainer it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.errors import ConfigurationError, shown
+
+_MAY_BE_FOREIGN = ("accelerator", "strategy")
+_LISTS = ("plugins", "callbacks")
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether ``value`` is an object, and no class, that has ``as_settings()``."""
+    return not isinstance(value, type) and callable(getattr(value, "as_settings", None))
+
+
+def translated(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Trainer's arguments with each foreign object replaced by the arguments that it stands for.
+
+    Such an object may be passed as ``accelerator=``, as ``strategy=``, or in ``plugins=``. Its ``as_settings()``
+    returns a dictionary of arguments of the Trainer. Items of ``plugins`` and ``callbacks`` are added to those that
+    were passed; any other argument may be given only once.
+
+    Raises:
+        ConfigurationError: the object and the program both give an argument, with different values.
+    """
+    arguments = dict(given)
+    for name in _MAY_BE_FOREIGN:
+        value: Any = arguments.get(name)
+        if is_foreign(value):
+            del arguments[name]
+            _add(arguments, value, value.as_settings())
+    plugins = _as_list(arguments.get("plugins"))
+    if foreign := [each for each in plugins if is_foreign(each)]:
+        arguments["plugins"] = [each for each in plugins if not is_foreign(each)]
+        for each in foreign:
+            _add(arguments, each, each.as_settings())
+    return arguments
+
+
+def _add(arguments: dict[str, Any], owner: Any, meant: Mapping[str, Any]) -> None:
+    for name, value in meant.items():
+        if name in _LISTS:
+            arguments[name] = [*_as_list(arguments.get(name)), *_as_list(value)]
+        elif name not in arguments or arguments[name] == "auto":
+            arguments[name] = value
+        elif value != "auto" and arguments[name] != value:
+            raise ConfigurationError(
+                f"Trainer got {name}={shown(arguments[name])} and a {type(owner).__name__}, which means "
+                f"{name}={shown(value)}. Leave one of them out."
+            )
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
