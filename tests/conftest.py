@@ -205,8 +205,8 @@ GROUPS = {
     ),
     "ranks": (
         "distributed", "trainer/test_rank_parts.py", "trainer/test_comparison.py", "strategies",
-        "legacy/v1_3/test_ranks.py", "callbacks/test_requeue.py", "testing/test_fake.py", "compat/test_fabric_strategies.py",
-        "clusters/test_environment.py",
+        "callbacks/test_requeue.py", "testing/test_fake.py", "compat/test_fabric_strategies.py",
+        "clusters/test_environment.py", "legacy/v1_3/test_ranks.py",
     ),
     "alone": ("trainer/test_resume.py", "test_wheel.py", "budget", "loops/test_restart_points.py", "test_sweep.py"),
 }  # fmt: skip

@@ -222,6 +222,10 @@ class _Exchange(_Steps):
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return self.source.training_type_plugin.reduce(tensor, group, reduce_op)
 
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        decide = self.source.training_type_plugin.reduce_boolean_decision
+        return bool(decide(decision) if all else self.usual.reduce_boolean_decision(decision, all))
+
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         gathered: Tensor = self.source.all_gather(tensor, group, sync_grads)
         return gathered

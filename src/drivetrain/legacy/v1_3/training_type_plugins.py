@@ -190,7 +190,12 @@ def _sharded(optimizer: Optimizer) -> Any:
 
 
 def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
-    """Let ``scheduler`` change the learning rate of ``optimizer``, whose steps it also counts."""
-    optimizer.step = optimizer.step
-    optimizer.step.__func__._wrapped_by_lr_sched = True
-    scheduler.optimizer = optimizer
+    """Let ``scheduler`` change the learning rate of ``optimizer``, whose steps it watches as torch's schedulers do."""
+    step = optimizer.step
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True
+        return step(*args, **kwargs)
+
+    watched._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # or the scheduler would warn
+    optimizer.step, scheduler.optimizer = watched, optimizer
