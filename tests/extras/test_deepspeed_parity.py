@@ -65,5 +65,5 @@ def test_a_refused_cell_is_an_error_that_says_what_to_write(
     processes: Any, tmp_path: Path, name: str, precision: str
 ) -> None:
     for message in processes.run(refusal, name, precision, tmp_path / "x", group=False):
-        needs_gpu = "does not support fp16 on this machine's cpu, and precision='16-true' needs it. Write precision="
-        assert (needs_gpu if precision == "16-true" else f"cannot train with precision={precision!r}") in message
+        assert f"cannot train with precision={precision!r}" in message
+        assert "Write " in message

@@ -81,7 +81,6 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
     for name, value in options.items():
         (merged["zero_optimization"] if name in fields else merged)[name] = value
     for name, own in _PRECISIONS[precision].items():
-        _check_type(name, precision)
         merged[name] = {**merged.get(name, {}), **own}
     return merged
 

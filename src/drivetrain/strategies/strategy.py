@@ -264,9 +264,8 @@ class Strategy(Stepping, ABC):
         """Return the group of the ranks that see different samples, of which this process is one.
 
         For a strategy that spreads one model over several ranks: ``world.new(range(world.rank % 2, world.size, 2))``
-        where each model takes two neighbouring ranks. The data groups must have one size, and the ranks of one model
-        the same ``index`` in theirs. Until the processes have met, ``world`` only knows ranks, and so does what its
-        ``new`` returns.
+        where each model takes two neighbouring ranks. The data groups have one size, and the ranks of one model the
+        same ``index`` in theirs. Until the processes have met, ``world`` and what its ``new`` returns only know ranks.
         """
         return world
 

@@ -249,9 +249,7 @@ def _pipeline() -> Strategy:
 
 
 def _zero(name: str) -> Row:
-    return Row(
-        lambda: name, 2, target="test-extras", refuses=("64-true", "16-mixed", "16-true"), remark="needs `deepspeed`"
-    )
+    return Row(lambda: name, 2, target="test-extras", refuses=("64-true", "16-true"), remark="needs `deepspeed`")
 
 
 ROWS: dict[str, Row] = {
