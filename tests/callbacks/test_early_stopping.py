@@ -221,6 +221,7 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     assert (callback.best_score, callback.wait_count) == (0.5, 3)
 
 
+@pytest.mark.filterwarnings("ignore:This EarlyStopping has been used")
 def test_the_reason_is_that_of_the_last_fit(tmp_path: Path) -> None:
     callback = EarlyStopping("score", patience=1)
     fit(tmp_path, callback, Scripted([1.0, 2.0]))

@@ -311,6 +311,7 @@ def test_t28_the_folder_is_the_one_that_global_rank_0_names(tmp_path: Path) -> N
     assert files(tmp_path / "zero") == ["epoch=0.ckpt"]
 
 
+@pytest.mark.filterwarnings("ignore:This ModelCheckpoint has been used")
 def test_t18_t28_nothing_in_fast_dev_run_and_in_the_sanity_check(tmp_path: Path) -> None:
     moments, callback = Moments(), ModelCheckpoint(save_last=True, save_on_train_epoch_end=False)
     fit(tmp_path, callback, callbacks=[moments, callback], fast_dev_run=2)
@@ -407,6 +408,7 @@ def test_t28_what_is_monitored_may_need_a_gradient_or_be_a_plain_number(tmp_path
         assert files(tmp_path / monitor) == ["epoch=2.ckpt"]
 
 
+@pytest.mark.filterwarnings("ignore:This ModelCheckpoint has been used")
 def test_t28_a_smaller_top_k_prunes_what_a_resumed_run_brings_along(tmp_path: Path) -> None:
     first = ModelCheckpoint(tmp_path / "a", monitor="score", save_top_k=3, filename="{epoch}")
     fit(tmp_path, first, [0.5, 0.25, 0.75])
@@ -721,6 +723,7 @@ def test_save_on_exception_where_the_epochs_checkpoint_was_not_kept(tmp_path: Pa
     assert files(tmp_path) == ["exception-epoch=1-step=4.ckpt"]
 
 
+@pytest.mark.filterwarnings("ignore:This ModelCheckpoint has been used")
 def test_t28_save_on_exception_is_not_put_off_by_what_an_earlier_run_saved(tmp_path: Path) -> None:
     callback = ModelCheckpoint(tmp_path, save_on_exception=True, filename="{epoch}")
     fit(tmp_path, callback, limit_train_batches=2)  # has saved at step 2

@@ -104,6 +104,7 @@ PRECISIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.filterwarnings("ignore:Of the optimizers")  # the second one has no part in it
 def test_t19_a_closure_is_run_inside_the_step(make_trainer: Any, loader: DataLoader[Any], precision: str) -> None:
     seen: list[bool] = []
 
@@ -161,6 +162,7 @@ def test_t19_the_trainers_clipping_and_accumulation_are_refused(
 
 
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+@pytest.mark.filterwarnings("ignore:Of the optimizers")  # the second one has no part in it
 def test_t21_t22_manual_clipping_sees_true_gradients(
     make_trainer: Any, loader: DataLoader[Any], precision: str
 ) -> None:

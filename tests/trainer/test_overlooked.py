@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from drivetrain.callbacks import ModelCheckpoint
+
 
 @pytest.mark.parametrize(
     ("name", "meant"), [("shold_stop", "should_stop"), ("max_epoch", "max_epochs"), ("curent_epoch", "current_epoch")]
@@ -44,3 +46,15 @@ def test_a_hook_that_is_given_the_algorithm_may_use_it(make_trainer: Any, loader
         ) -> None: ...
 
     make_trainer(gradient_clip_algorithm="value").fit(Clips(), loader)
+
+
+def test_callbacks_of_another_models_fit_are_warned_of(
+    make_trainer: Any, loader: Any, validated: Any, tmp_path: Any
+) -> None:
+    saver, first = ModelCheckpoint(tmp_path, monitor="val_loss", mode="min"), validated()
+    make_trainer(callbacks=[saver], enable_checkpointing=True).fit(first, loader, loader)
+    make_trainer(callbacks=[saver], enable_checkpointing=True).fit(first, loader, loader)  # the same model goes on
+    again = make_trainer(callbacks=[saver], enable_checkpointing=True)
+    again.fit(validated(), loader, loader, ckpt_path=saver.best_model_path)  # its state comes from there
+    with pytest.warns(UserWarning, match="This ModelCheckpoint has been used by another Trainer for another model"):
+        make_trainer(callbacks=[saver], enable_checkpointing=True).fit(validated(), loader, loader)

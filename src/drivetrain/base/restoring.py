@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import CheckpointError, DrivetrainError, shown
 
 _LARGEST = 2**63
@@ -301,6 +302,28 @@ def load_states(
 _BY_GROUP = frozenset({"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs"})
 
 
+_OF_OLDER_TORCH = frozenset({"verbose"})  # entries that today's schedulers do not have
+
+
+def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
+    """Load each scheduler's state, and say which arguments of its constructor the state has other values of.
+
+    Raises:
+        CheckpointError: a state is missing or does not fit.
+    """
+    before = [scheduler.state_dict() for scheduler in schedulers]
+    load_states("scheduler", schedulers, states, check_scheduler_state)
+    for scheduler, own in zip(schedulers, before, strict=True):
+        now = scheduler.state_dict()
+        names = inspect.signature(type(scheduler).__init__).parameters.keys() & own.keys() & now.keys()
+        numbers = [name for name in sorted(names - {"last_epoch"}) if isinstance(own[name], (int, float))]
+        if changed := [f"{name}={now[name]} instead of {own[name]}" for name in numbers if now[name] != own[name]]:
+            rank_zero_info(
+                f"{type(scheduler).__name__} continues with {', '.join(changed)}, as the checkpoint says. To change "
+                "that, set it in on_train_start."
+            )
+
+
 def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
     """Look at what torch's schedulers make attributes of.
 
@@ -320,6 +343,9 @@ def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
     for key in state:
         if not isinstance(key, str) or (key not in own and hasattr(scheduler, key)):
             raise WrongForm(f"{place}[{shown(key)}]", "is no entry of a scheduler")
+        if key not in own and not key.startswith("_") and key not in _OF_OLDER_TORCH:
+            name = type(scheduler).__name__
+            raise WrongForm(f"{place}[{shown(key)}]", f"is no entry of a {name}: another scheduler has saved this")
     check_form(state, own, place)
     parts = getattr(scheduler, "_schedulers", ())
     for index, (part, saved) in enumerate(zip(parts, state.get("_schedulers", ()), strict=False)):

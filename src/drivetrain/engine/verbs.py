@@ -47,6 +47,7 @@ class Verbs:
         self.strategy = strategy
         self.modules: list[tuple[nn.Module, ReferenceType[nn.Module]]] = []
         self._handles: WeakSet[OptimizerHandle] = WeakSet()
+        self._steps_through_handle = False
         bind = WeakMethod(self.bind)  # a cycle would keep models, and the process group with them, until it is found
         strategy.driver.rebind = lambda: None if (again := bind()) is None else again()
         self.bind()
@@ -108,6 +109,9 @@ class Verbs:
             )
         handle = OptimizerHandle(optimizer)
         handle.bind(self._take_step(optimizer), self._zero_grad(optimizer))
+        if precision.scales_loss:
+            refuse = WeakMethod(self._refuse_direct_step)  # as in the constructor: no cycle
+            optimizer.register_step_pre_hook(lambda *given: None if (own := refuse()) is None else own(*given))
         self._handles.add(handle)
         return handle
 
@@ -115,7 +119,25 @@ class Verbs:
         if not (self.strategy.precision_plugin.scales_loss or self.overridden("optimizer_step")):
             return None
         step = self.strategy.optimizer_step
-        return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
+        if not self.strategy.precision_plugin.scales_loss:
+            return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
+
+        def take_step(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+            self._steps_through_handle = True
+            try:
+                return step(optimizer, closure, **kwargs)
+            finally:
+                self._steps_through_handle = False
+
+        return take_step
+
+    def _refuse_direct_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._steps_through_handle:
+            raise ConfigurationError(
+                f"The {type(optimizer).__name__} itself was stepped, and not the wrapped optimizer that Engine.setup "
+                f"returned. With precision={self.strategy.precision_plugin.name!r} its gradients are scaled, and it "
+                "would step much too far. Write model, optimizer = engine.setup(model, optimizer)."
+            )
 
     def _zero_grad(self, optimizer: Optimizer) -> Callable[..., None]:
         if not self.overridden("zero_grad"):

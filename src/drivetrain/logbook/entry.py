@@ -136,10 +136,26 @@ class Entry:
                 f"self.log({self.name!r}, ...) got a {type(metric).__name__}. "
                 "Log a number, a tensor with one element, or a metric object with compute() and reset()."
             )
-        self._metric = metric
+        if self._metric is not metric:
+            self._begin_metric(metric)
         value = getattr(metric, "_forward_cache", None)
         if isinstance(value, Tensor):
             self.last, self.fresh = value.detach().clone(), True
+
+    def _begin_metric(self, metric: nn.Module) -> None:
+        """The first value of an epoch is this metric object.
+
+        Raises:
+            LoggingError: it is logged in another stage, too, or its value in a step alone is logged, and it has none.
+        """
+        self._book.check_metric(self, metric)
+        if not self.on_epoch and getattr(metric, "_forward_cache", None) is None and hasattr(metric, "_forward_cache"):
+            raise LoggingError(
+                f"self.log({self.name!r}, ..., on_step=True, on_epoch=False) got a {type(metric).__name__} that has no "
+                "value of this step, because it was given its batch by update(). Call it, metric(preds, target), or "
+                "log it with on_epoch=True."
+            )
+        self._metric = metric
 
     def _as_scalar(self, value: Tensor) -> Tensor:
         if value.numel() != 1:

@@ -338,6 +338,22 @@ class Logbook:
             entry.source = source or "the checkpoint"
             scope.entries[state["name"]] = entry
 
+    def check_metric(self, entry: Entry, metric: Any) -> None:
+        """Check that a metric object is logged in one stage only: each stage resets it.
+
+        Raises:
+            LoggingError: it is not.
+        """
+        for group in self._groups:
+            entries = list(self._entries(group))
+            other = next((each for each in entries if each.metric is metric), None)
+            if other is not None and entry not in entries:
+                raise LoggingError(
+                    f"self.log({entry.name!r}, ...) got a {type(metric).__name__} that is also logged as "
+                    f"{other.name!r} in another stage ({group!r}), and would add up both. Make one for each stage: "
+                    "self.train_metric, self.val_metric."
+                )
+
     def metrics(self) -> list[Any]:
         """The metric objects that are logged in any group."""
         entries = [entry for group in self._groups for entry in self._entries(group)]

@@ -177,6 +177,8 @@ def evaluate(
     Returns:
         One dictionary of epoch metrics per loader; values logged in epoch hooks are in each of them.
     """
+    from drivetrain.loops.watch import updates_of, warn_of_unreset  # here, so that importing the Trainer stays quick
+
     progress, kind = run.progress, _KINDS[stage]
     agree_on_counts(run, stage, loaders)
     if not any(source.num_batches for source in loaders):
@@ -185,6 +187,8 @@ def evaluate(
 
             rank_zero_warn(no_batches([source.loader for source in loaders], kind.group))
         return []
+    if stage != "sanity_check" and run.limits.batches(kind.group) != 0:
+        warn_of_empty([source.loader for source in loaders if source.num_batches == 0], kind.group)
     if len(loaders) > 1:
         from drivetrain.loops.oversights import check_index_of_loader  # here, so that importing the Trainer stays quick
 
@@ -195,8 +199,15 @@ def evaluate(
     modes = {module: module.training for module in run.module.modules()}
     inference = run.limits.inference_mode and not in_fit and run.engine.strategy.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():
+        updates = updates_of(run.module)
         try:
             rows = _evaluate_loaders(run, stage, loaders, predictions)
+            warn_of_unreset(run, updates)
+            if run.module.training and run.hooks.bind_method(f"on_{kind.word}_model_eval") is None:
+                rank_zero_warn(
+                    f"The module was set to train mode during the {kind.word}, so dropout was on, and batch norm took "
+                    f"its statistics from each batch. Leave out the call of train() in {kind.word}_step and its hooks."
+                )
             if own_train is not None:
                 own_train()
         finally:
@@ -208,6 +219,14 @@ def evaluate(
         {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if several else None)}
         for index in range(len(loaders))
     ]
+
+
+def warn_of_empty(loaders: Sequence[Any], purpose: str) -> None:
+    """Warn of loaders without a batch, beside others that have some; ``purpose``: what they are for, a verb."""
+    if loaders:
+        from drivetrain.loops.oversights import no_batches  # here, so that importing the Trainer stays quick
+
+        rank_zero_warn(no_batches(loaders, purpose))
 
 
 def agree_on_counts(run: Run, stage: Stage, loaders: Sequence[EvalLoader]) -> None:
@@ -248,10 +267,10 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     book.end_epoch()
     hooks.call(f"on_{word}_epoch_end")
     book.agree_on_epoch(group)
-    if run.window.gather is not None and stage in ("validate", "test") and group not in run.compared:
+    if run.window.gather is not None and stage in ("validate", "test") and f"ranks, {group}" not in run.told:
         from drivetrain.loops.oversights import compare_values  # here, so that importing the Trainer stays quick
 
-        run.compared.add(group)
+        run.told.add(f"ranks, {group}")
         compare_values(run, group)
     book.refresh()
     rows: list[Row] = []

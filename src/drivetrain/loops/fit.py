@@ -38,6 +38,8 @@ from drivetrain.loops.schedules import Schedules
 
 def fit(run: Run) -> None:
     """Train until ``max_epochs``, ``max_steps`` or a request to stop."""
+    from drivetrain.loops.watch import FitWatch  # here, so that importing the Trainer stays quick
+
     progress = run.progress
     _prepare(run)
     inside_an_epoch = run.restart is not None and (progress.epoch_ending or progress.batches_done > 0)
@@ -49,15 +51,21 @@ def fit(run: Run) -> None:
     warn_of_eval_mode(run)
     check_parameters(run)
     run.losses = watch_losses(run)
+    watch = FitWatch(run)
     steps_before = progress.global_step
     run.validated_at = time.monotonic()
     while run.restart is not None or not run.training_done():
         epoch = enter_epoch(run)
         if epoch is not None:
+            watch.epoch_began()
             run_batches(run, *epoch)
+            watch.batches_ended()
             check_manual_steps(run, steps_before)
             _end_epoch(run)
         _close_epoch(run)
+        if epoch is not None:
+            watch.epoch_closed()
+    watch.ended()
     if inside_an_epoch and progress.restarting:
         _say_why_nothing_is_trained(run)
     _check_batches(run)

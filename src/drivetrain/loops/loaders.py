@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import leaves, map_leaves
@@ -65,7 +66,19 @@ def order_shared(loader: Any) -> str:
     if isinstance(batches, SlicedBatches):
         size = f" in batches of {batches.batch_size}{', without the last part' * batches.drop_last}"
     count = order["dataset"] if order["samples"] is None else order["samples"]
-    return f"{count} samples of a {order['sampler']}{options}{size}"
+    return f"{count} samples{_chosen(loader.dataset)} of a {order['sampler']}{options}{size}"
+
+
+def _chosen(dataset: Any) -> str:
+    """Return which samples a ``torch.utils.data.Subset`` has, as text; "" for any other data set.
+
+    ``random_split`` without a seed gives every rank other ones, and samples of one's validation to another's training.
+    """
+    if not (isinstance(dataset, Subset) and isinstance(dataset.indices, Sequence)) or len(dataset) == 0:
+        return ""
+    indices = dataset.indices
+    some = [indices[place] for place in range(0, len(indices), max(1, len(indices) // 1000))]
+    return f" (numbers {', '.join(map(str, some[:3]))}, ..., checksum {zlib.crc32(repr(some).encode()):08x})"
 
 
 def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None:
@@ -79,8 +92,8 @@ def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None
 
         raise ConfigurationError(
             f"The {word} loaders of the ranks differ, and the Trainer divides one order of samples among all: "
-            f"{by_rank(orders, ranks)}. Give every rank the same dataset and batch_size, or write "
-            "Trainer(use_distributed_sampler=False)."
+            f"{by_rank(orders, ranks)}. Give every rank the same dataset and batch_size (random_split divides alike "
+            "after seed_everything(...) on every rank), or write Trainer(use_distributed_sampler=False)."
         )
 
 

@@ -99,17 +99,21 @@ def _own_nodes(function: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-def warn_of_eval_mode(run: Run) -> None:
-    """Warn if modules that are to be trained are in eval mode: their dropout is off and batch norm does not learn."""
-    found = _in_eval_mode(run.module)
+def warn_of_eval_mode(run: Run) -> bool:
+    """Warn if modules that are trained are in eval mode: their dropout is off and batch norm does not learn.
+
+    Returns: whether there are any.
+    """
+    found = modules_in_eval_mode(run.module)
     if found:
         total = sum(1 for _ in run.module.modules())
         first = f"for example {found[0]!r}" if found[0] else "the model itself among them"
         rank_zero_warn(
             f"Modules in eval mode: {len(found)} of the {total} in {type(run.module).__name__} ({first}). They are "
             "trained like that: dropout is off, and batch norm keeps its statistics. If this is not meant, call "
-            "model.train() before fit."
+            "model.train() before fit, and leave out calls of eval() in steps and hooks of training."
         )
+    return bool(found)
 
 
 def check_index_of_loader(run: Run, word: str) -> None:
@@ -136,14 +140,14 @@ def check_index_of_loader(run: Run, word: str) -> None:
                 ) from None
 
 
-def _in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
+def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
     """Names of the modules in eval mode, without those that hold only frozen parameters, whose eval mode is meant."""
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return []
     found = [] if module.training else [name]
     for child, each in module.named_children():
-        found += _in_eval_mode(each, f"{name}.{child}" if name else child)
+        found += modules_in_eval_mode(each, f"{name}.{child}" if name else child)
     return found
 
 

@@ -137,8 +137,7 @@ class Run:
         validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
         clock_answer: the batches done, and whether the time for a validation was over then.
         steps_missed: it was said that a module which optimizes by hand makes no step.
-        compared: the logbook's groups of which the ranks have compared the values that each has logged for itself.
-        nan_reported: it was said that a logged value is nan.
+        told: names of what is looked for once in a run, or said once.
         losses: looks for a ``training_step`` that forgets to return its loss; ``None``: none is expected.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
@@ -181,8 +180,7 @@ class Run:
     delay_reported: bool = False
     all_stop: bool = False
     steps_missed: bool = False
-    compared: set[str] = field(default_factory=set)
-    nan_reported: bool = False
+    told: set[str] = field(default_factory=set)
     losses: Any = None
     uneven: Any = None
 
@@ -201,10 +199,10 @@ class Run:
         if not rows:
             return rows
         read = self.book.read(rows)
-        if not self.nan_reported and (nan := [row.name for row in read if row.value != row.value]):
+        if "nan" not in self.told and (nan := [row.name for row in read if row.value != row.value]):
             from drivetrain.loops.oversights import warn_of_nan  # here, so that importing the Trainer stays quick
 
-            self.nan_reported = True
+            self.told.add("nan")
             warn_of_nan(nan, step)
         if log is not None and (metrics := {row.name: row.value for row in read if row.entry.to_logger}):
             log(metrics, step)

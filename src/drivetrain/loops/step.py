@@ -98,8 +98,9 @@ def make_step(run: Run) -> BoundStep:
     if needs_closure or steps_itself or run.hooks.bind_method("optimizer_step") is not None:
         bound = BoundStep(_closure(run, window, forward_backward, before_step, run.handles[0]))
     else:
-        run.handles[0].take_step = _not_by_hand
-        run.unbinders.append(lambda: setattr(run.handles[0], "take_step", None))
+        handle, clear = run.handles[0], optimizer.zero_grad
+        handle.bind(_not_by_hand, _keeping_window(run, clear) if run.limits.accumulate > 1 else clear)
+        run.unbinders.append(lambda: handle.bind(None, clear))
         bound = BoundStep(forward_backward, _optimizer_step(run, window, before_step, optimizer))
     return _strategy_accumulates(run, bound) if strategy.handles_gradient_accumulation else bound
 
@@ -110,6 +111,21 @@ def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs
         "after each window. Leave the call out, or set self.automatic_optimization = False and also call "
         "self.manual_backward(loss) and zero_grad() yourself."
     )
+
+
+def _keeping_window(run: Run, clear: Callable[..., None]) -> Callable[..., None]:
+    """``clear``, and an error where it would lose the gradients of a window's earlier batches."""
+
+    def zero_grad(*args: Any, **kwargs: Any) -> None:
+        if run.window.batches_done > 0:
+            raise ConfigurationError(
+                "self.optimizers().zero_grad() was called between the batches of one optimizer step "
+                f"(accumulate_grad_batches={run.limits.accumulate}), and would lose the gradients of the earlier ones. "
+                "Leave the call out: the Trainer clears gradients itself."
+            )
+        clear(*args, **kwargs)
+
+    return zero_grad
 
 
 def _check_closure(run: Run, optimizer: str) -> None:

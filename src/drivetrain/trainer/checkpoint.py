@@ -11,7 +11,7 @@ import torch
 
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.restoring import check_scheduler_state, expect, load_states, naming, restoring
+from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
 from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, newest_first
@@ -439,7 +439,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
         restore(strategy, trainer.lightning_module, checkpoint)
     schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
-    load_states("scheduler", schedulers, checkpoint["lr_schedulers"], check_scheduler_state)
+    load_schedulers(schedulers, checkpoint["lr_schedulers"])
     if (state := checkpoint.get(type(strategy.precision_plugin).__qualname__)) is not None:
         with restoring(f"the precision ({type(strategy.precision_plugin).__name__})"):
             strategy.precision_plugin.load_state_dict(state)

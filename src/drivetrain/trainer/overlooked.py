@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.registry import load
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings
 
@@ -23,6 +25,24 @@ def warn_of_attribute(owner: Any, name: str, known: Iterable[str]) -> None:
             f"{type(owner).__name__} has no attribute {name!r}, so setting it has no effect. Did you mean "
             f"{close[0]!r}? If the name is your own, nothing is wrong."
         )
+
+
+_FITTED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()  # with which Trainer, on which module
+
+
+def warn_of_used_callbacks(trainer: Any, module: TrainableModule) -> None:
+    """Warn of callbacks that still have the state of another model's fit with another Trainer."""
+    base = load("drivetrain.callback:Callback")  # in this way, because that module knows the Trainer
+    for callback in trainer.callbacks:
+        if not overrides(callback, "state_dict", base):
+            continue
+        of_trainer, of_module = _FITTED.get(callback, (None, None))
+        _FITTED[callback] = ref(trainer), ref(module)
+        if of_trainer is not None and of_trainer() is not trainer and of_module() is not module:
+            rank_zero_warn(
+                f"This {type(callback).__name__} has been used by another Trainer for another model, and goes on with "
+                "its state: with the best score of that fit, or its counts. Make a new one for each Trainer."
+            )
 
 
 def warn_of_the_overlooked(module: TrainableModule, settings: Settings) -> None:

@@ -403,9 +403,11 @@ class Trainer(TrainerView):
         attach.check_module(model, fn, self.settings, self.strategy)
         attach.check_hooks([model, datamodule, *self.callbacks])
         if fn is TrainerFn.FITTING:
-            from drivetrain.trainer.overlooked import warn_of_the_overlooked  # here, so that the import stays quick
+            from drivetrain.trainer import overlooked  # here, so that the import stays quick
 
-            warn_of_the_overlooked(model, self.settings)
+            overlooked.warn_of_the_overlooked(model, self.settings)
+            if ckpt_path is None:  # else their states come from there
+                overlooked.warn_of_used_callbacks(self, model)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
             from drivetrain.trainer.precision_checks import check_precision  # here, so that the import stays quick
 
@@ -416,6 +418,11 @@ class Trainer(TrainerView):
 
     def run_job(self, job: Job) -> list[Any]:
         """Run ``job``, here or in processes started for it; clean up and re-raise on any exception."""
+        if self.progress.status is TrainerStatus.RUNNING and self.progress.fn and self._run_parts is not None:
+            raise ConfigurationError(
+                f"trainer.{job.fn.value} was called while trainer.{self.progress.fn.value} runs, and would overwrite "
+                "its metrics and its place in the data. Use a second Trainer for it, or val_check_interval."
+            )
         results: list[Any] = []
         try:
             if not self.engine.launcher.is_external:

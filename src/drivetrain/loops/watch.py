@@ -1,0 +1,167 @@
+"""What a fit shows only while it runs: an optimizer that never steps, layers that come late, a metric without end."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.loops.metrics import metrics_in
+from drivetrain.loops.oversights import modules_in_eval_mode, warn_of_eval_mode
+from drivetrain.loops.run import Run
+from drivetrain.module.optimizers import parameters_of
+
+
+class FitWatch:
+    """Looks at a fit at the ends of its epochs, and says once what has no effect; nothing of it runs in a step.
+
+    Args:
+        run: about to train.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._steps = run.progress.global_step
+        self._modes_told = bool(modules_in_eval_mode(run.module))  # which is said at the start of training
+        self._left_out = len(_left_out(run))
+        self._counts = self._scheduler_counts()
+        self._first_counts = self._counts
+        self._updates: dict[str, int] = {}
+        self._begun_elsewhere = False  # this epoch, whose first batches another run has trained on
+        self._told: set[str] = set()
+        self._without_steps = 0  # epochs in a row
+        self._idle: dict[int, Any] = {}  # optimizers that have not stepped, and the hooks that see when they do
+        self._spent: list[Any] = []  # hooks that have seen it
+        if not run.module.automatic_optimization and len(run.engine.strategy.optimizers) > 1:
+            for index, optimizer in enumerate(run.engine.strategy.optimizers):
+                self._idle[index] = optimizer.register_step_post_hook(self._stepped(index))
+
+    def _stepped(self, index: int) -> Any:
+        def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if index in self._idle and any(each.grad is not None for each in parameters_of(optimizer)):
+                self._spent.append(self._idle.pop(index))  # not removed here: torch goes through its hooks now
+
+        return stepped
+
+    def _scheduler_counts(self) -> list[Any]:
+        return [getattr(each.scheduler, "last_epoch", None) for each in self._run.engine.strategy.lr_scheduler_configs]
+
+    def epoch_began(self) -> None:
+        """The hooks of an epoch's start have run."""
+        self._updates, self._counts = updates_of(self._run.module), self._scheduler_counts()
+        self._steps = self._run.progress.global_step
+        self._begun_elsewhere = self._run.progress.batches_done > 0
+
+    def batches_ended(self) -> None:
+        """The batches of an epoch are done, and no hook of its end has run."""
+        if not self._modes_told:
+            self._modes_told = warn_of_eval_mode(self._run)
+
+    def epoch_closed(self) -> None:
+        """The epoch's hooks, its validation and its schedulers are done."""
+        warn_of_unreset(self._run, self._updates)
+        if len(missing := _left_out(self._run)) > self._left_out:
+            self._left_out = len(missing)
+            rank_zero_warn(
+                f"Parameters that require a gradient have come since training began, {len(missing)} in all, and no "
+                f"optimizer has them, so they are not trained: the first is {missing[0]!r}. Give them to one with "
+                "optimizer.add_param_group({'params': ...}), or make layers in __init__ or configure_model."
+            )
+        while self._spent:
+            self._spent.pop().remove()
+        self._check_steps()
+        self._check_schedulers()
+
+    def _check_steps(self) -> None:
+        run = self._run
+        if self._begun_elsewhere:
+            return
+        if self._idle and run.progress.global_step > self._steps and run.progress.epochs_done > 0:
+            numbers = ", ".join(map(str, self._idle))
+            self._forget()
+            rank_zero_warn(
+                f"Of the optimizers that configure_optimizers returned, number {numbers} has not changed a parameter "
+                "in this epoch: its step() was not called, or its parameters had no gradient then. Call "
+                "self.manual_backward(loss) before its step(), and zero_grad() after it or before the backward pass."
+            )
+        losses = run.window.batches_with_gradients and run.module.automatic_optimization
+        if not losses or run.progress.global_step > self._steps:
+            self._without_steps = 0
+            return
+        self._without_steps += 1
+        if self._without_steps == (2 if run.engine.precision.scales_loss else 1) and "steps" not in self._told:
+            self._told.add("steps")  # a scaler that begins too large may take an epoch
+            rank_zero_warn(
+                "This epoch had losses, and no optimizer step was made, so nothing was updated. An override of "
+                "optimizer_step must call optimizer.step(closure=optimizer_closure); in 16-mixed, a step is left out "
+                "where a gradient is not finite."
+            )
+
+    def _check_schedulers(self) -> None:
+        run, before = self._run, self._counts
+        self._counts, steps = self._scheduler_counts(), run.progress.global_step - self._steps
+        if not run.module.automatic_optimization or "schedulers" in self._told:
+            return
+        configs = run.engine.strategy.lr_scheduler_configs
+        for config, old, new in zip(configs, before, self._counts, strict=False):
+            if not (isinstance(old, int) and isinstance(new, int)) or new < old:
+                continue
+            due = steps if config.interval == "step" else 1
+            if new - old > max(due, 1):
+                self._told.add("schedulers")
+                rank_zero_warn(
+                    f"{type(config.scheduler).__name__} has stepped {new - old} times in an epoch in which the Trainer "
+                    f"steps it at most {max(due, 1)} times, because other code calls its step() too. Leave that call "
+                    'out, or set "interval" and "frequency" in its dictionary.'
+                )
+
+    def ended(self) -> None:
+        """The fit is over."""
+        run = self._run
+        self._forget()
+        idle = bool(self._first_counts) and self._counts == self._first_counts and run.progress.epochs_done > 0
+        if idle and not run.module.automatic_optimization and run.progress.global_step > 0:
+            rank_zero_warn(
+                "The learning-rate schedulers that configure_optimizers returned have never stepped. With manual "
+                "optimization the Trainer does not step them: call self.lr_schedulers().step()."
+            )
+
+    def _forget(self) -> None:
+        self._spent += self._idle.values()
+        self._idle.clear()
+        while self._spent:
+            self._spent.pop().remove()
+
+
+def _left_out(run: Run) -> list[str]:
+    """Return the names of parameters that require a gradient and are in no optimizer."""
+    stepped = {id(each) for optimizer in run.engine.strategy.optimizers for each in parameters_of(optimizer)}
+    named = run.module.named_parameters() if stepped else ()
+    return [name for name, each in named if each.requires_grad and id(each) not in stepped]
+
+
+def updates_of(module: nn.Module) -> dict[str, int]:
+    """Return how often each metric object of torchmetrics in ``module`` was updated since its last reset."""
+    if "torchmetrics" not in sys.modules:
+        return {}
+    return {path: getattr(metric, "_update_count", 0) for path, metric in metrics_in(module).items()}
+
+
+def warn_of_unreset(run: Run, before: dict[str, int]) -> None:
+    """Warn, once in a run, of metric objects that a pass has gone on adding up from an earlier one.
+
+    Args:
+        run: after a pass whose logged metric objects were reset.
+        before: what :func:`updates_of` returned when the pass began.
+    """
+    after = updates_of(run.module) if any(before.values()) and "metrics" not in run.told else {}
+    grown = [path for path, count in before.items() if 0 < count < after.get(path, 0)]
+    if grown:
+        run.told.add("metrics")
+        rank_zero_warn(
+            f"The metric {grown[0]!r} has gone on from the last pass over the data, so its value is that of both. Log "
+            f"the object itself, self.log(name, self.{grown[0]}), which resets it at the end of each pass, or call its "
+            "reset(). Training and validation need an object each. If it is to add up all passes, nothing is wrong."
+        )
