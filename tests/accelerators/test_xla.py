@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_s4_15_auto_takes_the_strategies_for_xla_devices(library: Library, devic
     for strategy in ("ddp", "single_device", "fsdp"):
         with pytest.raises(ConfigurationError, match=r"needs a strategy that is made for it.*\"single_xla\".*\"xla\""):
             resolve(Settings(accelerator="xla", devices=1, strategy=strategy))
-    with pytest.raises(ConfigurationError, match='works on the accelerator "tpu" only'):
+    with pytest.raises(ConfigurationError, match='works on the accelerator "xla" only'):
         resolve(Settings(accelerator="cpu", devices=1, strategy=name))
 
 
@@ -174,3 +175,34 @@ def test_memory_and_waiting(library: Library) -> None:
     library.calls.clear()
     accelerator.synchronize(DEVICE)
     assert library.calls == [("sync", True)]
+
+
+TORCHS_OWN = """
+import types
+import torch
+torch.utils.rename_privateuse1_backend("tpu")
+module = types.ModuleType("torch.tpu")
+module.device_count, module.is_available = (lambda: 2), (lambda: True)
+torch._register_device_module("tpu", module)
+from drivetrain.plan import resolve
+from drivetrain.settings import Settings
+for name in ("tpu", "auto"):
+    plan = resolve(Settings(accelerator=name))
+    print(type(plan.accelerator).__name__, *plan.devices, plan.strategy.name)
+    torch.accelerator.current_accelerator = lambda *given, **options: torch.device("tpu")
+try:
+    resolve(Settings(accelerator="tpu", devices=1, strategy="single_xla"))
+except Exception as error:
+    print(error)
+module.device_count = lambda: 0
+print(*resolve(Settings(accelerator="cpu", devices=1)).devices)
+"""
+
+
+def test_a_torch_device_called_tpu_is_served_in_its_place(programs: Any, tmp_path: Path) -> None:
+    done = programs.run("-c", TORCHS_OWN, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    named, auto, refused, host = done.stdout.splitlines()
+    assert named == auto == "TPUAccelerator tpu:0 tpu:1 ddp"
+    assert refused.startswith('SingleDeviceXLAStrategy works on the accelerator "xla" only')
+    assert host == "cpu"

@@ -239,7 +239,7 @@ def test_s4_15_the_names(standin: Any) -> None:
     assert not any("xla" in name for name in StrategyRegistry.available() if name.startswith("ddp"))
     for name, given in (("xla", XLAStrategy()), ("single_xla", SingleDeviceXLAStrategy())):
         for strategy in (name, given):
-            with pytest.raises(ConfigurationError, match=r'Strategy works on the accelerator "tpu" only'):
+            with pytest.raises(ConfigurationError, match=r'Strategy works on the accelerator "xla" only'):
                 resolve(Settings(accelerator="cpu", devices=1, strategy=strategy))
 
 

@@ -78,6 +78,9 @@ class Accelerator(ABC):
     parallel_strategy: str = "ddp"
     """The name of the strategy that ``strategy="auto"`` means with several of these devices."""
 
+    yields_to_torch: bool = False
+    """Whether a device of torch's own that has the same name, and is available, takes its place under that name."""
+
     own_strategies_only: bool = False
     """Whether only strategies work on it that name it in ``Strategy.accelerators``."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
-from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
+from drivetrain.accelerators.torch_device import TorchDeviceAccelerator, of_type
 from drivetrain.base.registry import Entry
 from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean, shown
 
@@ -41,7 +41,7 @@ def choose(given: Any) -> tuple[Accelerator, str]:
             'Write accelerator="auto".'
         )
     try:
-        accelerator = AcceleratorRegistry.get(str(given))
+        accelerator = _entry(str(given)).build()
     except UnknownNameError:
         raise ConfigurationError(
             f"accelerator={shown(given)}: there is no such accelerator. {_likely_accelerator(str(given))}"
@@ -52,6 +52,17 @@ def choose(given: Any) -> tuple[Accelerator, str]:
             f'Available: {available()}. Write accelerator="auto".'
         )
     return accelerator, f'accelerator="{given}"'
+
+
+def _entry(name: str) -> Entry[Accelerator]:
+    """Return the accelerator of this name: the registered one, or torch's own device if that one yields to it.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    entry = AcceleratorRegistry.entry(name)
+    own = of_type(name) if entry.cls.yields_to_torch else None
+    return entry if own is None or not own.is_available() else Entry(name, own, f"torch's device {name!r}")
 
 
 def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] | None:
@@ -67,7 +78,7 @@ def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] |
 def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
     """Yield the accelerators that "auto" considers, with their priorities; torch's own device is one of them."""
     current = torch.accelerator.current_accelerator()
-    entries = list(AcceleratorRegistry.entries())
+    entries = [_entry(entry.name) for entry in AcceleratorRegistry.entries()]
     if current is not None and all(entry.name != current.type for entry in entries):
         entries.append(AcceleratorRegistry.entry(current.type))
     for entry in entries:
@@ -103,12 +114,12 @@ def check_strategy(accelerator: Accelerator, strategy: str, works_on: frozenset[
     Args:
         accelerator: the one of the plan.
         strategy: name of the strategy's class, for the message.
-        works_on: ``Strategy.accelerators``.
+        works_on: ``Strategy.accelerators``: names of accelerators, or types of devices.
 
     Raises:
         ConfigurationError: it does not.
     """
-    if works_on and accelerator.name not in works_on:
+    if works_on and accelerator.name not in works_on and accelerator.autocast_device_type not in works_on:
         names = " or ".join(f'"{name}"' for name in sorted(works_on))
         raise ConfigurationError(
             f"{strategy} works on the accelerator {names} only, and the accelerator is {accelerator.name!r}. "

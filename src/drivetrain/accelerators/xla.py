@@ -25,6 +25,7 @@ class XLAAccelerator(Accelerator):
     """
 
     auto_priority = 400
+    yields_to_torch = True  # TPUs may come as a torch device of their own
     single_device_strategy, parallel_strategy, own_strategies_only = "single_xla", "xla", True
     device_count_is_limit = True
 

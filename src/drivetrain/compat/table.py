@@ -20,6 +20,8 @@ _SEED_EVERYTHING = f"{_C}.seed: seed_everything"
 _FRONT = ("drivetrain: Callback LightningDataModule LightningModule Trainer", _SEED_EVERYTHING)
 _MISCONFIGURATION = "drivetrain.errors: MisconfigurationException=DrivetrainError"  # catches all that we diagnose
 _LOGGERS = "drivetrain.loggers: CSVLogger TensorBoardLogger"
+_XLA_IO = "drivetrain.checkpoints: XLACheckpointIO"
+_XLA_PROFILER = "drivetrain.profilers: XLAProfiler"
 _ATTRIBUTE_DICT = "drivetrain.module.hparams: AttributeDict"
 _RANK_ZERO = (
     "drivetrain.base.rank_zero: rank_zero_warn",
@@ -51,6 +53,7 @@ _PRECISIONS = {
     "half": ("drivetrain.precision.half: HalfPrecision",),
     "precision": ("drivetrain.precision.precision: Precision",),
     "transformer_engine": ("drivetrain.precision.transformer_engine: TransformerEnginePrecision",),
+    "xla": ("drivetrain.precision.xla: XLAPrecision",),
 }
 _ACCELERATORS = {
     "accelerator": ("drivetrain.accelerators.accelerator: Accelerator",),
@@ -124,18 +127,23 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.loops.prediction_loop": ("drivetrain.trainer.loop_views: _PredictionLoop=PredictionView",),
     "pytorch.loops.training_epoch_loop": ("drivetrain.trainer.loop_views: _TrainingEpochLoop=TrainingEpochView",),
     "pytorch.plugins": ("drivetrain.plugins",),
-    "pytorch.plugins.io": (_CHECKPOINT_IO, _TORCH_IO),
+    "pytorch.plugins.io": (_CHECKPOINT_IO, _TORCH_IO, _XLA_IO),
     "pytorch.plugins.io.checkpoint_plugin": (_CHECKPOINT_IO,),
     "pytorch.plugins.io.torch_plugin": (_TORCH_IO,),
+    "pytorch.plugins.io.xla_plugin": (_XLA_IO,),
     "pytorch.plugins.layer_sync": ("drivetrain.plugins.layer_sync",),
     "pytorch.plugins.precision": ("drivetrain.precision",),
     **{f"pytorch.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
+    "pytorch.profilers": (_XLA_PROFILER,),
+    "pytorch.profilers.xla": (_XLA_PROFILER,),
     "pytorch.strategies": ("drivetrain.strategies",),
     "pytorch.strategies.ddp": ("drivetrain.strategies.ddp: DDPStrategy",),
     "pytorch.strategies.fsdp": ("drivetrain.strategies.fsdp: FSDPStrategy",),
     "pytorch.strategies.model_parallel": ("drivetrain.strategies.model_parallel: ModelParallelStrategy",),
     "pytorch.strategies.parallel": ("drivetrain.strategies.parallel: ParallelStrategy",),
     "pytorch.strategies.single_device": ("drivetrain.strategies.single_device: SingleDeviceStrategy",),
+    "pytorch.strategies.single_xla": ("drivetrain.strategies.single_xla: SingleDeviceXLAStrategy",),
+    "pytorch.strategies.xla": ("drivetrain.strategies.xla: XLAStrategy",),
     "pytorch.strategies.strategy": ("drivetrain.strategies.strategy: Strategy", _REDUCED_TYPES),
     "pytorch.trainer": ("drivetrain: Trainer", _SEED_EVERYTHING),
     "pytorch.trainer.states": (
@@ -198,9 +206,10 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.loggers.logger": ("drivetrain.loggers: Logger", f"{_C}.loggers: rank_zero_experiment"),
     "fabric.loggers.tensorboard": ("drivetrain.loggers.tensorboard: TensorBoardLogger",),
     "fabric.plugins": ("drivetrain.plugins",),
-    "fabric.plugins.io": (_CHECKPOINT_IO, _TORCH_IO),
+    "fabric.plugins.io": (_CHECKPOINT_IO, _TORCH_IO, _XLA_IO),
     "fabric.plugins.io.checkpoint_io": (_CHECKPOINT_IO,),
     "fabric.plugins.io.torch_io": (_TORCH_IO,),
+    "fabric.plugins.io.xla": (_XLA_IO,),
     "fabric.plugins.precision": ("drivetrain.precision",),
     **{f"fabric.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
     "fabric.strategies": (

@@ -38,7 +38,7 @@ class XLAExecution(Strategy):
         debug: whether torch_xla reports in this run why it compiles and where values are read.
     """
 
-    accelerators = frozenset({"tpu"})
+    accelerators = frozenset({"xla"})
     allows_inference_mode = False  # tensors of that mode cannot be recorded with others
 
     debug: bool = False

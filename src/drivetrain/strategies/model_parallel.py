@@ -41,6 +41,12 @@ DATA, TENSOR = "data_parallel", "tensor_parallel"
 Size = int | Literal["auto"]
 
 _PREPARED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that an earlier run has split and compiled
+_TESTED_TORCH = (2, 13)  # numbers of torch 2.9 were wrong on a mesh of two dimensions
+
+
+def torch_version() -> tuple[int, ...]:
+    """Return torch's version up to its second number."""
+    return tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 
 class ModelParallelStrategy(SequenceParts, FSDPStrategy):
@@ -230,6 +236,11 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
             if self._compile is not None:
                 self._compile_blocks(module, self._compile)
             _PREPARED.add(module)
+        if min(self.sizes) > 1 and torch_version() < _TESTED_TORCH:
+            rank_zero_warn(
+                "Tensor parallelism together with FSDP gave wrong numbers with torch 2.9, right ones with torch 2.13. "
+                f"This is torch {torch.__version__}. Use torch 2.13, or one of the two alone."
+            )
         if self.sizes[0] > 1:
             super()._shard(module)
         else:  # there is nobody to share shards with, so no parameter has to be gathered

@@ -55,7 +55,7 @@ class Strategy(Stepping, ABC):
     """Whether one process trains on all devices of its machine; otherwise each device gets a process of its own."""
 
     accelerators: frozenset[str] = frozenset()
-    """The names of the only accelerators it works on; empty: all that need no strategies of their own."""
+    """The only accelerators it works on, by name or type of device; empty: all that need no strategies of their own."""
 
     start_method: str | None = None
     """How processes start if no launcher has: "popen", "spawn", "fork", "forkserver", "ray"; ``None``: none start."""
