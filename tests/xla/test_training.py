@@ -64,12 +64,14 @@ def test_the_store_moves_tensors_to_the_host(tmp_path: Path) -> None:
 
 @STRATEGIES
 def test_one_batch_is_one_execution_of_a_graph_that_was_compiled_before(strategy: str) -> None:
+    from torch_xla.core import xla_model
     from torch_xla.debug import metrics
 
     counted: list[tuple[int, int]] = []
 
     class Counting(Model):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            xla_model.wait_device_ops()  # an execution is counted when it ends
             counted.append(tuple((metrics.metric_data(name) or (0,))[0] for name in ("ExecuteTime", "CompileTime")))
 
     trainer(strategy, precision="32-true").fit(Counting(), loader())
