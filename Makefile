@@ -66,8 +66,10 @@ test-extras: $(EXTRAS_STAMP) ## run the tests of parts that need packages of the
 	@$(EXTRAS_ENVIRON) DRIVETRAIN_EXTRAS=1 $(EXTRAS_VENV)/bin/python -m pytest tests/extras $(PYTEST_ARGS)
 
 test-xla: $(XLA_STAMP) ## run the tests on torch_xla's devices on the processor, in an environment of its own
-	@$(XLA_ENVIRON) $(XLA_VENV)/bin/python -m pytest tests/xla $(PYTEST_ARGS)
-	@$(XLA_ENVIRON) CPU_NUM_DEVICES=4 $(XLA_VENV)/bin/python -m pytest tests/xla/spmd $(PYTEST_ARGS)
+	@if $(XLA_VENV)/bin/python tests/xla/install.py --is-installed; then \
+		$(XLA_ENVIRON) $(XLA_VENV)/bin/python -m pytest tests/xla $(PYTEST_ARGS) && \
+		$(XLA_ENVIRON) CPU_NUM_DEVICES=4 $(XLA_VENV)/bin/python -m pytest tests/xla/spmd $(PYTEST_ARGS); \
+	fi
 
 check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk
 	@$(VENV)/bin/ruff check .

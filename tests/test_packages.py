@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from pathlib import Path
 
@@ -46,3 +47,19 @@ def test_each_package_has_a_pin_and_tests(suite: Suite) -> None:
         assert f"\n{package}==" in pins
         assert list(suite.folder.glob(f"{start}*.py"))
         assert f'"{package}": "{start}"' in (suite.folder / "conftest.py").read_text(encoding="utf-8")
+
+
+def test_without_torch_xla_its_target_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("xla_install", HERE / "xla" / "install.py")
+    assert spec is not None
+    assert spec.loader is not None
+    install = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(install)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch_xla" else name)
+    assert not install.is_installed()
+    assert capsys.readouterr().out.startswith("SKIPPED: torch_xla is not installed, so none of its tests ran.")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert install.is_installed()
+    assert capsys.readouterr().out == ""
