@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.xla.rows import TOLERANCES, Model, loader, near, trained, trainer, written_elsewhere
 
+from drivetrain import Engine
 from drivetrain.accelerators import XLAAccelerator
 from drivetrain.checkpoints import XLACheckpointIO
 from drivetrain.precision import XLAPrecision
@@ -78,3 +79,20 @@ def test_one_batch_is_one_execution_of_a_graph_that_was_compiled_before(strategy
     executed = [after[0] - before[0] for before, after in pairwise(counted[6:])]
     assert executed == [1] * len(executed)
     assert counted[-1][1] == counted[6][1]  # the second epoch compiles nothing
+
+
+@STRATEGIES
+def test_a_loop_of_ones_own_on_an_engine(strategy: str) -> None:
+    engine = Engine(accelerator="xla", devices=1, strategy=strategy, precision="32-true")
+    engine.launch()
+    model = Model()
+    own: Any = model.configure_optimizers()  # on the host's parameters, which the device replaces
+    net, optimizer = engine.setup(model.net, own)
+    batches = engine.setup_dataloaders(loader())
+    for _ in range(2):
+        for x, y, _tokens in batches:
+            optimizer.zero_grad()
+            engine.backward(torch.nn.functional.mse_loss(net(x), y))
+            optimizer.step()
+    engine.teardown()
+    near({name: weight.detach() for name, weight in model.named_parameters()}, TOLERANCES["32-true"])

@@ -17,26 +17,30 @@ from drivetrain.base import files
 from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import _child
+from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
-from drivetrain.launchers.launcher import Launcher, LaunchError
+from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
 
 _METHOD = "fork"
+_PROBE_S = 10.0
 _LOOK_EVERY_S = 0.2
 _ECHO_S = 1.0  # when an exchange breaks in one replica, the one that broke it is about to report
 
-_calls: dict[str, tuple[_child.Sealed[ProcessState], _child.Sealed[_child.Call]]] = {}  # by folder, for the copies
+# By folder, what the copies find in their memory; the number is that of torch's threads in each.
+_calls: dict[str, tuple[_child.Sealed[ProcessState], _child.Sealed[_child.Call], int | None]] = {}
 
 
 class XLALauncher(Launcher):
     """Replicas that ``xmp.spawn`` starts, as copies of this process; this one only waits, and is no replica.
 
     Each replica gets the environment variables that say who it is (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``,
-    ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``), by torch_xla's numbers, and this process's random state. What rank 0 of this
-    machine returns comes back as a copy. It may be called again and again. With one device nothing is started: this
-    process is the replica.
+    ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``), by torch_xla's numbers, its share of the processors as ``OMP_NUM_THREADS``
+    where that is not set, and this process's random state. What rank 0 of this machine returns comes back as a copy. It
+    may be called again and again. With one device nothing is started: this process is the replica.
 
     Raises:
-        ConfigurationError: torch_xla's runtime has started in this process, and the devices belong to it.
+        ConfigurationError: torch_xla's runtime has started in this process, and the devices belong to it; or torch has
+            used its threads here, which a copy does not have.
         LaunchError: a replica failed.
     """
 
@@ -51,9 +55,10 @@ class XLALauncher(Launcher):
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from torch_xla.distributed import xla_multiprocessing
 
-        self._check()
+        threads = threads_each(self.num_processes)
+        self._check(threads)
         folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
-        _calls[str(folder)] = _child.Sealed(ProcessState.current()), _child.Sealed((function, args, kwargs))
+        _calls[str(folder)] = _child.Sealed(ProcessState.current()), _child.Sealed((function, args, kwargs)), threads
         try:
             with _kills_the_others(folder):
                 xla_multiprocessing.spawn(_replica, args=(str(folder),), nprocs=None, start_method=_METHOD)
@@ -65,7 +70,7 @@ class XLALauncher(Launcher):
             del _calls[str(folder)]
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _check(self) -> None:
+    def _check(self, threads: int | None) -> None:
         import torch_xla
 
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -79,6 +84,7 @@ class XLALauncher(Launcher):
                 "Call fit before anything is computed on an XLA device here, and make tensors inside of the module's "
                 "hooks."
             )
+        check_fork(threads, _PROBE_S)
 
     def _explain(self, folder: Path, error: BaseException) -> None:
         """Raise what has happened in a replica, if one has reported it."""
@@ -104,10 +110,12 @@ def _replica(ordinal: int, folder: str) -> None:
         "RANK": ordinal, "LOCAL_RANK": local_rank, "NODE_RANK": runtime.host_index(),
         "WORLD_SIZE": runtime.world_size(), "LOCAL_WORLD_SIZE": runtime.local_device_count(),
     }  # fmt: skip
-    place = _child.Place(local_rank, {name: str(value) for name, value in variables.items()}, None, Path(folder))
-    state, call = _calls[folder]
-    if (threads := int(runtime.addressable_device_count())) > 1:
-        call = _child.Sealed((_refuse_threads, (threads,), {}))
+    state, call, threads = _calls[folder]
+    if threads is not None:
+        variables["OMP_NUM_THREADS"] = threads
+    place = _child.Place(local_rank, {name: str(value) for name, value in variables.items()}, threads, Path(folder))
+    if (replicas := int(runtime.addressable_device_count())) > 1:
+        call = _child.Sealed((_refuse_threads, (replicas,), {}))
     _child.run(place, state, call)
 
 
