@@ -11,22 +11,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.distributed.sharded import near, token_data, whole
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from drivetrain import Engine, LightningModule, Trainer, WeightedLoss
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import FSDPStrategy
 from drivetrain.strategies.sharded_state import is_dtensor
-
-
-def data(count: int = 48) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(count, 4, generator=generator), torch.randn(count, 1, generator=generator),
-        torch.randint(1, 9, (count,), generator=generator),
-    )  # fmt: skip
 
 
 class Block(nn.Module):
@@ -75,14 +68,6 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def whole(value: Any) -> Any:
-    return value.full_tensor() if is_dtensor(value) else value
-
-
-def near(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
 def trainer(ranks: int, strategy: Any = "fsdp", **arguments: Any) -> Trainer:
     quiet: dict[str, Any] = {
         "logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
@@ -97,7 +82,7 @@ def fitted(ranks: int, options: dict[str, Any], weighted: bool | str = False, co
     """Weights, optimizer state and step count of a fit, whole on every rank; with ranks, each batch is its part."""
     module, batch = Net(weighted), 8 // ranks if 8 % ranks == 0 else 8
     ours = trainer(ranks, FSDPStrategy(**options), split_batches=8 % ranks != 0, limit_val_batches=1.0, **arguments)
-    ours.fit(module, DataLoader(data(count), batch_size=batch), DataLoader(data(12), batch_size=batch))
+    ours.fit(module, DataLoader(token_data(count), batch_size=batch), DataLoader(token_data(12), batch_size=batch))
     return {
         "weights": {name: whole(value).detach().clone() for name, value in module.state_dict().items()},
         "optimizer": map_leaves(whole, ours.optimizers[0].state_dict()["state"]),
@@ -181,7 +166,7 @@ def shards_itself(shards_all: bool) -> Any:
     module = DividesByOne()
     module.shards_all = shards_all
     ours = trainer(2, FSDPStrategy())
-    ours.fit(module, DataLoader(data(), batch_size=4))
+    ours.fit(module, DataLoader(token_data(), batch_size=4))
     kinds = [type(each).__name__ for each in module.modules() if type(each).__name__.startswith("FSDP")]
     return {name: whole(value) for name, value in module.state_dict().items()}, kinds
 
@@ -189,7 +174,7 @@ def shards_itself(shards_all: bool) -> Any:
 @pytest.mark.parametrize("shards_all", [False, True], ids=["blocks", "all"])
 def test_a_configure_model_that_shards_itself_is_respected_and_gradients_are_means(pool: Any, shards_all: bool) -> None:
     module = Net()
-    trainer(1).fit(module, DataLoader(data(), batch_size=8))
+    trainer(1).fit(module, DataLoader(token_data(), batch_size=8))
     for weights, kinds in pool.run(shards_itself, shards_all, group=False):
         near(weights, dict(module.state_dict()))
         assert kinds == ["FSDPDividesByOne", "FSDPBlock", "FSDPBlock", "FSDPBlock"]
@@ -197,7 +182,7 @@ def test_a_configure_model_that_shards_itself_is_respected_and_gradients_are_mea
 
 def with_a_policy_too() -> str:
     with pytest.raises(ConfigurationError) as caught:
-        trainer(2, FSDPStrategy(auto_wrap_policy={Block})).fit(DividesByOne(), DataLoader(data(), batch_size=4))
+        trainer(2, FSDPStrategy(auto_wrap_policy={Block})).fit(DividesByOne(), DataLoader(token_data(), batch_size=4))
     return str(caught.value)
 
 
@@ -300,7 +285,7 @@ class Overflows(Net):
 
 def skips() -> Any:
     module, ours = Overflows(), trainer(2, FSDPStrategy(), precision="16-mixed", max_epochs=1)
-    ours.fit(module, DataLoader(data(), batch_size=4))
+    ours.fit(module, DataLoader(token_data(), batch_size=4))
     finite = all(torch.isfinite(whole(value)).all() for value in module.state_dict().values())
     return ours.global_step, finite, ours.strategy.precision_plugin.state_dict()["scale"]
 
@@ -360,7 +345,7 @@ def messages(kind: type[LightningModule], options: dict[str, Any]) -> dict[str, 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
-            ours.fit(module, DataLoader(data(8), batch_size=4))
+            ours.fit(module, DataLoader(token_data(8), batch_size=4))
         except ConfigurationError as raised:
             error = str(raised)
     said = [str(each.message) for each in caught if "FSDP" in str(each.message)]
@@ -407,7 +392,7 @@ def told() -> str:
 
     written = io.StringIO()
     with contextlib.redirect_stderr(written):
-        trainer(2, FSDPStrategy(), max_epochs=1).fit(Net(), DataLoader(data(8), batch_size=4))
+        trainer(2, FSDPStrategy(), max_epochs=1).fit(Net(), DataLoader(token_data(8), batch_size=4))
     return written.getvalue()
 
 
@@ -437,15 +422,15 @@ class FailsOnce(Net):
 def trained_again(exchange: str) -> Any:
     module, ours = FailsOnce(), trainer(2, FSDPStrategy(gradient_exchange=exchange), accumulate_grad_batches=4)
     with pytest.raises(ZeroDivisionError):
-        ours.fit(module, DataLoader(data(), batch_size=4))
+        ours.fit(module, DataLoader(token_data(), batch_size=4))
     ours = trainer(2, FSDPStrategy(gradient_exchange=exchange), accumulate_grad_batches=4)
-    ours.fit(module, DataLoader(data(), batch_size=4))
+    ours.fit(module, DataLoader(token_data(), batch_size=4))
     return {name: whole(value) for name, value in module.state_dict().items()}
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_module_trains_again_after_an_exception_and_old_gradients_are_gone(pool: Any, exchange: str) -> None:
     module = Net()
-    trainer(1, accumulate_grad_batches=4).fit(module, DataLoader(data(), batch_size=8))
+    trainer(1, accumulate_grad_batches=4).fit(module, DataLoader(token_data(), batch_size=8))
     for weights in pool.run(trained_again, exchange, group=False):
         near(weights, dict(module.state_dict()))

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.distributed.sharded import Saves, near, same, token_data, whole
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from drivetrain import Callback, LightningModule, Trainer, WeightedLoss
+from drivetrain import LightningModule, Trainer, WeightedLoss
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import CheckpointError
-from drivetrain.strategies.sharded_state import is_dtensor
 
 LONG = os.environ.get("DRIVETRAIN_FAULTS", "") == "long"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2_strategy.py"
@@ -32,14 +32,6 @@ def strategy() -> Any:
         sys.modules["fsdp2_strategy"] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return sys.modules["fsdp2_strategy"].FSDP2Strategy()
-
-
-def data(count: int = 48) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(count, 4, generator=generator), torch.randn(count, 1, generator=generator),
-        torch.randint(1, 9, (count,), generator=generator),
-    )  # fmt: skip
 
 
 class Scaled(LightningModule):
@@ -86,10 +78,6 @@ class Scaled(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.05)
 
 
-def whole(value: Any) -> Any:
-    return value.full_tensor() if is_dtensor(value) else value
-
-
 def trainer(ranks: int, **arguments: Any) -> Trainer:
     quiet: dict[str, Any] = {
         "logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
@@ -101,19 +89,7 @@ def trainer(ranks: int, **arguments: Any) -> Trainer:
 
 
 def loader(ranks: int, count: int = 48, batch_size: int = 8) -> Any:
-    return DataLoader(data(count), batch_size=batch_size // ranks)
-
-
-class Saves(Callback):
-    """Saves after one batch."""
-
-    def __init__(self, path: Path, at: int) -> None:
-        self.path, self.at, self.batches = path, at, 0
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batches += 1
-        if self.batches == self.at:
-            trainer.save_checkpoint(self.path)
+    return DataLoader(token_data(count), batch_size=batch_size // ranks)
 
 
 def state_of(module: LightningModule, ours: Trainer) -> dict[str, Any]:
@@ -141,14 +117,6 @@ def fitted(
 
 def mean_losses(ranks: list[dict[str, Any]]) -> list[Tensor]:
     return [torch.stack(losses).mean() for losses in zip(*(rank["losses"] for rank in ranks), strict=True)]
-
-
-def near(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-def same(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 # ---- the numbers of one process --------------------------------------------------------------------------------------

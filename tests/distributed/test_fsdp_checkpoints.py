@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.distributed.sharded import Saves, whole
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import Callback, LightningModule, Trainer
+from drivetrain import LightningModule, Trainer
 from drivetrain.base.tree import map_leaves
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import FSDPStrategy
-from drivetrain.strategies.sharded_state import is_dtensor
 
 PARTS = ("weights", "optimizer", "loss")
 
@@ -72,14 +72,6 @@ class Net(LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.02, amsgrad=True)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
-
-
-def whole(value: Any) -> Any:
-    return value.full_tensor() if is_dtensor(value) else value
-
-
-def near(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 def trainer(kind: str, ranks: int, **arguments: Any) -> Trainer:
@@ -184,16 +176,6 @@ def test_a_folder_is_evaluated_and_loaded_as_a_file_is(pool: Any, tmp_path: Path
     expected = evaluated("single_device", 1, tmp_path / "one.ckpt")
     for found in pool.run(evaluated, "sharded", 2, tmp_path / "one.ckpt", group=False):
         assert found == pytest.approx(expected, abs=1e-9)
-
-
-class Saves(Callback):
-    def __init__(self, path: Path, at: int) -> None:
-        self.path, self.at, self.batches = path, at, 0
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batches += 1
-        if self.batches == self.at:
-            trainer.save_checkpoint(self.path)
 
 
 def inside_a_window(folder: Path, exchange: str) -> Any:

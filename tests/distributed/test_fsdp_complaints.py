@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.distributed.sharded import Saves, near, same, whole
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -46,18 +47,6 @@ class Net(LightningModule):
         return torch.optim.Adam(trained, lr=0.05)
 
 
-def whole(value: Any) -> Any:
-    return value.full_tensor() if is_dtensor(value) else value
-
-
-def same(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-def near(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
 def trainer(kind: str, ranks: int = 2, options: dict[str, Any] | None = None, **arguments: Any) -> Trainer:
     strategy: Any = kind if kind == "single_device" else FSDPStrategy(state_dict_type=kind, **(options or {}))  # type: ignore[arg-type]
     quiet: dict[str, Any] = {
@@ -83,18 +72,6 @@ def state_of(module: LightningModule, ours: Trainer) -> dict[str, Any]:
         "optimizer": map_leaves(whole, ours.optimizers[0].state_dict()["state"]),
         "steps": ours.global_step,
     }
-
-
-class Saves(Callback):
-    """Saves after one batch of the run, counted from 1."""
-
-    def __init__(self, path: Path, at: int) -> None:
-        self.path, self.at, self.batches = path, at, 0
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batches += 1
-        if self.batches == self.at:
-            trainer.save_checkpoint(self.path)
 
 
 # ---- precision, compiled blocks --------------------------------------------------------------------------------------

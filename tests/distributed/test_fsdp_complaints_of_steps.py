@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.distributed.sharded import near
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -53,10 +54,6 @@ class Net(LightningModule):
 
 def whole(value: Any) -> Any:
     return (value.full_tensor() if is_dtensor(value) else value).detach().clone()
-
-
-def near(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 def trainer(kind: str, ranks: int = 2, **arguments: Any) -> Trainer:

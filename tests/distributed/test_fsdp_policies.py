@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.distributed.sharded import near, whole
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -110,14 +111,6 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.by
-
-
-def whole(value: Any) -> Any:
-    return value.full_tensor() if is_dtensor(value) else value
-
-
-def near(one: Any, other: Any) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
 def trainer(ranks: int, strategy: Any, **arguments: Any) -> Trainer:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.distributed.sharded import near, token_data, whole
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,14 +24,6 @@ from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import ModelParallelStrategy
 from drivetrain.strategies.sharded_state import is_dtensor
-
-
-def data(count: int = 48) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(count, 4, generator=generator), torch.randn(count, 1, generator=generator),
-        torch.randint(1, 9, (count,), generator=generator),
-    )  # fmt: skip
 
 
 class Block(nn.Module):
@@ -97,14 +90,6 @@ class SplitsItself(Net):
             parallelize_module(block, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
 
 
-def whole(value: Any) -> Any:
-    return value.full_tensor() if is_dtensor(value) else value
-
-
-def near(one: Any, other: Any, msg: Any = None) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, msg=msg)
-
-
 def trainer(strategy: Any = "auto", ranks: int = 1, **arguments: Any) -> Trainer:
     quiet: dict[str, Any] = {
         "logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
@@ -132,7 +117,11 @@ def fitted(
     strategy: Any = "auto" if options is None else ModelParallelStrategy(replicas, parts, **options)
     ours = trainer(strategy, replicas * parts, **arguments)
     batch = 8 // replicas
-    ours.fit(module, DataLoader(data(count), batch_size=batch, shuffle=True), DataLoader(data(12), batch_size=batch))
+    ours.fit(
+        module,
+        DataLoader(token_data(count), batch_size=batch, shuffle=True),
+        DataLoader(token_data(12), batch_size=batch),
+    )
     return {
         "weights": {name: whole(value).detach().clone() for name, value in module.state_dict().items()},
         "optimizer": map_leaves(whole, ours.optimizers[0].state_dict()["state"]),
@@ -185,7 +174,7 @@ def seen() -> Any:
     """What each rank has seen, and who its data group is."""
     strategy = ModelParallelStrategy(2, 2)
     module, ours = Planned(), trainer(strategy, 4, max_epochs=1, limit_val_batches=0)
-    ours.fit(module, DataLoader(data(), batch_size=4, shuffle=True))
+    ours.fit(module, DataLoader(token_data(), batch_size=4, shuffle=True))
     return torch.stack(module.seen), list(strategy.data.ranks), ours.distributed_sampler_kwargs
 
 
@@ -205,7 +194,7 @@ def drops(seed: int | None) -> Any:
     strategy: Any = "auto" if seed is None else ModelParallelStrategy()
     module = (Net if seed is None else Planned)(dropout=0.5)
     torch.manual_seed(5 if seed is None else seed * int(os.environ["RANK"]) + 5)
-    trainer(strategy, ranks, limit_val_batches=0).fit(module, DataLoader(data(), batch_size=8, shuffle=True))
+    trainer(strategy, ranks, limit_val_batches=0).fit(module, DataLoader(token_data(), batch_size=8, shuffle=True))
     return {name: whole(value).detach().clone() for name, value in module.state_dict().items()}, torch.get_rng_state()
 
 
@@ -235,7 +224,7 @@ def skips(sizes: tuple[int, int]) -> Any:
     ours = trainer(
         ModelParallelStrategy(*sizes), sizes[0] * sizes[1], precision="16-mixed", limit_val_batches=0, max_epochs=1
     )
-    ours.fit(module, DataLoader(data(), batch_size=4))
+    ours.fit(module, DataLoader(token_data(), batch_size=4))
     finite = all(torch.isfinite(whole(value)).all() for value in module.state_dict().values())
     return ours.global_step, finite, ours.strategy.precision_plugin.state_dict()["scale"]
 
@@ -261,7 +250,7 @@ def continued(sizes: tuple[int, int], resume: Path | None, saves: Path | None = 
     if sizes != (1, 1):
         strategy = ModelParallelStrategy(replicas, parts, save_distributed_checkpoint=folder)
     ours = trainer(strategy, replicas * parts, max_epochs=1 if saves else 2, limit_val_batches=0)
-    ours.fit(module, DataLoader(data(), batch_size=8 // replicas), ckpt_path=resume)
+    ours.fit(module, DataLoader(token_data(), batch_size=8 // replicas), ckpt_path=resume)
     if saves:
         ours.save_checkpoint(saves)
     return {
@@ -439,7 +428,7 @@ def steps_in_order() -> Any:
             2, 2, activation_checkpointing_policy={Block}, compile={"backend": "eager"}
         )  # fmt: skip
         net = Planned()
-        trainer(strategy, 4, max_epochs=1, limit_val_batches=0).fit(net, DataLoader(data(16), batch_size=4))
+        trainer(strategy, 4, max_epochs=1, limit_val_batches=0).fit(net, DataLoader(token_data(16), batch_size=4))
     return order, {name: whole(value).detach().clone() for name, value in net.state_dict().items()}
 
 
@@ -460,7 +449,7 @@ def made(sizes: tuple[int, int]) -> Any:
     ranks, module = sizes[0] * sizes[1], FromMeta()
     strategy: Any = "auto" if ranks == 1 else ModelParallelStrategy(*sizes, init_on_meta=True)
     ours = trainer(strategy, ranks, max_epochs=1, limit_val_batches=0)
-    ours.fit(module, DataLoader(data(), batch_size=8 // sizes[0]))
+    ours.fit(module, DataLoader(token_data(), batch_size=8 // sizes[0]))
     return {name: whole(value).detach().clone() for name, value in module.state_dict().items()}
 
 
@@ -473,7 +462,7 @@ def test_layers_made_on_the_meta_device_are_split_before_they_have_memory(pool: 
 
 def test_a_block_is_split_then_checkpointed_then_compiled_then_sharded(pool: Any) -> None:
     module = Net()
-    trainer(max_epochs=1, limit_val_batches=0).fit(module, DataLoader(data(16), batch_size=8))
+    trainer(max_epochs=1, limit_val_batches=0).fit(module, DataLoader(token_data(16), batch_size=8))
     for order, weights in pool.run(steps_in_order, group=False, world_size=4):
         assert order == ["parallelize_module", "compile of checkpoint", "fully_shard"]
         near(weights, dict(module.state_dict()))
@@ -522,13 +511,13 @@ def errors_of_plans() -> list[str]:
             module.before.weight = module.head.weight
         with pytest.raises(ConfigurationError) as caught:
             trainer(ModelParallelStrategy(tp_plan=plan), 2, limit_val_batches=0).fit(
-                module, DataLoader(data(16), batch_size=4)
+                module, DataLoader(token_data(16), batch_size=4)
             )
         found.append(str(caught.value))
     module = SplitsItself()
     with pytest.raises(ConfigurationError) as caught:
         trainer(ModelParallelStrategy(tp_plan=Planned.tp_plan), 2, limit_val_batches=0).fit(
-            module, DataLoader(data(16), batch_size=4)
+            module, DataLoader(token_data(16), batch_size=4)
         )
     return [*found, str(caught.value)]
 

@@ -12,20 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.distributed.sharded import Saves, near, token_data
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from drivetrain import Callback, LightningModule, Trainer, WeightedLoss
+from drivetrain import LightningModule, Trainer, WeightedLoss
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import PipelineStrategy
-
-
-def data(count: int = 48) -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(count, 4, generator=generator), torch.randn(count, 1, generator=generator),
-        torch.randint(1, 9, (count,), generator=generator),
-    )  # fmt: skip
 
 
 class Block(nn.Module):
@@ -86,10 +79,6 @@ class Net(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
 
 
-def near(one: Any, other: Any, msg: Any = None) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, msg=msg)
-
-
 def trainer(strategy: Any = "auto", ranks: int = 1, **arguments: Any) -> Trainer:
     quiet: dict[str, Any] = {
         "logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
@@ -121,7 +110,11 @@ def fitted(options: Any, ranks: int, data_ranks: int = 1, weighted: bool = False
     module = Net(weighted)
     ours = trainer("auto" if options is None else PipelineStrategy(**options), ranks, **more)
     batch = 8 // data_ranks
-    ours.fit(module, DataLoader(data(count), batch_size=batch, shuffle=True), DataLoader(data(12), batch_size=batch))
+    ours.fit(
+        module,
+        DataLoader(token_data(count), batch_size=batch, shuffle=True),
+        DataLoader(token_data(12), batch_size=batch),
+    )
     parameters = [each for each in module.parameters() if not each.is_meta]
     return {
         **whole(ours), "steps": ours.global_step, "loss": float(ours.callback_metrics["loss"]),
@@ -174,24 +167,12 @@ def test_the_cases_differ() -> None:
 # ---- evaluation and state --------------------------------------------------------------------------------------------
 
 
-class Saves(Callback):
-    """Saves a checkpoint at the end of one batch, counted from 1 over all epochs."""
-
-    def __init__(self, path: Path, at: int) -> None:
-        self.path, self.at, self.batches = path, at, 0
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self.batches += 1
-        if self.batches == self.at:
-            trainer.save_checkpoint(self.path)
-
-
 def resumed(ranks: int, path: Path | None, saves: Path | None = None, at: int = 0, **arguments: Any) -> Any:
     module, strategy = Net(), "auto" if ranks == 1 else PipelineStrategy("interleaved_1f1b")
     ours = trainer(
         strategy, ranks, limit_val_batches=0, callbacks=[Saves(saves, at)] if at and saves else [], **arguments
     )
-    ours.fit(module, DataLoader(data(), batch_size=8, shuffle=bool(at)), ckpt_path=path)
+    ours.fit(module, DataLoader(token_data(), batch_size=8, shuffle=bool(at)), ckpt_path=path)
     if saves and not at:
         ours.save_checkpoint(saves)
     return whole(ours)
@@ -235,7 +216,7 @@ def evaluated(ranks: int) -> Any:
     """What a fit, a test, a validation and a prediction of one module give, and a second fit."""
     module = Net()
     ours = trainer("auto" if ranks == 1 else PipelineStrategy(), ranks)
-    loaders = [DataLoader(data(count), batch_size=8) for count in (48, 19)]
+    loaders = [DataLoader(token_data(count), batch_size=8) for count in (48, 19)]
     ours.fit(module, *loaders)
     values = [ours.test(module, loaders[1], verbose=False)[0]["loss"]]
     values.append(ours.validate(module, loaders[1], verbose=False)[0]["loss"])
@@ -257,7 +238,7 @@ def test_it_evaluates_and_trains_again(pool: Any) -> None:
 
 def test_it_computes_in_bfloat16(pool: Any) -> None:
     module = Net()
-    trainer(precision="bf16-mixed", limit_val_batches=0).fit(module, DataLoader(data(), batch_size=8))
+    trainer(precision="bf16-mixed", limit_val_batches=0).fit(module, DataLoader(token_data(), batch_size=8))
     found = pool.run(in_half, group=False)[0]
     assert {each.dtype for each in found.values()} == {torch.float32}
     torch.testing.assert_close(found, dict(module.state_dict()), rtol=0.05, atol=0.05)
@@ -265,7 +246,7 @@ def test_it_computes_in_bfloat16(pool: Any) -> None:
 
 def in_half() -> Any:
     ours = trainer(PipelineStrategy(), 2, precision="bf16-mixed", limit_val_batches=0)
-    ours.fit(Net(), DataLoader(data(), batch_size=8))
+    ours.fit(Net(), DataLoader(token_data(), batch_size=8))
     return whole(ours)["weights"]
 
 
@@ -301,7 +282,7 @@ def hooked() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Schedule, "train", counted)
         ours = trainer(PipelineStrategy(), 2, max_epochs=1, limit_val_batches=0, gradient_clip_val=0.05)
-        ours.fit(module, DataLoader(data(19), batch_size=8))
+        ours.fit(module, DataLoader(token_data(19), batch_size=8))
     return sizes, module.called
 
 
@@ -314,7 +295,7 @@ def test_each_batch_is_one_step_of_the_schedule_and_calls_the_hooks_that_it_hono
 
 def validated(ranks: int) -> Any:
     module, ours = Net(), trainer("auto" if ranks == 1 else PipelineStrategy(), ranks)
-    return ours.validate(module, DataLoader(data(19), batch_size=8), verbose=False)[0]["loss"]
+    return ours.validate(module, DataLoader(token_data(19), batch_size=8), verbose=False)[0]["loss"]
 
 
 def test_it_validates_a_module_that_it_has_not_trained(pool: Any) -> None:
@@ -408,12 +389,12 @@ def refusals() -> dict[str, str]:
     for kind in REFUSED:
         with pytest.raises(ConfigurationError) as caught:
             trainer(PipelineStrategy(), 2).fit(
-                kind(), DataLoader(data(), batch_size=8), DataLoader(data(16), batch_size=8)
+                kind(), DataLoader(token_data(), batch_size=8), DataLoader(token_data(16), batch_size=8)
             )
         found[kind.__name__] = str(caught.value)
     with pytest.raises(ConfigurationError) as caught:
         trainer(PipelineStrategy(), 2, precision="16-mixed", limit_val_batches=0).fit(
-            Net(), DataLoader(data(), batch_size=8)
+            Net(), DataLoader(token_data(), batch_size=8)
         )
     found["scaled"] = str(caught.value)
     with pytest.raises(ConfigurationError) as caught:
