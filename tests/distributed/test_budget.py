@@ -345,6 +345,39 @@ def test_a_call_more_in_each_step_is_counted(pool: Any) -> None:
     assert more["builtin"] - plain["builtin"] == pytest.approx(3, abs=0.5)
 
 
+def exchanges_of(loop: str, strategy: str, extra: int = 0) -> dict[str, int]:
+    """The collectives of the third and the fourth step, and their bytes; ``extra`` more are made in each step."""
+    mode = Collectives()
+
+    def after(index: int) -> None:
+        for _ in range(extra):
+            torch.distributed.all_reduce(torch.ones(1))
+        if index == 1:
+            mode.__enter__()
+        elif index == 3:
+            mode.__exit__(None, None, None)
+
+    LOOPS[loop](6, lambda: None, after, strategy)
+    return dict(mode.found)
+
+
+def exchange_by_hand() -> list[Any]:
+    return [(exchanges_of("loop by hand", each), exchanges_of("loop by hand", each, extra=1)) for each in MORE]
+
+
+def exchange_by_trainer() -> list[Any]:
+    return [exchanges_of("Trainer", each) for each in MORE]
+
+
+def test_a_step_exchanges_as_much_as_a_loop_by_hand(pool: Any) -> None:
+    """Also parameters that are in no block, which FSDP gathers once."""
+    for by_hand, found in zip(pool.run(exchange_by_hand), pool.run(exchange_by_trainer, group=False), strict=True):
+        for (expected, more), ours in zip(by_hand, found, strict=True):
+            assert sum(expected.values()) > 0
+            assert ours == expected
+            assert more != expected  # the control
+
+
 def storages(tree: Any) -> Iterator[torch.UntypedStorage]:
     """Those of all tensors, of a DTensor that of its local tensor."""
     for leaf in tree_leaves(tree):

@@ -400,7 +400,7 @@ LARGE = ("model.", "optimizers.")
 
 _ONE_BLOCK = (
     "FSDPStrategy found no repeated layers in {}, so the whole model is one block: each process gathers all parameters "
-    "at once in each forward and backward pass, which takes the memory of the complete model, and waits for it. Pass "
+    "at once, waits for them, and keeps them until the backward pass ends: the memory of the complete model. Pass "
     "FSDPStrategy(auto_wrap_policy={{Block}}) with the classes of layers to gather one at a time, or with {}'s own "
     "class to keep it as one."
 )
