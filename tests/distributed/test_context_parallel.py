@@ -229,6 +229,22 @@ def everything_else(folder: Path) -> list[Any]:
     return [*found, predictions, ours.distributed_sampler_kwargs, list(ours.strategy.data.ranks)]
 
 
+def in_a_ring() -> None:
+    """torch's ring attention on the host, past the check that refuses it there."""
+    trainer(strategy(sequence_dims=1), 2, limit_val_batches=0, max_steps=1).fit(Net(), DataLoader(data(), batch_size=4))
+    heads, plain = torch.zeros(1, 2, 4, 2), F.scaled_dot_product_attention
+    with context_parallel._ring(torch.distributed.group.WORLD, 2, torch.device("cpu", 0)):
+        assert F.scaled_dot_product_attention is not plain
+        with pytest.raises(NotImplementedError, match="does not have a sharding strategy"):
+            F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    assert F.scaled_dot_product_attention is plain
+
+
+def test_torchs_ring_attention_has_no_rule_for_the_host(pool: Any) -> None:
+    """Why the strategy refuses it there; elsewhere torch's function takes the place of plain attention in a run."""
+    pool.run(in_a_ring, group=False)
+
+
 def test_what_is_split_is_named_saved_and_gathered(pool: Any, tmp_path: Path) -> None:
     """By one dimension or by a function; each rank predicts complete sequences from a checkpoint."""
     module = Net()
