@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import UserDict, defaultdict, namedtuple
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import Callback, LightningModule, Trainer, WeightedLoss
+from drivetrain import Callback, Engine, LightningModule, Trainer, WeightedLoss
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError
-from drivetrain.strategies import ModelParallelStrategy, context_parallel
+from drivetrain.strategies import Group, ModelParallelStrategy, context_parallel
 from drivetrain.strategies.sharded_state import is_dtensor
 
 LONG = os.environ.get("DRIVETRAIN_FAULTS", "") == "long"
@@ -64,6 +65,9 @@ class Net(LightningModule):
         self.head = nn.Linear(HEADS * WIDTH, WORDS)
         self.weighted = weighted
         self.lengths: set[int] = set()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.logits(tokens).clone()  # torch warns of views that a sharded module returns
 
     def logits(self, tokens: Tensor) -> Tensor:
         self.lengths.add(tokens.shape[1])
@@ -307,3 +311,63 @@ def test_without_a_run_that_splits_sequences_everything_is_plain() -> None:
     assert context_parallel.positions(3).tolist() == [0, 1, 2]
     assert context_parallel.gather(q, 2) is q
     assert context_parallel.part(q, 2) is q
+
+
+def looped(parts: int) -> dict[str, Tensor]:
+    """Two steps of a loop on an Engine, which names the parts itself."""
+    engine = Engine(
+        strategy=strategy() if parts > 1 else "auto", accelerator="cpu", devices=parts, precision="64-true"
+    )  # fmt: skip
+    engine.launch()
+    module = Net()
+    wrapped = engine.setup_module(module)
+    optimizer = engine.setup_optimizers(module.configure_optimizers())
+    for tokens, targets, _ in engine.setup_dataloaders(DataLoader(data(8), batch_size=4)):
+        tokens, targets = (context_parallel.part(each, 1) for each in (tokens, targets))
+        optimizer.zero_grad()
+        engine.backward(F.cross_entropy(wrapped(tokens).flatten(0, 1), targets.flatten()))
+        optimizer.step()
+    return {name: whole(value).detach().clone() for name, value in module.state_dict().items()}
+
+
+def test_a_loop_on_an_engine_names_the_parts_itself(pool: Any) -> None:
+    expected = looped(1)
+    for found in pool.run(looped, 2, group=False):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_fields_are_named_in_every_kind_of_batch() -> None:
+    """Dictionaries of any kind, tuples, lists and named tuples; what is not named stays complete."""
+    Pair = namedtuple("Pair", ["x", "y"])
+    x, y = torch.arange(8).view(1, 8), torch.arange(3)
+    context_parallel._ENTERED.append(context_parallel.Context(Second()))
+    try:
+        first = context_parallel.part(x, 1)
+        assert first.tolist() == [[4, 5, 6, 7]]
+        given: list[tuple[Any, Any]] = [
+            (defaultdict(list, x=x, y=y), {"x": 1}), (UserDict(x=x, y=y), {"x": 1}), ((x, y), {0: 1}),
+            ([x, y], {0: -1}), (Pair(x, y), {"x": 1}),
+        ]  # fmt: skip
+        for batch, dims in given:
+            found = context_parallel.split(batch, dims)
+            assert type(found) is type(batch)
+            one, other = found.values() if hasattr(found, "values") else found
+            assert torch.equal(one, first)
+            assert other is y
+        with pytest.raises(ConfigurationError, match="the batch is a Tensor.* Pass a function"):
+            context_parallel.split(x, {"x": 1})
+        assert context_parallel.positions(4).tolist() == [4, 5, 6, 7]
+    finally:
+        context_parallel.leave_all()
+
+
+class Second(Group):
+    """The second of two ranks, which exchange nothing."""
+
+    rank, ranks = 1, (0, 1)
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def new(self, ranks: Any) -> Group:
+        raise NotImplementedError

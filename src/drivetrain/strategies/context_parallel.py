@@ -8,8 +8,9 @@ complete sequences for some of the heads, and afterwards they exchange back. A m
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -172,26 +173,29 @@ def split(batch: Any, dims: Dims) -> Any:
 
 
 def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
-    if isinstance(batch, Mapping):
-        fields: dict[Any, Any] = dict(batch)
+    names: Sequence[Any]
+    if isinstance(batch, MutableMapping):
+        names = list(batch)
+        found: Any = copy.copy(batch)
     elif isinstance(batch, Sequence) and not isinstance(batch, str):
         names = getattr(batch, "_fields", range(len(batch)))
-        fields = dict(zip(names, batch, strict=True))
+        found = dict(zip(names, batch, strict=True))
     else:
         raise ConfigurationError(
             f"sequence_dims names fields, and the batch is {described(batch)}. Pass a function, which gets the batch "
             "and part(tensor, dim)."
         )
     for name, dim in dims.items():
-        if not isinstance(fields.get(name), Tensor):
+        if name not in names or not isinstance(found[name], Tensor):
             raise ConfigurationError(
                 f"sequence_dims names the field {name!r}, and the batch has no such tensor. "
-                f"{did_you_mean(str(name), [str(each) for each in fields])}"
+                f"{did_you_mean(str(name), [str(each) for each in names])}"
             )
-        fields[name] = part(fields[name], dim)
-    if isinstance(batch, Mapping):
-        return type(batch)(fields)  # type: ignore[call-arg]
-    return type(batch)(*fields.values()) if hasattr(batch, "_fields") else type(batch)(fields.values())
+        found[name] = part(found[name], dim)
+    if isinstance(batch, MutableMapping):
+        return found
+    kind: Any = type(batch)
+    return kind(*found.values()) if hasattr(batch, "_fields") else kind(found.values())
 
 
 # ---- the exchange ----------------------------------------------------------------------------------------------------

@@ -82,6 +82,10 @@ class SequenceParts(ParallelStrategy):
 
         vars(self)[_VERB] = parts_to_device  # on the instance: a run that splits nothing does not call it
 
+    def leave_process_group(self) -> None:
+        leave_all()
+        super().leave_process_group()
+
     def teardown(self) -> None:
         leave_all()
         vars(self).pop(_VERB, None)
