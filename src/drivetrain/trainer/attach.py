@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.base.introspect import (
+    defined_by_user,
     is_own_class,
     missing_arguments,
     near_misses,
@@ -274,8 +275,9 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     if "_book" not in module.__dict__:
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
     for removed, (instead, arguments) in _RENAMED.items():
-        # With other arguments it is the user's own method, which happens to have this name.
-        if removed not in strategy.extra_hooks and _takes(getattr(module, removed, None), arguments):
+        if removed in strategy.extra_hooks or not defined_by_user(module, removed):
+            continue
+        if _takes(getattr(module, removed, None), arguments):  # else it is the user's own, by the same name
             raise ConfigurationError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
                 "steps' outputs on self if you need them."
@@ -377,6 +379,8 @@ def check_hooks(parties: Iterable[Any]) -> None:
                 _check_hook(name, hook, getattr(party, hook), getattr(base, hook))
         told = {*_RENAMED, *(_GONE_FROM_CALLBACKS if base is Callback else ())}
         for method, hook in near_misses(type(party), base, hooks):
+            if method in _RENAMED:
+                continue  # check_module has refused it, or the strategy calls it
             told.add(method)
             rank_zero_warn(
                 f"{name}.{method} is never called by the Trainer. Did you mean {hook}? "

@@ -18,6 +18,11 @@ _FILES = {
     **dict.fromkeys(_ACCELERATORS, "accelerators"),
     **dict.fromkeys(_PRECISION, "precision_plugins"),
     **dict.fromkeys(_TRAINING_TYPE, "training_type_plugins"),
+    "TrainingTypePlugin": "training_type_plugin",
+    "Callback": "module",
+    "LightningModule": "module",
+    "LightningDataModule": "datamodule",
+    "Trainer": "trainer",
 }
 __all__ = sorted(_FILES)
 __getattr__, __dir__ = lazy(__name__, _FILES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.legacy.adapted import adapted
+from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin, precision_plugin_of
 from drivetrain.legacy.v1_3.strategy import Composed
 from drivetrain.legacy.v1_3.training_type_plugin import TrainingTypePlugin
@@ -24,6 +25,9 @@ class _Parts:
 
     hardware = "auto"
     """The name of today's accelerator."""
+
+    optimizer_frequencies: Sequence[int] = ()
+    """For how many batches in a row each optimizer is stepped; empty: all are, for each batch."""
 
     _strategy: Any = None
 
@@ -41,6 +45,12 @@ class _Parts:
             self._strategy = adapted(Composed, plugin.strategy_name, self, **arguments)
         return self._strategy
 
+    def __getattr__(self, name: str) -> Any:
+        """What today's accelerator knows besides, such as ``supports_float64``."""
+        if name.startswith("_") or "precision_plugin" not in self.__dict__ or self.strategy.accelerator is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        return getattr(self.strategy.accelerator, name)
+
     def take_precision(self, today: Any) -> None:
         """Use the precision that the Trainer has chosen, where it is not the plugin's."""
         if self.precision_plugin.today is not today:
@@ -49,7 +59,8 @@ class _Parts:
 
     def as_settings(self) -> dict[str, Any]:
         """Return the arguments of today's Trainer that this accelerator stands for."""
-        return {"accelerator": self.hardware, "strategy": self.strategy, **self.training_type_plugin.settings()}
+        own = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds()]}
+        return {**own, **self.training_type_plugin.settings()}
 
 
 class _Facts(_Parts):

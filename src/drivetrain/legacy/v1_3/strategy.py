@@ -5,9 +5,10 @@ A method of a plugin that the user does not override calls ``strategy.usual``: t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,10 @@ from torch.optim import Optimizer
 
 from drivetrain.engine.engine import Engine
 from drivetrain.legacy.adapted import Adapted
+from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, log_dictionaries
+from drivetrain.legacy.v1_3.steps import bind_step
 from drivetrain.module.optimizers import normalise
+from drivetrain.strategies.stepping import OwnStep, StepParts
 
 
 class _SetUp(Adapted):
@@ -39,7 +43,8 @@ class _SetUp(Adapted):
 
     def launch(self) -> None:
         """Fill in devices and ranks and start the processes, for a loop of the user's."""
-        self.engine = Engine(**self.source.as_settings())
+        settings = {name: value for name, value in self.source.as_settings().items() if name != "callbacks"}
+        self.engine = Engine(**settings)
         self.engine.launch()
 
     def setup_environment(self) -> None:
@@ -109,7 +114,14 @@ class _Life(_SetUp):
         self.source.teardown()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.usual.__getstate__(), "trainer": None, "loop": None, "engine": None}
+        own: dict[str, Any] = {
+            "trainer": None,
+            "loop": None,
+            "engine": None,
+            "outputs_of_batch": None,
+            "further_arguments": {},
+        }
+        return {**self.usual.__getstate__(), **own}
 
 
 class _Steps(_Life):
@@ -117,7 +129,22 @@ class _Steps(_Life):
 
     calls_step_end = True
     enters_step_contexts = True
-    extra_hooks = frozenset({"configure_sharded_model"})
+    extra_hooks = EXTRA_HOOKS
+    extra_step_arguments = frozenset({"optimizer_idx", "hiddens"})
+    further_arguments: Mapping[str, Any] = MappingProxyType({})
+    outputs_of_batch: list[Any] | None = None
+
+    @property
+    def honoured_hooks(self) -> Any:
+        """All hooks in the step with several optimizers; in any other own step, those of today's strategy."""
+        return "all" if self.owns_step else self.usual.honoured_hooks
+
+    owns_step = False
+
+    def bind_step(self, parts: StepParts) -> OwnStep | None:
+        step = bind_step(self, parts)
+        self.owns_step = step is not None
+        return step or cast("OwnStep | None", self.usual.bind_step(parts))
 
     def bound_step(self, name: str) -> Callable[..., Any]:
         self.driver.steps[name] = self.bind(name)
@@ -137,11 +164,17 @@ class _Steps(_Life):
         return getattr(self.source, "predict_step")(_named(args, kwargs))  # noqa: B009
 
     def _step(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name == "training_step":
+            kwargs = {**kwargs, **self.further_arguments}
         output = getattr(self.source, name)(_named(args, kwargs))
         hook = getattr(self.lightning_module, f"{name}_end", None)
         if not callable(hook):
-            return getattr(self.source, f"{name}_end")(output)
-        return output if self.usual.calls_step_end else hook(output)
+            output = getattr(self.source, f"{name}_end")(output)
+        elif not self.usual.calls_step_end:
+            output = hook(output)
+        if name == "training_step" and isinstance(output, dict):
+            log_dictionaries(self.lightning_module, output)
+        return output
 
     def run_module(self, name: str, *args: Any) -> Any:
         """Run a step of the module, through what is wrapped around it."""
@@ -153,6 +186,10 @@ class _Steps(_Life):
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         return self.source.batch_to_device(batch, device, dataloader_idx)
+
+
+class _Gradients(_Steps):
+    """Backward pass and optimizer step."""
 
     def index_of(self, optimizer: Any) -> int:
         """Return the position of ``optimizer`` among those of the run; 0 for one that is not among them."""
@@ -183,7 +220,7 @@ class _Steps(_Life):
         return self.source.optimizer_step(optimizer, self.index_of(optimizer), closure, **kwargs)
 
 
-class _Exchange(_Steps):
+class _Exchange(_Gradients):
     """Clipping, collectives, checkpoints and facts."""
 
     storage_options: Any = None

@@ -1,0 +1,53 @@
+"""Options of a command line from the arguments of a constructor, as in the 1.3 generation."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from drivetrain.legacy.v1_3.flags import FLAGS
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """Return the arguments of the constructor of ``cls`` that an option can set, with their defaults."""
+    own: dict[str, Any] = {}
+    for each in reversed(cls.__mro__):
+        init = vars(each).get("__init__")
+        if init is None or each is object or each.__module__.startswith(("torch.", "drivetrain.module")):
+            continue
+        parameters = list(inspect.signature(init).parameters.values())[1:]
+        own |= {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if any(hasattr(each, "add_argparse_args") and each.__name__ == "Trainer" for each in cls.__mro__):
+        own = dict(FLAGS)
+    return {name: default for name, default in own.items() if default is not inspect.Parameter.empty}
+
+
+def add_argparse_args(cls: type, parent_parser: ArgumentParser) -> ArgumentParser:
+    """Return a parser with the options of ``parent_parser`` and one for each argument of ``cls``."""
+    parser = ArgumentParser(parents=[parent_parser], add_help=False)
+    known = {action.dest for action in parent_parser._actions}
+    for name, default in defaults_of(cls).items():
+        if name in known:
+            continue
+        switch: dict[str, Any] = {"nargs": "?", "const": True} if isinstance(default, bool) else {}
+        parser.add_argument(f"--{name}", dest=name, default=default, type=_value, **switch)
+    return parser
+
+
+def from_argparse_args(cls: Any, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
+    """Return ``cls(...)`` with those of its arguments that ``args`` has; ``kwargs`` win."""
+    found = vars(args.parse_args() if isinstance(args, ArgumentParser) else args)
+    return cls(**{**{name: found[name] for name in defaults_of(cls) if name in found}, **kwargs})
+
+
+def _value(text: str) -> Any:
+    """Return what an option's text means: a Python literal where it is one."""
+    words = {"true": True, "false": False, "none": None, "yes": True, "no": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

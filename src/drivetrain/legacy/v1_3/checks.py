@@ -1,0 +1,38 @@
+"""Callbacks for flags of the 1.3 generation that became a few lines of a user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from drivetrain.callback import Callback
+from drivetrain.compat.parameters import grad_norm
+
+
+class GradientNorms(Callback):
+    """Logs the norm of each parameter's gradient: ``track_grad_norm``.
+
+    Args:
+        norm_type: which norm; ``inf`` is the largest element.
+    """
+
+    def __init__(self, norm_type: float | str) -> None:
+        self.norm_type = norm_type
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        pl_module.log_dict(grad_norm(pl_module, self.norm_type))
+
+
+class StopsOnNaN(Callback):
+    """Raises an error when the loss or a parameter is not finite: ``terminate_on_nan``. It reads the device."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else None
+        if loss is not None and not torch.isfinite(loss).all():
+            raise ValueError(f"The loss of batch {batch_idx} is {loss.item()}. Look for a division by zero.")
+        for name, parameter in pl_module.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise ValueError(
+                    f"The parameter {name} is not finite after batch {batch_idx}. Lower the learning rate."
+                )

@@ -1,0 +1,105 @@
+"""The callback that calls a module's hooks of the 1.3 generation at the ends of epochs, with the steps' outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.callback import Callback
+
+EXTRA_HOOKS = frozenset({
+    "training_epoch_end", "validation_epoch_end", "test_epoch_end", "on_epoch_start", "on_epoch_end",
+    "on_pretrain_routine_start", "on_pretrain_routine_end", "configure_sharded_model", "tbptt_split_batch",
+    "get_progress_bar_dict",
+})  # fmt: skip
+"""The hooks of modules that are called for accelerators of this generation, and by no other strategy."""
+
+
+class EpochEnds(Callback):
+    """Keeps what the steps return, for a module that has ``training_epoch_end`` or one of the others."""
+
+    def __init__(self) -> None:
+        self._training: list[Any] = []
+        self._evaluation: dict[int, list[Any]] = {}
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        _call(pl_module, "on_pretrain_routine_start")
+        _call(pl_module, "on_pretrain_routine_end")
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._training = vars(pl_module)["_outputs_of_epoch"] = []
+        _call(pl_module, "on_epoch_start")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        takes_outputs = getattr(pl_module.on_train_epoch_end, "takes_outputs", False)
+        if takes_outputs or hasattr(pl_module, "training_epoch_end"):
+            several = trainer.strategy.outputs_of_batch
+            self._training.append(outputs if several is None else several)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        outputs, self._training = self._training, []
+        if outputs and isinstance(outputs[0], list):  # one list for each optimizer
+            outputs = [[each for each in column if each is not None] for column in zip(*outputs, strict=True)]
+        outputs = [each for each in outputs if each is not None]
+        vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end that takes them
+        _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
+        _call(pl_module, "on_epoch_end")
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._evaluation = {}
+        _call(pl_module, "on_epoch_start")
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._keep(pl_module, "validation_epoch_end", outputs, dataloader_idx)
+
+    def on_test_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._keep(pl_module, "test_epoch_end", outputs, dataloader_idx)
+
+    def _keep(self, pl_module: Any, hook: str, outputs: Any, dataloader_idx: int) -> None:
+        if hasattr(pl_module, hook) and outputs is not None:
+            self._evaluation.setdefault(dataloader_idx, []).append(outputs)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._end(pl_module, "validation_epoch_end")
+
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._end(pl_module, "test_epoch_end")
+
+    def _end(self, pl_module: Any, hook: str) -> None:
+        kept = [self._evaluation[index] for index in sorted(self._evaluation)]
+        self._evaluation = {}
+        _log(pl_module, _call(pl_module, hook, kept[0] if len(kept) == 1 else kept))
+        _call(pl_module, "on_epoch_end")
+
+
+def _call(module: Any, name: str, *args: Any) -> Any:
+    hook = getattr(module, name, None)
+    return hook(*args) if callable(hook) else None
+
+
+def _log(module: Any, returned: Any) -> None:
+    if isinstance(returned, Mapping):
+        log_dictionaries(module, returned)
+
+
+def log_dictionaries(module: Any, returned: Mapping[str, Any]) -> None:
+    """Log what a step or a hook has returned under "log" and "progress_bar"."""
+    logged, shown = returned.get("log") or {}, returned.get("progress_bar") or {}
+    own = vars(module)
+    if (logged or shown) and not own.get("_has_warned_of_dictionaries"):
+        own["_has_warned_of_dictionaries"] = True
+        rank_zero_warn(
+            f"{type(module).__name__} returns a dictionary with 'log' or 'progress_bar', which is deprecated. Write "
+            "self.log(name, value, prog_bar=True).",
+            FutureWarning,
+        )
+    for name in {**logged, **shown}:
+        value = logged.get(name, shown.get(name))
+        module.log(name, value, logger=name in logged, prog_bar=name in shown)

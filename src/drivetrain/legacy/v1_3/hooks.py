@@ -1,0 +1,70 @@
+"""Hooks with the arguments of the 1.3 generation, called by today's Trainer with today's arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from drivetrain.base.introspect import positional_arity
+
+OF_MODULES: dict[str, tuple[str, str]] = {
+    "optimizer_step": (
+        "epoch batch_idx optimizer optimizer_closure",
+        "epoch batch_idx optimizer optimizer_idx optimizer_closure on_tpu using_native_amp using_lbfgs",
+    ),
+    "optimizer_zero_grad": ("epoch batch_idx optimizer", "epoch batch_idx optimizer optimizer_idx"),
+    "backward": ("loss", "loss optimizer optimizer_idx"),
+    "transfer_batch_to_device": ("batch device dataloader_idx", "batch device"),
+    "on_train_batch_start": ("batch batch_idx", "batch batch_idx dataloader_idx"),
+    "on_train_batch_end": ("outputs batch batch_idx", "outputs batch batch_idx dataloader_idx"),
+    "on_train_epoch_end": ("", "outputs"),
+    **{
+        f"on_{stage}_batch_{moment}": (f"{first}batch batch_idx", f"{first}batch batch_idx dataloader_idx")
+        for stage in ("validation", "test", "predict")
+        for moment, first in (("start", ""), ("end", "outputs "))
+    },
+}
+"""By hook of a module: the arguments that it gets today, and those that it got then, in order."""
+
+OF_CALLBACKS: dict[str, tuple[str, str]] = {
+    name: (f"trainer pl_module {today}".strip(), f"trainer pl_module {then}".strip())
+    for name, (today, then) in OF_MODULES.items()
+    if name.startswith("on_")
+}
+"""The same for callbacks."""
+
+
+def adapt(cls: type, hooks: Mapping[str, tuple[str, str]]) -> None:
+    """Let the hooks that ``cls`` itself defines with the arguments of that time be called with today's."""
+    for name, (today, then) in hooks.items():
+        method = vars(cls).get(name)
+        if inspect.isfunction(method) and _is_of_that_time(method, today.split(), then.split()):
+            setattr(cls, name, _adapted(method, today.split(), then.split()))
+
+
+def _is_of_that_time(method: Callable[..., Any], today: list[str], then: list[str]) -> bool:
+    takes = positional_arity(method) - 1  # without self
+    return takes <= len(then) and takes != len(today) and (takes > len(today) or len(then) < len(today))
+
+
+def _adapted(method: Callable[..., Any], today: list[str], then: list[str]) -> Callable[..., Any]:
+    taken = then[: positional_arity(method) - 1]
+
+    @functools.wraps(method)
+    def called_today(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(today):  # by a subclass, with the arguments of that time
+            return method(self, *args, **kwargs)
+        values: dict[str, Any] = {"dataloader_idx": 0, "on_tpu": False, "using_native_amp": False, "using_lbfgs": False}
+        module = args[1] if today[:2] == ["trainer", "pl_module"] else self
+        values["outputs"] = vars(module).get("_outputs_of_epoch", [])
+        values |= {"optimizer": None, "optimizer_idx": 0, **dict(zip([*today, "dataloader_idx"], args, strict=False))}
+        if "optimizer_idx" in taken and (optimizer := getattr(values["optimizer"], "optimizer", values["optimizer"])):
+            values["optimizer_idx"] = self.trainer.strategy.index_of(optimizer)
+        return method(self, *(values[name] for name in taken), **kwargs)
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *today)]
+    called_today.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called_today.takes_outputs = "outputs" in taken and "outputs" not in today  # type: ignore[attr-defined]
+    return called_today

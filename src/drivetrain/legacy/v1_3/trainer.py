@@ -1,0 +1,181 @@
+"""The Trainer of the 1.3 generation: its flags, its calls and its properties, on today's Trainer."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from typing import Any
+
+import drivetrain.trainer.trainer
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.data.combined import CombinedLoader
+from drivetrain.errors import NotSupportedError
+from drivetrain.legacy.v1_3 import arguments, flags
+from drivetrain.module.optimizers import LRSchedulerConfig, normalise
+from drivetrain.trainer.job import Job
+
+
+class _Flagged(drivetrain.trainer.trainer.Trainer):
+    """The constructor with the flags of that time."""
+
+    resume_from_checkpoint: Any = None
+
+    @property
+    def accelerator(self) -> Any:
+        """The accelerator, made of two plugins; while the Trainer is being made, today's."""
+        return getattr(self.strategy, "source", None) or super().accelerator
+
+    @property
+    def training_type_plugin(self) -> Any:
+        """The accelerator's training-type plugin."""
+        return self.accelerator.training_type_plugin
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        given = {**dict(zip(flags.FLAGS, args, strict=False)), **given}
+        settings = flags.translated(given)
+        self._flags = {**flags.FLAGS, **given}
+        self.resume_from_checkpoint = given.get("resume_from_checkpoint")
+        super().__init__(**settings)
+        rate = given.get("progress_bar_refresh_rate")
+        for bar in (each for each in self._callbacks if rate and hasattr(each, "refresh_rate")):
+            bar.refresh_rate = rate
+
+
+class _Calls(_Flagged):
+    """The entry points with the arguments of that time."""
+
+    def fit(  # type: ignore[override]
+        self,
+        model: Any,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: Any = None,
+        train_dataloader: Any = None,
+        **more: Any,
+    ) -> Any:
+        """Train ``model``; returns 1, as it did."""
+        if train_dataloader is not None:
+            train_dataloaders = _renamed("fit", "train_dataloader", "train_dataloaders", train_dataloader)
+        for name in ("truncated_bptt_steps", "prepare_data_per_node"):
+            if self._flags[name] != flags.FLAGS[name]:
+                setattr(model, name, self._flags[name])
+        if (mode := self._flags["multiple_trainloader_mode"]) != flags.FLAGS["multiple_trainloader_mode"]:
+            train_dataloaders = CombinedLoader(train_dataloaders, mode)
+        more.setdefault("ckpt_path", self.resume_from_checkpoint)
+        super().fit(model, train_dataloaders, val_dataloaders, datamodule, **more)
+        return 1
+
+    def validate(
+        self, model: Any = None, dataloaders: Any = None, *args: Any, val_dataloaders: Any = None, **more: Any
+    ) -> Any:
+        """Evaluate on the validation loaders."""
+        if val_dataloaders is not None:
+            dataloaders = _renamed("validate", "val_dataloaders", "dataloaders", val_dataloaders)
+        return super().validate(model, dataloaders, *args, **_best_of(model, more))
+
+    def test(
+        self, model: Any = None, dataloaders: Any = None, *args: Any, test_dataloaders: Any = None, **more: Any
+    ) -> Any:
+        """Evaluate on the test loaders."""
+        if test_dataloaders is not None:
+            dataloaders = _renamed("test", "test_dataloaders", "dataloaders", test_dataloaders)
+        return super().test(model, dataloaders, *args, **_best_of(model, more))
+
+    def tune(self, *args: Any, **kwargs: Any) -> Any:
+        """Not supported yet.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        raise NotSupportedError("trainer.tune is not supported yet. Leave it out, and pass the learning rate yourself.")
+
+    def run_job(self, job: Job) -> list[Any]:
+        results = super().run_job(job)
+        self.training_type_plugin._results = results  # in the process that has started the others, too
+        return results
+
+    def make_optimizers(self) -> tuple[list[Any], list[LRSchedulerConfig]]:
+        """What ``configure_optimizers`` returns, with the frequencies of several optimizers."""
+        self._optimizers_made = True
+        returned = self.hooks.call_method("configure_optimizers")
+        if isinstance(returned, (list, tuple)) and all(isinstance(each, Mapping) for each in returned):
+            found = [each["frequency"] for each in returned if "frequency" in each]
+            self.accelerator.optimizer_frequencies = found if len(found) == len(returned) else ()
+        return normalise(returned)
+
+
+class Trainer(_Calls):
+    """Today's Trainer with the flags of the 1.3 generation; each one that is deprecated says what to write instead.
+
+    Flags that were not given have the defaults of that time. Today's arguments work too.
+    """
+
+    @property
+    def distributed_backend(self) -> str:
+        """The name of the strategy."""
+        return str(self.training_type_plugin.strategy_name)
+
+    @property
+    def gpus(self) -> Any:
+        """As it was passed."""
+        return self._flags["gpus"]
+
+    @property
+    def tpu_cores(self) -> Any:
+        """As it was passed."""
+        return self._flags["tpu_cores"]
+
+    @property
+    def num_gpus(self) -> int:
+        """How many GPUs this machine trains on."""
+        return self.num_devices if self.on_gpu else 0
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the model is trained on a GPU."""
+        return bool(self.training_type_plugin.on_gpu)
+
+    @property
+    def root_gpu(self) -> int | None:
+        """The index of this process's GPU."""
+        return self.strategy.root_device.index if self.on_gpu else None
+
+    def get_model(self) -> Any:
+        """The user's module."""
+        return self.lightning_module
+
+    @property
+    def progress_bar_dict(self) -> dict[str, Any]:
+        """What the progress bar shows."""
+        return dict(self.progress_bar_metrics)
+
+    # ---- command lines -------------------------------------------------------------------------------------------
+
+    @classmethod
+    def add_argparse_args(cls, parent_parser: ArgumentParser) -> ArgumentParser:
+        """Return a parser with an option for each flag."""
+        return arguments.add_argparse_args(cls, parent_parser)
+
+    @classmethod
+    def from_argparse_args(cls, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
+        """Return a Trainer with the flags among ``args``; ``kwargs`` win."""
+        return arguments.from_argparse_args(cls, args, **kwargs)
+
+    @classmethod
+    def parse_argparser(cls, arg_parser: ArgumentParser | Namespace) -> Namespace:
+        """Return the options of a command line."""
+        return arg_parser if isinstance(arg_parser, Namespace) else arg_parser.parse_args()
+
+
+def _renamed(call: str, then: str, today: str, loaders: Any) -> Any:
+    rank_zero_warn(
+        f"trainer.{call}({then}=...) is deprecated. Write trainer.{call}(model, {today}=...).", FutureWarning
+    )
+    return loaders
+
+
+def _best_of(model: Any, more: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments; ``ckpt_path="best"`` was the default, and meant nothing with a model."""
+    if model is not None and more.get("ckpt_path") == "best":
+        more = {name: value for name, value in more.items() if name != "ckpt_path"}
+    return more

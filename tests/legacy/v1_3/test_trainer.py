@@ -1,0 +1,271 @@
+"""The Trainer of the 1.3 generation: its flags, each with one line that names the new spelling, and its calls."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import drivetrain
+from drivetrain.callbacks import (
+    DeviceStatsMonitor,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    ModelSummary,
+    ProgressBar,
+)
+from drivetrain.errors import ConfigurationError, NotSupportedError, UnknownArgumentError
+from drivetrain.legacy import v1_3 as pl
+from drivetrain.legacy.v1_3.flags import FLAGS, translated
+
+
+class Net(pl.LightningModule):
+    """Trains one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Linear(4, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch).pow(2).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def loader() -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(0)
+    return DataLoader(list(torch.randn(8, 4, generator=generator)), batch_size=4)
+
+
+def quiet(**flags: Any) -> pl.Trainer:
+    """A Trainer without output, whose deprecations are no errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return pl.Trainer(**{
+            "max_epochs": 1, "logger": False, "checkpoint_callback": False, "progress_bar_refresh_rate": 0,
+            "weights_summary": None, **flags,
+        })  # fmt: skip
+
+
+# ---- flags -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_flags_it_is_quiet_and_trains_as_today(tmp_path: Path, make_trainer: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer = pl.Trainer(default_root_dir=str(tmp_path), max_epochs=1, logger=False)
+    one, other = Net(), Net()
+    trainer.fit(one, loader())
+    make_trainer().fit(other, loader())
+    assert torch.equal(one.net.weight, other.net.weight)
+
+
+NEW_SPELLING = {
+    "num_processes": (2, 'accelerator="cpu", devices=2'),
+    "distributed_backend": ("ddp", "strategy='ddp'"),
+    "accelerator": ("dp", "strategy='dp'"),
+    "amp_backend": ("apex", 'precision="16-mixed"'),
+    "amp_level": ("O1", 'precision="16-mixed"'),
+    "checkpoint_callback": (False, "enable_checkpointing=False"),
+    "resume_from_checkpoint": ("a.ckpt", "ckpt_path='a.ckpt'"),
+    "progress_bar_refresh_rate": (20, "RichProgressBar(refresh_rate=20)"),
+    "weights_summary": ("full", "ModelSummary(max_depth=...)"),
+    "weights_save_path": ("there", "ModelCheckpoint(dirpath='there')"),
+    "reload_dataloaders_every_epoch": (True, "reload_dataloaders_every_n_epochs=1"),
+    "replace_sampler_ddp": (False, "use_distributed_sampler=False"),
+    "log_gpu_memory": ("all", "DeviceStatsMonitor()"),
+    "track_grad_norm": (2, "on_before_optimizer_step"),
+    "terminate_on_nan": (True, "check_finite=True"),
+    "truncated_bptt_steps": (3, "self.truncated_bptt_steps = 3"),
+    "prepare_data_per_node": (False, "self.prepare_data_per_node = False"),
+    "multiple_trainloader_mode": ("min_size", "CombinedLoader(loaders, mode='min_size')"),
+    "flush_logs_every_n_steps": (10, "no effect"),
+    "move_metrics_to_cpu": (True, "no effect"),
+    "auto_select_gpus": (True, 'devices="auto"'),
+    "process_position": (1, "TQDMProgressBar"),
+    "gpus": (2, 'accelerator="gpu", devices=2'),
+    "tpu_cores": (8, 'accelerator="tpu", devices=8'),
+}
+
+
+@pytest.mark.parametrize("flag", NEW_SPELLING)
+def test_each_old_flag_names_its_new_spelling_in_one_line(flag: str) -> None:
+    value, instead = NEW_SPELLING[flag]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        translated({flag: value})
+    [line] = [str(each.message) for each in caught]
+    assert f"Trainer({flag}={value!r}) is deprecated" in line
+    assert instead in line
+    assert "\n" not in line
+
+
+def test_a_flag_with_its_default_says_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        translated(FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "strategy", "devices"),
+    [
+        ({}, "SingleDevice", 1), ({"num_processes": 2}, "DDP", 2), ({"distributed_backend": "ddp"}, "DDP", 1),
+        ({"accelerator": "ddp", "num_processes": 2}, "DDP", 2), ({"accelerator": "dp"}, "DataParallel", 1),
+        ({"accelerator": "ddp2"}, "DDP2", 1), ({"accelerator": "ddp_cpu", "num_processes": 2}, "DDP", 2),
+        ({"accelerator": "horovod"}, "Horovod", 1), ({"plugins": "ddp_sharded"}, "DDP", 1),
+        ({"plugins": [pl.DDPPlugin()]}, "DDP", 1), ({"accelerator": "cpu"}, "SingleDevice", 1),
+    ],
+)  # fmt: skip
+def test_flags_of_hardware_mean_what_they_meant(flags: dict[str, Any], strategy: str, devices: int) -> None:
+    trainer = quiet(**flags)
+    assert type(trainer.strategy).__name__ == f"Composed{strategy}Strategy"
+    assert trainer.num_devices == devices
+
+
+def test_several_processes_without_a_backend_are_spawned() -> None:
+    assert quiet(num_processes=2).strategy.start_method == "spawn"
+    assert quiet(num_processes=2, accelerator="ddp").strategy.start_method == "popen"
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [
+        ({}, "32-true"), ({"precision": 16}, "16-mixed"), ({"precision": 64}, "64-true"),
+        ({"precision": 16, "amp_backend": "apex", "amp_level": "O1"}, "16-mixed"),
+        ({"precision": 16, "amp_backend": "apex", "amp_level": "O3"}, "16-true"), ({"amp_level": "O3"}, "32-true"),
+        ({"plugins": [pl.NativeMixedPrecisionPlugin("bf16")]}, "bf16-mixed"),
+    ],
+)  # fmt: skip
+def test_flags_of_precision_mean_what_they_meant(flags: dict[str, Any], precision: str) -> None:
+    assert quiet(**flags).precision == precision
+
+
+def test_an_accelerator_object_with_the_flags_of_its_time() -> None:
+    accelerator = pl.CPUAccelerator(pl.PrecisionPlugin(), pl.DDPPlugin())
+    trainer = quiet(accelerator=accelerator, num_processes=2)
+    assert trainer.accelerator is accelerator
+    assert trainer.training_type_plugin is accelerator.training_type_plugin
+    assert (trainer.distributed_backend, trainer.num_devices) == ("ddp", 2)
+
+
+def test_flags_become_callbacks(tmp_path: Path) -> None:
+    own = ModelCheckpoint(dirpath=tmp_path)
+    trainer = quiet(
+        checkpoint_callback=own, weights_summary="full", log_gpu_memory="all", accumulate_grad_batches={0: 2},
+        progress_bar_refresh_rate=7,
+    )  # fmt: skip
+    kinds = {type(each): each for each in trainer.callbacks}
+    assert kinds[ModelCheckpoint] is own
+    assert kinds[ModelSummary].max_depth == -1
+    assert {DeviceStatsMonitor, GradientAccumulationScheduler} <= kinds.keys()
+    assert [each.refresh_rate for each in trainer.callbacks if isinstance(each, ProgressBar)] == [7]
+    assert not any(isinstance(each, (ModelCheckpoint, ProgressBar, ModelSummary)) for each in quiet().callbacks)
+
+
+def test_weights_save_path_is_where_checkpoints_go(tmp_path: Path) -> None:
+    trainer = quiet(weights_save_path=str(tmp_path), checkpoint_callback=True)
+    trainer.fit(Net(), loader())
+    assert list((tmp_path / "checkpoints").glob("*.ckpt"))
+
+
+def test_resume_from_checkpoint_resumes_the_fit(tmp_path: Path) -> None:
+    first = quiet()
+    first.fit(Net(), loader())
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    second = quiet(resume_from_checkpoint=str(tmp_path / "a.ckpt"), max_epochs=3)
+    second.fit(Net(), loader())
+    assert (second.current_epoch, second.global_step) == (3, 6)
+
+
+def test_terminate_on_nan_stops_the_run() -> None:
+    class Bad(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) * float("nan")
+
+    with pytest.raises(ValueError, match="loss of batch 0 is nan"):
+        quiet(terminate_on_nan=True).fit(Bad(), loader())
+    quiet().fit(Bad(), loader())
+
+
+def test_track_grad_norm_logs_norms() -> None:
+    trainer = quiet(track_grad_norm=2)
+    trainer.fit(Net(), loader())
+    assert any("grad" in name and "norm" in name for name in trainer.callback_metrics)
+
+
+@pytest.mark.parametrize("flag", ["auto_lr_find", "auto_scale_batch_size", "stochastic_weight_avg"])
+def test_what_is_not_supported_yet_is_refused(flag: str) -> None:
+    with pytest.raises(NotSupportedError, match=flag):
+        pl.Trainer(**{flag: True})
+    with pytest.raises(NotSupportedError, match="tune"):
+        quiet().tune(Net())
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="Did you mean 'ddp'"):
+        quiet(accelerator="dddp")
+    with pytest.raises(ConfigurationError, match="2 training-type plugins"):
+        quiet(plugins=[pl.DDPPlugin(), "ddp"])
+    with pytest.raises(ConfigurationError, match="max_epoch"):
+        quiet(max_epoch=3)
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_loaders_arguments_of_that_time() -> None:
+    class Evaluated(Net):
+        def test_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("loss", self.net(batch).mean())
+
+        validation_step = test_step
+
+    trainer = quiet()
+    with pytest.warns(FutureWarning, match=r"trainer.fit\(model, train_dataloaders=...\)"):
+        assert trainer.fit(Evaluated(), train_dataloader=loader(), val_dataloaders=loader()) == 1
+    with pytest.warns(FutureWarning, match=r"trainer.test\(model, dataloaders=...\)"):
+        [results] = trainer.test(test_dataloaders=loader(), verbose=False, ckpt_path=None)
+    with pytest.warns(FutureWarning, match=r"trainer.validate\(model, dataloaders=...\)"):
+        trainer.validate(Evaluated(), val_dataloaders=loader(), verbose=False, ckpt_path="best")
+    assert list(results) == ["loss"]
+    assert list(trainer.accelerator.results[0]) == ["loss"]
+
+
+def test_options_of_a_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser = pl.Trainer.add_argparse_args(parser)
+    arguments = parser.parse_args(
+        ["--max_epochs", "3", "--gradient_clip_val", "0.5", "--limit_train_batches=2", "--fast_dev_run", "--gpus", "0"]
+    )
+    with pytest.warns(FutureWarning, match='accelerator="cpu"'):
+        trainer = pl.Trainer.from_argparse_args(arguments, logger=False, limit_train_batches=1)
+    assert trainer.settings.gradient_clip_val == 0.5
+    assert trainer.settings.limit_train_batches == 1
+    assert trainer.settings.fast_dev_run is True
+    assert arguments.lr == 0.1
+
+
+def test_options_of_a_data_module() -> None:
+    class Data(pl.LightningDataModule):
+        def __init__(self, batch_size: int = 32, root: str = "data", **kwargs: Any) -> None:
+            super().__init__()
+            self.batch_size, self.root = batch_size, root
+
+    parser = Data.add_argparse_args(argparse.ArgumentParser())
+    data = Data.from_argparse_args(parser.parse_args(["--batch_size", "4"]), root="there")
+    assert (data.batch_size, data.root) == (4, "there")
+
+
+def test_a_modern_trainer_and_a_legacy_one_share_nothing_global() -> None:
+    quiet()
+    with pytest.raises(UnknownArgumentError, match="gpus"):
+        drivetrain.Trainer(gpus=1)  # type: ignore[call-arg]
