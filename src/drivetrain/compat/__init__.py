@@ -29,7 +29,7 @@ _finder = CompatFinder()
 _before: parity.Parity | None = None
 
 
-def install(numbers: str | Iterable[str] = ()) -> None:
+def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
     """Replace Lightning's modules from now on, in this process and in processes that it starts.
 
     Calling it again replaces the switches.
@@ -38,26 +38,33 @@ def install(numbers: str | Iterable[str] = ()) -> None:
         numbers: switches for numbers that differ from Lightning's on purpose: those of
             :mod:`drivetrain.parity` that make them the original's again, such as "undersized_windows":
             their names, in one string with commas or in several; "original" is all of them.
+        generation: "1.3" serves the names of that version of Lightning, from ``drivetrain.legacy``; "": of 2.6.
 
     Raises:
-        ConfigurationError: there is no such switch, or the original has been imported already.
+        ConfigurationError: there is no such switch or generation, or the original has been imported already.
     """
     global _before
     switches = _switches(numbers)
+    if generation and generation not in table.GENERATIONS:
+        raise ConfigurationError(
+            f"drivetrain.compat: there is no generation {shown(generation)}. "
+            f"{did_you_mean(generation, table.GENERATIONS)}"
+        )
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in table.ROOTS and not isinstance(module, ServedModule):
+        if name.split(".")[0] in table.LATEST.roots and not isinstance(module, ServedModule):
             raise ConfigurationError(
                 f"drivetrain.compat cannot replace {name}, which was imported from "
                 f"{getattr(module, '__file__', None) or 'elsewhere'} before. Call drivetrain.compat.install() before "
                 "the first import of it, or start the program with: drivetrain exec program.py"
             )
+    table.use(generation)
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     sys.meta_path.insert(0, _finder)
     replaced = parity.use(parity.Parity(pickle=True, **dict.fromkeys(switches, True)))
     if _before is None:
         _before = replaced
-    children.inherit(switches)
+    children.inherit(switches, generation)
 
 
 def uninstall() -> None:
@@ -69,6 +76,7 @@ def uninstall() -> None:
     for name in [name for name, module in sys.modules.items() if isinstance(module, ServedModule)]:
         del sys.modules[name]
     parity.use(_before)
+    table.use("")
     _before = None
     children.forget()
 

@@ -13,18 +13,25 @@ from collections.abc import Sequence
 VARIABLE = "DRIVETRAIN_COMPAT"
 """Holds the number switches with commas between them, or "none"."""
 
+GENERATION = f"{VARIABLE}_GENERATION"
+"""Holds the generation whose names are served; not set: the latest."""
+
 _STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 
-def inherit(switches: Sequence[str]) -> None:
-    """Let processes that are started from now on install with these ``switches``."""
+def inherit(switches: Sequence[str], generation: str = "") -> None:
+    """Let processes that are started from now on install with these ``switches`` and this ``generation``."""
     os.environ[VARIABLE] = ",".join(switches) or "none"
+    os.environ.pop(GENERATION, None)
+    if generation:
+        os.environ[GENERATION] = generation
     os.environ["PYTHONPATH"] = os.pathsep.join([_STARTUP, *_others()])
 
 
 def forget() -> None:
     """Take back what :func:`inherit` wrote."""
     os.environ.pop(VARIABLE, None)
+    os.environ.pop(GENERATION, None)
     if others := _others():
         os.environ["PYTHONPATH"] = os.pathsep.join(others)
     else:
@@ -34,6 +41,11 @@ def forget() -> None:
 def inherited() -> list[str]:
     """Return the switches that :data:`VARIABLE` holds."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name and name != "none"]
+
+
+def inherited_generation() -> str:
+    """Return what :data:`GENERATION` holds."""
+    return os.environ.get(GENERATION, "")
 
 
 def _others() -> list[str]:

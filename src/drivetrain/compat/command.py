@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from drivetrain import compat, parity
 from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.compat import table
 from drivetrain.errors import ConfigurationError
 
 
@@ -22,7 +23,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain exec") 
     """
     parser = argparse.ArgumentParser(
         prog,
-        "%(prog)s [--numbers NAMES] PROGRAM [ARGUMENT ...]\n       %(prog)s [--numbers NAMES] -m MODULE [ARGUMENT ...]",
+        "%(prog)s [--numbers NAMES] [--generation VERSION] PROGRAM [ARGUMENT ...]\n"
+        "       %(prog)s [--numbers NAMES] [--generation VERSION] -m MODULE [ARGUMENT ...]",
         "Run a program that was written for Lightning on drivetrain.",
         allow_abbrev=False,
     )
@@ -31,10 +33,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain exec") 
         help=f"compute as Lightning does where drivetrain differs: original, or some of {', '.join(parity.NUMBERS)}, "
         "with commas between them",
     )  # fmt: skip
+    parser.add_argument(
+        "--generation", default="", metavar="VERSION",
+        help=f"the version of Lightning that the program was written for: {', '.join(table.GENERATIONS)}; by default 2",
+    )  # fmt: skip
     add_program_arguments(parser)
     given = parser.parse_args(arguments)
     try:
-        compat.install(given.numbers)
+        compat.install(given.numbers, given.generation)
     except ConfigurationError as error:
         parser.error(str(error))
     return run_program(given, prog)

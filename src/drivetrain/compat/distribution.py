@@ -10,8 +10,6 @@ from pathlib import Path
 
 from drivetrain.compat import table
 
-NAMES = ("lightning", "pytorch-lightning", "lightning-fabric")
-
 
 class ServedDistribution(Distribution):
     """One distribution of the original, as if it were installed."""
@@ -23,7 +21,7 @@ class ServedDistribution(Distribution):
         """Return the text of a file of its metadata; ``None`` for those that it has not."""
         if filename == "METADATA":
             return (
-                f"Metadata-Version: 2.1\nName: {self._name}\nVersion: {table.VERSION}\n"
+                f"Metadata-Version: 2.1\nName: {self._name}\nVersion: {table.in_use().version}\n"
                 "Summary: Served by drivetrain.compat\nRequires-Dist: drivetrain\n"
             )
         return f"{self._name.replace('-', '_')}\n" if filename == "top_level.txt" else None
@@ -36,4 +34,4 @@ class ServedDistribution(Distribution):
 def distributions(name: str | None) -> Iterator[Distribution]:
     """The one called ``name``, in any spelling; all for ``None``."""
     wanted = None if name is None else re.sub(r"[-_.]+", "-", name).lower()
-    return (ServedDistribution(name) for name in NAMES if wanted in (None, name))
+    return (ServedDistribution(name) for name in table.in_use().distributions if wanted in (None, name))

@@ -32,7 +32,7 @@ class ServedModule(ModuleType):
         self.__path__: list[str] = []
         self._compat_path = path
         if path in _VERSIONED:
-            self.__version__ = table.VERSION
+            self.__version__ = table.in_use().version
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
@@ -43,7 +43,7 @@ class ServedModule(ModuleType):
             value = getattr(importlib.import_module(found[0]), found[1])
             setattr(self, name, value)
             return value
-        if _below(self._compat_path, name) in table.SERVED:
+        if _below(self._compat_path, name) in table.in_use().served:
             return importlib.import_module(f"{self.__name__}.{name}")
         raise AttributeError(_refusal(self.__name__, self._compat_path, name))
 
@@ -70,10 +70,10 @@ class CompatFinder:
             ModuleNotFoundError: it belongs to the original and is not served.
         """
         root, _, rest = fullname.partition(".")
-        if root not in table.ROOTS:
+        if root not in table.in_use().roots:
             return None
-        inner = ".".join(part for part in (table.ROOTS[root], rest) if part)
-        if inner in table.SERVED:
+        inner = ".".join(part for part in (table.in_use().roots[root], rest) if part)
+        if inner in table.in_use().served:
             loader: Any = _TableLoader(inner)
             return ModuleSpec(fullname, loader, origin=table.__file__, is_package=True)
         parent, _, name = fullname.rpartition(".")
@@ -101,7 +101,7 @@ class _TableLoader:
 
 def offers(path: str) -> Iterator[tuple[str, str, str]]:
     """What the table offers in a module: the name there, our module, and our name."""
-    for source in table.SERVED[path]:
+    for source in table.in_use().served[path]:
         home, _, names = source.partition(":")
         listed: Iterable[str] = names.split() or importlib.import_module(home).__all__
         for name in listed:
@@ -116,7 +116,7 @@ def find(path: str, name: str) -> tuple[str, str] | None:
 
 def submodules(path: str) -> list[str]:
     """Return the served modules directly below a served one."""
-    return [key.rpartition(".")[2] for key in table.SERVED if key and key.rpartition(".")[0] == path]
+    return [key.rpartition(".")[2] for key in table.in_use().served if key and key.rpartition(".")[0] == path]
 
 
 def _below(path: str, name: str) -> str:
@@ -124,5 +124,7 @@ def _below(path: str, name: str) -> str:
 
 
 def _refusal(module: str, path: str, name: str) -> str:
-    known = {offered for offered, _, _ in offers(path)} | set(submodules(path)) if path in table.SERVED else set()
+    known = (
+        {offered for offered, _, _ in offers(path)} | set(submodules(path)) if path in table.in_use().served else set()
+    )
     return f"drivetrain.compat has no {module}.{name} (yet). {did_you_mean(name, known)} {_CURE}"

@@ -9,6 +9,10 @@ source offers, does not exist for the program: see docs/compat.md.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
 VERSION = "2.6.6"
 """The version of the original whose names these are."""
 
@@ -257,3 +261,37 @@ SERVED: dict[str, tuple[str, ...]] = {
         "drivetrain.engine.wrappers: _FabricOptimizer=OptimizerHandle",
     ),
 }
+
+
+class Table(NamedTuple):
+    """The modules of one generation of the original.
+
+    Attributes:
+        version: of the original whose names these are.
+        roots: top-level packages that are replaced, and the path for which each of them stands.
+        served: by path, the sources of a module.
+        distributions: the names under which ``importlib.metadata`` finds it.
+    """
+
+    version: str
+    roots: Mapping[str, str]
+    served: Mapping[str, tuple[str, ...]]
+    distributions: tuple[str, ...]
+
+
+LATEST = Table(VERSION, ROOTS, SERVED, ("lightning", "pytorch-lightning", "lightning-fabric"))
+
+GENERATIONS = {"1.3": "drivetrain.legacy.v1_3.served"}
+"""Earlier generations, and the modules whose ``TABLE`` has their names."""
+
+_in_use = [LATEST]
+
+
+def in_use() -> Table:
+    """Return the table of the generation that is installed."""
+    return _in_use[0]
+
+
+def use(generation: str) -> None:
+    """Let the modules of ``generation`` be served from now on; "" is the latest."""
+    _in_use[0] = importlib.import_module(GENERATIONS[generation]).TABLE if generation else LATEST

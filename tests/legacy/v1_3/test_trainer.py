@@ -77,7 +77,7 @@ NEW_SPELLING = {
     "checkpoint_callback": (False, "enable_checkpointing=False"),
     "resume_from_checkpoint": ("a.ckpt", "ckpt_path='a.ckpt'"),
     "progress_bar_refresh_rate": (20, "RichProgressBar(refresh_rate=20)"),
-    "weights_summary": ("full", "ModelSummary(max_depth=...)"),
+    "weights_summary": ("full", "ModelSummary(max_depth=-1)"),
     "weights_save_path": ("there", "ModelCheckpoint(dirpath='there')"),
     "reload_dataloaders_every_epoch": (True, "reload_dataloaders_every_n_epochs=1"),
     "replace_sampler_ddp": (False, "use_distributed_sampler=False"),
@@ -106,6 +106,28 @@ def test_each_old_flag_names_its_new_spelling_in_one_line(flag: str) -> None:
     assert f"Trainer({flag}={value!r}) is deprecated" in line
     assert instead in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "line"),
+    [
+        (
+            "progress_bar_refresh_rate", 0,
+            "Trainer(progress_bar_refresh_rate=0) is deprecated. Write enable_progress_bar=False.",
+        ),
+        ("weights_summary", None, "Trainer(weights_summary=None) is deprecated. Write enable_model_summary=False."),
+        ("gpus", 0, 'Trainer(gpus=0) is deprecated. Write accelerator="cpu".'),
+        (
+            "checkpoint_callback", ModelCheckpoint(),
+            "Trainer(checkpoint_callback=ModelCheckpoint(...)) is deprecated. Write callbacks=[ModelCheckpoint(...)].",
+        ),
+    ],
+    ids=["bar", "summary", "gpus", "checkpoint"],
+)  # fmt: skip
+def test_what_is_written_in_place_of_a_flag_depends_on_its_value(flag: str, value: Any, line: str) -> None:
+    with pytest.warns(FutureWarning) as caught:
+        translated({flag: value})
+    assert [str(each.message) for each in caught] == [line]
 
 
 def test_a_flag_with_its_default_says_nothing() -> None:

@@ -12,7 +12,7 @@ def _install() -> None:
         from drivetrain import compat
         from drivetrain.compat import children
 
-        compat.install(children.inherited())
+        compat.install(children.inherited(), children.inherited_generation())
 
 
 def _chain() -> None:

@@ -60,7 +60,7 @@ _NEW_SPELLING: dict[str, str] = {
     "amp_level": 'precision="16-mixed"',
     "checkpoint_callback": "enable_checkpointing={value}",
     "resume_from_checkpoint": "trainer.fit(model, ckpt_path={value})",
-    "weights_summary": "enable_model_summary=..., or callbacks=[ModelSummary(max_depth=...)]",
+    "weights_summary": "callbacks=[ModelSummary(max_depth=-1)]",
     "weights_save_path": "callbacks=[ModelCheckpoint(dirpath={value})]",
     "reload_dataloaders_every_epoch": "reload_dataloaders_every_n_epochs=1",
     "replace_sampler_ddp": "use_distributed_sampler={value}",
@@ -73,13 +73,17 @@ _NEW_SPELLING: dict[str, str] = {
 }
 """What a message says to write in place of a flag."""
 
-_BAR = "callbacks=[RichProgressBar(refresh_rate={value})], or enable_progress_bar=False"
+_BAR = "callbacks=[RichProgressBar(refresh_rate={value})]"
 _NEW_SPELLING |= {
     "progress_bar_refresh_rate": _BAR,
     "process_position": "callbacks=[TQDMProgressBar(process_position=...)]",
 }
 _NO_EFFECT = {"flush_logs_every_n_steps": "the loggers flush by themselves", "move_metrics_to_cpu": "they always are"}
-_NO_GPU: tuple[Any, ...] = (None, 0, "0", [], "")
+_OFF: tuple[Any, ...] = (None, 0, "0", [], "")
+_INSTEAD_OF_OFF = {
+    "gpus": 'accelerator="cpu"', "progress_bar_refresh_rate": "enable_progress_bar=False",
+    "weights_summary": "enable_model_summary=False",
+}  # fmt: skip
 _TUNER = ("auto_lr_find", "auto_scale_batch_size", "stochastic_weight_avg")
 
 
@@ -107,9 +111,11 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
             )
     for name, instead in _NEW_SPELLING.items():
         if name in changed and (name != "accelerator" or _is_backend(changed[name])):
-            none = name == "gpus" and changed[name] in _NO_GPU
-            text = 'accelerator="cpu"' if none else instead.format(value=shown(changed[name]))
-            rank_zero_warn(f"Trainer({name}={shown(changed[name])}) is deprecated. Write {text}.", FutureWarning)
+            value = changed[name]
+            text = f"{type(value).__name__}(...)" if isinstance(value, Callback) else shown(value)
+            new = _INSTEAD_OF_OFF[name] if name in _INSTEAD_OF_OFF and value in _OFF else instead.format(value=text)
+            new = f"callbacks=[{text}]" if isinstance(value, Callback) else new
+            rank_zero_warn(f"Trainer({name}={text}) is deprecated. Write {new}.", FutureWarning)
     flags = {**FLAGS, **changed}
     settings = {name: changed[name] for name in changed if name in _SAME or name not in FLAGS}
     settings |= {"callbacks": _callbacks(flags), **_hardware(flags)}
@@ -180,7 +186,7 @@ def _devices(flags: Mapping[str, Any], given: Any) -> tuple[type[Accelerator], d
     if "devices" in flags:
         return Accelerator, {"devices": flags["devices"]}
     gpus, cores = flags["gpus"], flags["tpu_cores"]
-    if gpus not in _NO_GPU:
+    if gpus not in _OFF:
         return GPUAccelerator, {"devices": gpus}
     if cores:
         return TPUAccelerator, {"devices": cores}

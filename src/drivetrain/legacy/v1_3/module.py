@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 import drivetrain.callback
 import drivetrain.module.module
+from drivetrain.base.tree import move
 from drivetrain.errors import ConfigurationError
 from drivetrain.legacy.v1_3 import hooks
 from drivetrain.module.hparams import AttributeDict
@@ -71,6 +73,17 @@ class LightningModule(drivetrain.module.module.LightningModule):
     def get_progress_bar_dict(self) -> dict[str, Any]:
         """Return what the progress bar shows."""
         return {} if self._trainer is None else dict(self._trainer.progress_bar_metrics)
+
+
+def auto_move_data(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator for ``forward``: move its arguments to the module's device."""
+
+    @functools.wraps(method)
+    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = move((args, kwargs), self.device)
+        return method(self, *args, **kwargs)
+
+    return moved
 
 
 def _time_steps(value: Any, start: int, end: int) -> Any:

@@ -1,0 +1,64 @@
+"""Callbacks whose arguments had other names or defaults in the 1.3 generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import drivetrain.callbacks
+from drivetrain.base.rank_zero import rank_zero_warn
+
+
+class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
+    """Today's, which also takes ``every_n_val_epochs`` and ``period``.
+
+    Args:
+        save_top_k: ``None``: only the last checkpoint.
+        every_n_val_epochs, period: today's ``every_n_epochs``.
+        kwargs: today's arguments.
+    """
+
+    def __init__(
+        self,
+        dirpath: Any = None,
+        filename: str | None = None,
+        monitor: str | None = None,
+        verbose: bool = False,
+        save_last: bool | None = None,
+        save_top_k: int | None = None,
+        save_weights_only: bool = False,
+        mode: str = "min",
+        every_n_val_epochs: int | None = None,
+        period: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for name, value in (("every_n_val_epochs", every_n_val_epochs), ("period", period)):
+            if value is not None:
+                kwargs["every_n_epochs"] = value
+                rank_zero_warn(
+                    f"ModelCheckpoint({name}={value}) is deprecated. Write every_n_epochs={value}.", FutureWarning
+                )
+        super().__init__(
+            dirpath, filename, monitor, verbose, save_last, 1 if save_top_k is None else save_top_k, save_weights_only,
+            mode, **kwargs,
+        )  # fmt: skip
+
+
+class EarlyStopping(drivetrain.callbacks.EarlyStopping):
+    """Today's, which watches "early_stop_on" by default, for a small value.
+
+    Args: those of today.
+    """
+
+    def __init__(
+        self, monitor: str | None = None, min_delta: float = 0.0, patience: int = 3, verbose: bool = False,
+        mode: str = "min", **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(monitor or "early_stop_on", min_delta, patience, verbose, mode, **kwargs)
+
+
+class GPUStatsMonitor(drivetrain.callbacks.DeviceStatsMonitor):
+    """Today's DeviceStatsMonitor; its arguments chose among statistics, and today all are logged."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        rank_zero_warn("GPUStatsMonitor is deprecated. Write DeviceStatsMonitor().", FutureWarning)
+        super().__init__()

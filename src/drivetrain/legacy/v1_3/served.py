@@ -1,0 +1,126 @@
+"""The table of the modules of Lightning 1.3 that ``drivetrain exec --generation 1.3`` serves.
+
+It is read as the table of :mod:`drivetrain.compat.table` is.
+"""
+
+from __future__ import annotations
+
+from drivetrain.compat.table import Table
+
+_C, _L = "drivetrain.compat", "drivetrain.legacy.v1_3"
+
+_SEED = f"{_C}.seed: seed_everything"
+_MODULES = f"{_L}: LightningDataModule LightningModule"
+_RANK_ZERO = (
+    "drivetrain.base.rank_zero: rank_zero_warn",
+    f"{_C}.rank_zero: rank_zero_debug rank_zero_deprecation rank_zero_info rank_zero_only",
+)
+_ACCELERATORS = "Accelerator CPUAccelerator GPUAccelerator TPUAccelerator"
+_PRECISION = (
+    "ApexMixedPrecisionPlugin DoublePrecisionPlugin MixedPrecisionPlugin NativeMixedPrecisionPlugin PrecisionPlugin"
+)
+_TRAINING_TYPE = (
+    "DDP2Plugin DDPPlugin DDPShardedPlugin DDPSpawnPlugin DDPSpawnShardedPlugin DataParallelPlugin HorovodPlugin "
+    "ParallelPlugin SingleDevicePlugin SingleTPUPlugin TPUSpawnPlugin TrainingTypePlugin"
+)
+_ENVIRONMENTS = (
+    "drivetrain.plugins.environments: ClusterEnvironment LightningEnvironment SLURMEnvironment TorchElasticEnvironment"
+)
+_CALLBACKS: dict[str, tuple[str, ...]] = {
+    "base": (f"{_L}: Callback",),
+    "early_stopping": (f"{_L}.callbacks: EarlyStopping",),
+    "gpu_stats_monitor": (f"{_L}.callbacks: GPUStatsMonitor",),
+    "gradient_accumulation_scheduler": ("drivetrain.callbacks.gradient_accumulation: GradientAccumulationScheduler",),
+    "lambda_function": ("drivetrain.callbacks.lambda_function: LambdaCallback",),
+    "lr_monitor": ("drivetrain.callbacks.lr_monitor: LearningRateMonitor",),
+    "model_checkpoint": (f"{_L}.callbacks: ModelCheckpoint",),
+    "prediction_writer": ("drivetrain.callbacks.prediction_writer: BasePredictionWriter WriteInterval",),
+    "progress": (
+        "drivetrain.callbacks.tqdm_progress: ProgressBar=TQDMProgressBar",
+        "drivetrain.callbacks.progress_bar: ProgressBarBase=ProgressBar",
+    ),
+    "timer": ("drivetrain.callbacks.timer: Timer",),
+}
+_LOGGERS: dict[str, tuple[str, ...]] = {
+    "base": (
+        "drivetrain.loggers: DummyLogger LightningLoggerBase=Logger",
+        f"{_C}.loggers: merge_dicts rank_zero_experiment",
+    ),
+    "csv_logs": ("drivetrain.loggers.csv: CSVLogger",),
+    "tensorboard": ("drivetrain.loggers.tensorboard: TensorBoardLogger",),
+}
+_UTILITIES: dict[str, tuple[str, ...]] = {
+    "apply_func": (f"{_C}.batches: move_data_to_device",),
+    "argparse": (f"{_L}.arguments: add_argparse_args from_argparse_args",),
+    "cli": ("drivetrain.cli: LightningCLI",),
+    "cloud_io": (f"{_C}.files: get_filesystem load=_load",),
+    "data": (f"{_C}.batches: has_iterable_dataset has_len",),
+    "distributed": _RANK_ZERO,
+    "enums": (f"{_C}.enums: GradClipAlgorithmType LightningEnum",),
+    "exceptions": ("drivetrain.errors: MisconfigurationException=DrivetrainError",),
+    "imports": (f"{_C}.versions: _OMEGACONF_AVAILABLE _TORCHVISION_AVAILABLE",),
+    "memory": (
+        f"{_C}.memory: garbage_collection_cuda is_cuda_out_of_memory is_cudnn_snafu is_oom_error is_out_of_cpu_memory "
+        "recursive_detach",
+    ),
+    "model_helpers": (f"{_C}.parsing: is_overridden",),
+    "parsing": ("drivetrain.module.hparams: AttributeDict", f"{_C}.parsing: is_picklable save_hyperparameters"),
+    "seed": (_SEED,),
+    "types": (f"{_C}.type_names: STEP_OUTPUT",),
+    "warnings": (f"{_C}.user_warnings: PossibleUserWarning",),
+}
+
+
+def _folder(name: str, files: dict[str, tuple[str, ...]], *more: str) -> dict[str, tuple[str, ...]]:
+    """Return a package that offers what its modules do, and these modules."""
+    return {
+        name: (*(source for sources in files.values() for source in sources), *more),
+        **{f"{name}.{file}": sources for file, sources in files.items()},
+    }
+
+
+SERVED: dict[str, tuple[str, ...]] = {
+    "": (f"{_L}: Callback LightningDataModule LightningModule Trainer", _SEED),
+    "accelerators": (f"{_L}: {_ACCELERATORS}",),
+    "accelerators.accelerator": (f"{_L}: Accelerator",),
+    "accelerators.cpu": (f"{_L}: CPUAccelerator",),
+    "accelerators.gpu": (f"{_L}: GPUAccelerator",),
+    "accelerators.tpu": (f"{_L}: TPUAccelerator",),
+    **_folder("callbacks", _CALLBACKS),
+    "core": (_MODULES,),
+    "core.datamodule": (f"{_L}: LightningDataModule",),
+    "core.decorators": (f"{_L}.module: auto_move_data",),
+    "core.hooks": ("drivetrain.module.hooks: CheckpointHooks=ModelHooks DataHooks ModelHooks",),
+    "core.lightning": (f"{_L}: LightningModule",),
+    "core.memory": (f"{_C}.model_summary: ModelSummary",),
+    "core.optimizer": ("drivetrain.module.optimizers: LightningOptimizer",),
+    "core.saving": (f"{_C}.files: load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
+    **_folder("loggers", _LOGGERS),
+    "metrics": (f"{_L}.metrics",),
+    "plugins": (f"{_L}: {_PRECISION} {_TRAINING_TYPE}", _ENVIRONMENTS),
+    "plugins.environments": (_ENVIRONMENTS,),
+    "plugins.precision": (f"{_L}: {_PRECISION}",),
+    "plugins.precision.apex_amp": (f"{_L}: ApexMixedPrecisionPlugin",),
+    "plugins.precision.double": (f"{_L}: DoublePrecisionPlugin",),
+    "plugins.precision.mixed": (f"{_L}: MixedPrecisionPlugin",),
+    "plugins.precision.native_amp": (f"{_L}: NativeMixedPrecisionPlugin",),
+    "plugins.precision.precision_plugin": (f"{_L}: PrecisionPlugin",),
+    "plugins.training_type": (f"{_L}: {_TRAINING_TYPE}",),
+    "plugins.training_type.ddp": (f"{_L}: DDPPlugin",),
+    "plugins.training_type.ddp2": (f"{_L}: DDP2Plugin",),
+    "plugins.training_type.ddp_spawn": (f"{_L}: DDPSpawnPlugin",),
+    "plugins.training_type.dp": (f"{_L}: DataParallelPlugin",),
+    "plugins.training_type.horovod": (f"{_L}: HorovodPlugin",),
+    "plugins.training_type.parallel": (f"{_L}: ParallelPlugin",),
+    "plugins.training_type.sharded": (f"{_L}: DDPShardedPlugin",),
+    "plugins.training_type.single_device": (f"{_L}: SingleDevicePlugin",),
+    "plugins.training_type.single_tpu": (f"{_L}: SingleTPUPlugin",),
+    "plugins.training_type.tpu_spawn": (f"{_L}: TPUSpawnPlugin",),
+    "plugins.training_type.training_type_plugin": (f"{_L}: TrainingTypePlugin",),
+    "trainer": (f"{_L}: Trainer", _SEED),
+    "trainer.states": ("drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",),
+    "trainer.trainer": (f"{_L}: Trainer",),
+    **_folder("utilities", _UTILITIES),
+}
+
+TABLE = Table("1.3.8", {"pytorch_lightning": ""}, SERVED, ("pytorch-lightning",))
