@@ -229,6 +229,25 @@ def test_s2_18_and_s2_28_each_step_moves_its_batch_and_takes_values_by_position(
     assert accelerator.to_device(kwargs)["batch"].x.device == accelerator.root_device
 
 
+def test_s2_18_a_step_gets_as_many_values_as_it_takes() -> None:
+    class Short(Net):
+        def training_step(self, x: Any) -> Any:  # type: ignore[override]
+            return self.loss(x)
+
+    seen: list[Any] = []
+
+    class Long(Net):
+        def training_step(self, *args: Any) -> Any:
+            seen.append(len(args))
+            return self.loss(args[0])
+
+    kwargs = {"batch": batch(), "batch_idx": 0}
+    assert set_up(Short()).training_step(kwargs).requires_grad
+    set_up(Long()).training_step(kwargs)
+    quiet(accelerator=composed(), limit_train_batches=1).fit(Short(), loader())
+    assert seen == [2]
+
+
 def test_s2_22_rank_zero_writes_a_complete_checkpoint(tmp_path: Path) -> None:
     accelerator = set_up(Net())
     state = {"state_dict": accelerator.lightning_module_state_dict()}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base.introspect import positional_arity
 from drivetrain.engine.engine import Engine
 from drivetrain.legacy.adapted import Adapted
 from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, log_dictionaries
@@ -179,9 +180,12 @@ class _Steps(_Life):
     def run_module(self, name: str, *args: Any) -> Any:
         """Run a step of the module, through what is wrapped around it."""
         step = self._module_step(name)
-        if name != "training_step" or self.driver.steps:
+        if self.driver.steps:
             return step(*args)
-        with self.usual.accumulating(self.model):  # a loop of the user's: its backward pass exchanges the gradients
+        args = args[: positional_arity(getattr(self.lightning_module, name))]  # a loop of the user's passes all
+        if name != "training_step":
+            return step(*args)
+        with self.usual.accumulating(self.model):  # the backward pass exchanges the gradients
             return step(*args)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
