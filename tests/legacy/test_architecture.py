@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,7 @@ def test_no_adapter_class_has_more_than_80_lines(path: Path) -> None:
 
 
 def test_nothing_outside_of_the_layer_imports_it() -> None:
-    found = []
-    for path in LEGACY.parent.rglob("*.py"):
-        if LEGACY not in path.parents:
-            nodes = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
-            found += [path.name for node in nodes if (node.module or "").startswith("drivetrain.legacy")]
-    assert found == []
+    files = [path for path in LEGACY.parent.rglob("*.py") if LEGACY not in path.parents]
+    pattern = re.compile(r"^\s*(from|import) drivetrain\.legacy", re.MULTILINE)
+    assert [path.name for path in files if pattern.search(path.read_text("utf-8"))] == []
+    assert any(pattern.search(path.read_text("utf-8")) for path in LEGACY.rglob("*.py"))  # it is found where it is

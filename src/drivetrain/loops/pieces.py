@@ -101,7 +101,7 @@ def bind_zero_grad(run: Run, optimizer: Optimizer) -> Callable[[], None]:
     progress, hooks, strategy = run.progress, run.hooks, run.engine.strategy
     before, own = hooks.bind("on_before_zero_grad"), hooks.bind_method("optimizer_zero_grad")
     clear: Callable[[], None] = optimizer.zero_grad
-    if own is not None:
+    if own is not None and not strategy.calls_optimizer_zero_grad:
         clear = lambda: own(progress.current_epoch, progress.batch_idx, optimizer)  # noqa: E731
     elif overrides(strategy, "zero_grad", Stepping):
         clear = functools.partial(strategy.zero_grad, optimizer)

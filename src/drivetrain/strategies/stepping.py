@@ -138,6 +138,9 @@ class Stepping:
     """Whether it splits batches and calls the module's ``training_step_end``, ``validation_step_end`` and
     ``test_step_end`` with the outputs of all parts. With a strategy that does not, a module that has one is refused."""
 
+    calls_optimizer_zero_grad: bool = False
+    """Whether its :meth:`zero_grad` calls the module's ``optimizer_zero_grad``; otherwise that one replaces it."""
+
     extra_hooks: frozenset[str] = frozenset()
     """Further methods of a module that this strategy calls; with other strategies, a module that has one is refused."""
 

@@ -27,14 +27,16 @@ from drivetrain.legacy.v1_3 import (
     SingleDevicePlugin,
     TPUAccelerator,
     TPUSpawnPlugin,
+    TrainingTypePluginsRegistry,
 )
+from drivetrain.legacy.v1_3.training_type_plugins import PLUGINS
 from drivetrain.precision import MixedPrecision
 
 
 def trained(make_trainer: Any, regression: Any, data: Any, **arguments: Any) -> tuple[dict[str, Any], Any]:
     torch.manual_seed(3)
     model = regression()
-    trainer = make_trainer(max_epochs=2, **arguments)
+    trainer = make_trainer(**arguments)
     trainer.fit(model, DataLoader(data, batch_size=8))
     return model.state_dict(), trainer
 
@@ -103,6 +105,21 @@ def test_plugins_by_their_names(make_trainer: Any, regression: Any, data: Any, n
     expected, _ = trained(make_trainer, regression, data, accelerator="cpu")
     found, _ = trained(make_trainer, regression, data, accelerator=CPUAccelerator("32-true", name))
     assert same(found, expected)
+
+
+def test_a_plugin_of_ones_own_by_its_name(make_trainer: Any, regression: Any, data: Any) -> None:
+    @TrainingTypePluginsRegistry.register("own", description="a plugin of one's own", find_unused_parameters=False)
+    class Own(DDPPlugin):
+        pass
+
+    try:
+        _, trainer = trained(make_trainer, regression, data, accelerator=CPUAccelerator("32-true", "own"))
+        assert type(trainer.strategy.source.training_type_plugin) is Own
+        assert trainer.strategy.ddp_arguments == {"find_unused_parameters": False}
+        assert "own" in TrainingTypePluginsRegistry.available_plugins()
+        assert isinstance(TrainingTypePluginsRegistry.get("own"), Own)
+    finally:
+        del PLUGINS["own"]
 
 
 def test_a_training_type_plugin_alone_in_plugins(make_trainer: Any, regression: Any, data: Any) -> None:

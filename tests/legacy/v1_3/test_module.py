@@ -297,3 +297,69 @@ def test_more_hooks_with_the_arguments_of_that_time() -> None:
     seen: list[Any] = []
     fit(Old(), limit_train_batches=1)
     assert seen == [("transfer", "cpu"), ("start", 0), ("backward", 0)]
+
+
+def test_an_accelerators_optimizer_zero_grad_counts_beside_the_modules() -> None:
+    class Own(pl.CPUAccelerator):
+        def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Any, opt_idx: int) -> None:
+            calls.append("accelerator")
+            super().optimizer_zero_grad(current_epoch, batch_idx, optimizer, opt_idx)
+
+    class Module(One):
+        def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_idx: int) -> None:
+            calls.append("module")
+            super().optimizer_zero_grad(epoch, batch_idx, optimizer, optimizer_idx)
+
+    calls: list[str] = []
+    accelerator = Own(pl.PrecisionPlugin(), pl.SingleDevicePlugin())
+    fit(Module(), accelerator=accelerator, limit_train_batches=1)
+    assert calls == ["accelerator", "module"]
+    fit(One(), accelerator=Own(pl.PrecisionPlugin(), pl.SingleDevicePlugin()), limit_train_batches=1)
+    assert calls[2:] == ["accelerator"]
+
+
+def test_manual_optimization_with_the_arguments_of_that_time() -> None:
+    class Manual(Two):
+        @property
+        def automatic_optimization(self) -> bool:  # type: ignore[override]
+            return False
+
+        def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int = 0) -> None:
+            for index, optimizer in enumerate(self.optimizers()):
+                loss = self.loss(batch, index)
+                optimizer.zero_grad()
+                self.manual_backward(loss, optimizer)
+                optimizer.step()
+                self.log("loss", loss, reduce_fx=torch.mean, tbptt_reduce_fx=torch.mean, sync_dist_op="mean")
+
+    model, plain = Manual(), Two()
+    trainer = fit(model)
+    optimizers = plain.configure_optimizers()
+    for batch in tensors().split(4):
+        for index, optimizer in enumerate(optimizers):
+            loss = plain.loss(batch, index)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    torch.testing.assert_close(model.first.weight, plain.first.weight)
+    assert "loss" in trainer.callback_metrics
+
+
+def test_a_callback_may_return_its_state(tmp_path: Path) -> None:
+    class Counts(pl.Callback):
+        def __init__(self) -> None:
+            self.batches = 0
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            self.batches += 1
+
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> Any:
+            return {"batches": self.batches}
+
+        def on_load_checkpoint(self, callback_state: Any) -> None:  # type: ignore[override]
+            self.batches = callback_state["batches"]
+
+    fit(One(), callbacks=[Counts()]).save_checkpoint(tmp_path / "a.ckpt")
+    resumed = Counts()
+    fit(One(), callbacks=[resumed], resume_from_checkpoint=str(tmp_path / "a.ckpt"), max_epochs=2)
+    assert resumed.batches == 8

@@ -19,6 +19,7 @@ _FILES = {
     **dict.fromkeys(_PRECISION, "precision_plugins"),
     **dict.fromkeys(_TRAINING_TYPE, "training_type_plugins"),
     "TrainingTypePlugin": "training_type_plugin",
+    "TrainingTypePluginsRegistry": "training_type_plugins",
     "Callback": "module",
     "LightningModule": "module",
     "LightningDataModule": "datamodule",

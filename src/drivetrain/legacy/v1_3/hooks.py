@@ -68,3 +68,28 @@ def _adapted(method: Callable[..., Any], today: list[str], then: list[str]) -> C
     called_today.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called_today.takes_outputs = "outputs" in taken and "outputs" not in today  # type: ignore[attr-defined]
     return called_today
+
+
+_STATES = "states_of_callbacks"
+"""The key of a checkpoint under which the states of such callbacks are."""
+
+
+def adapt_states(cls: type) -> None:
+    """Let a callback return its state from ``on_save_checkpoint``, and take it in ``on_load_checkpoint(state)``."""
+    save, load = vars(cls).get("on_save_checkpoint"), vars(cls).get("on_load_checkpoint")
+    if inspect.isfunction(save):
+
+        @functools.wraps(save)
+        def on_save_checkpoint(self: Any, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> Any:
+            if isinstance(state := save(self, trainer, pl_module, checkpoint), dict):
+                checkpoint.setdefault(_STATES, {})[self.state_key] = state
+            return state
+
+        cls.on_save_checkpoint = on_save_checkpoint  # type: ignore[attr-defined]
+    if inspect.isfunction(load) and positional_arity(load) == 2:
+
+        def on_load_checkpoint(self: Any, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            if (state := checkpoint.get(_STATES, {}).get(self.state_key)) is not None:
+                load(self, state)
+
+        cls.on_load_checkpoint = on_load_checkpoint  # type: ignore[attr-defined]

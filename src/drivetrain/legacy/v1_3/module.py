@@ -48,6 +48,19 @@ class LightningModule(drivetrain.module.module.LightningModule):
         """Clear the gradients."""
         optimizer.zero_grad()
 
+    def manual_backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
+        """Compute gradients; the optimizer of that time's second argument is not needed."""
+        kwargs.pop("optimizer", None)
+        super().manual_backward(loss, *(args[1:] if args and hasattr(args[0], "param_groups") else args), **kwargs)
+
+    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """Log a value; ``sync_dist_op`` was the name of ``reduce_fx`` between ranks."""
+        for gone in ("tbptt_reduce_fx", "tbptt_pad_token"):
+            options.pop(gone, None)
+        if (operation := options.pop("sync_dist_op", None)) is not None:
+            options.setdefault("reduce_fx", operation)
+        super().log(name, value, *args, **options)
+
     def tbptt_split_batch(self, batch: Any, split_size: int) -> list[Any]:
         """Return the parts of a batch along its time dimension, the second one.
 
@@ -93,8 +106,12 @@ def _time_steps(value: Any, start: int, end: int) -> Any:
 
 
 class Callback(drivetrain.callback.Callback):
-    """Today's, whose hooks may have the arguments of that time."""
+    """Today's, whose hooks may have the arguments of that time.
+
+    What ``on_save_checkpoint`` returns is kept in the checkpoint, for ``on_load_checkpoint(callback_state)``.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         hooks.adapt(cls, hooks.OF_CALLBACKS)
+        hooks.adapt_states(cls)

@@ -21,7 +21,8 @@ _PRECISION = (
 )
 _TRAINING_TYPE = (
     "DDP2Plugin DDPPlugin DDPShardedPlugin DDPSpawnPlugin DDPSpawnShardedPlugin DataParallelPlugin HorovodPlugin "
-    "ParallelPlugin SingleDevicePlugin SingleTPUPlugin TPUSpawnPlugin TrainingTypePlugin"
+    "ParallelPlugin SingleDevicePlugin SingleTPUPlugin TPUSpawnPlugin TrainingTypePlugin "
+    "TrainingTypePluginsRegistry"
 )
 _ENVIRONMENTS = (
     "drivetrain.plugins.environments: ClusterEnvironment LightningEnvironment SLURMEnvironment TorchElasticEnvironment"
@@ -80,7 +81,11 @@ def _folder(name: str, files: dict[str, tuple[str, ...]], *more: str) -> dict[st
 
 
 SERVED: dict[str, tuple[str, ...]] = {
-    "": (f"{_L}: Callback LightningDataModule LightningModule Trainer", _SEED),
+    "": (
+        f"{_L}: Callback LightningDataModule LightningModule Trainer",
+        _SEED,
+        "drivetrain.base.rank_zero: _logger=log",
+    ),
     "accelerators": (f"{_L}: {_ACCELERATORS}",),
     "accelerators.accelerator": (f"{_L}: Accelerator",),
     "accelerators.cpu": (f"{_L}: CPUAccelerator",),

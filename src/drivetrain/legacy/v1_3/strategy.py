@@ -130,6 +130,7 @@ class _Steps(_Life):
 
     calls_step_end = True
     enters_step_contexts = True
+    calls_optimizer_zero_grad = True
     extra_hooks = EXTRA_HOOKS
     extra_step_arguments = frozenset({"optimizer_idx", "hiddens"})
     further_arguments: Mapping[str, Any] = MappingProxyType({})

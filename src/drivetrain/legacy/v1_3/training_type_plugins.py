@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -153,12 +154,36 @@ class _Named(TrainingTypePlugin):
         self.strategy_name = strategy_name
 
 
-PLUGINS: dict[str, type[TrainingTypePlugin]] = {
+PLUGINS: dict[str, Callable[[], TrainingTypePlugin]] = {
     "single_device": SingleDevicePlugin, "dp": DataParallelPlugin, "ddp": DDPPlugin, "ddp_spawn": DDPSpawnPlugin,
     "ddp2": DDP2Plugin, "horovod": HorovodPlugin, "ddp_sharded": DDPShardedPlugin,
     "ddp_sharded_spawn": DDPSpawnShardedPlugin, "tpu_spawn": TPUSpawnPlugin, "single_tpu": SingleTPUPlugin,
 }  # fmt: skip
 """The plugins by the names of their time."""
+
+
+class TrainingTypePluginsRegistry:
+    """Names for plugins, which ``Trainer(plugins="name")`` and ``training_type_plugin="name"`` know."""
+
+    @staticmethod
+    def register(name: str, plugin: Any = None, description: str = "", **init_params: Any) -> Any:
+        """Give a class of a plugin a name, also as a decorator; ``init_params`` are arguments of its constructor."""
+
+        def add(cls: Any) -> Any:
+            PLUGINS[name] = functools.partial(cls, **init_params)
+            return cls
+
+        return add if plugin is None else add(plugin)
+
+    @staticmethod
+    def get(name: str) -> TrainingTypePlugin:
+        """Return a new plugin of this name."""
+        return training_type_plugin_of(name)
+
+    @staticmethod
+    def available_plugins() -> list[str]:
+        """Return the names."""
+        return sorted(PLUGINS)
 
 
 def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
