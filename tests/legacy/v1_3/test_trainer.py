@@ -282,6 +282,13 @@ def test_options_of_a_data_module() -> None:
             super().__init__()
             self.batch_size, self.root = batch_size, root
 
+    class Plain(pl.LightningDataModule):
+        def __init__(self, batch_size: int = 32, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.batch_size = batch_size
+
+    arguments = Plain.add_argparse_args(argparse.ArgumentParser()).parse_args([])
+    assert Plain.from_argparse_args(arguments).batch_size == 32
     parser = Data.add_argparse_args(argparse.ArgumentParser())
     data = Data.from_argparse_args(parser.parse_args(["--batch_size", "4"]), root="there")
     assert (data.batch_size, data.root) == (4, "there")

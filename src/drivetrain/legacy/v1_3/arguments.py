@@ -39,7 +39,8 @@ def add_argparse_args(cls: type, parent_parser: ArgumentParser) -> ArgumentParse
 def from_argparse_args(cls: Any, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
     """Return ``cls(...)`` with those of its arguments that ``args`` has; ``kwargs`` win."""
     found = vars(args.parse_args() if isinstance(args, ArgumentParser) else args)
-    return cls(**{**{name: found[name] for name in defaults_of(cls) if name in found}, **kwargs})
+    own = inspect.signature(cls.__init__).parameters  # those of a base class are its own business
+    return cls(**{**{name: found[name] for name in own if name in found}, **kwargs})
 
 
 def _value(text: str) -> Any:

@@ -53,13 +53,19 @@ _LOGGERS: dict[str, tuple[str, ...]] = {
 _UTILITIES: dict[str, tuple[str, ...]] = {
     "apply_func": (f"{_C}.batches: move_data_to_device",),
     "argparse": (f"{_L}.arguments: add_argparse_args from_argparse_args",),
-    "cli": ("drivetrain.cli: LightningCLI",),
+    "cli": (
+        f"{_L}.cli: LightningCLI",
+        "drivetrain.cli: LightningArgumentParser SaveConfigCallback",
+    ),
     "cloud_io": (f"{_C}.files: get_filesystem load=_load",),
     "data": (f"{_C}.batches: has_iterable_dataset has_len",),
     "distributed": _RANK_ZERO,
     "enums": (f"{_C}.enums: GradClipAlgorithmType LightningEnum",),
     "exceptions": ("drivetrain.errors: MisconfigurationException=DrivetrainError",),
-    "imports": (f"{_C}.versions: _OMEGACONF_AVAILABLE _TORCHVISION_AVAILABLE",),
+    "imports": (
+        f"{_L}.availability: _BOLTS_AVAILABLE _FAIRSCALE_PIPE_AVAILABLE _OMEGACONF_AVAILABLE _TORCHTEXT_AVAILABLE "
+        "_TORCHVISION_AVAILABLE _module_available",
+    ),
     "memory": (
         f"{_C}.memory: garbage_collection_cuda is_cuda_out_of_memory is_cudnn_snafu is_oom_error is_out_of_cpu_memory "
         "recursive_detach",

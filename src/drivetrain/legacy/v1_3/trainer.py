@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -179,3 +180,13 @@ def _best_of(model: Any, more: dict[str, Any]) -> dict[str, Any]:
     if model is not None and more.get("ckpt_path") == "best":
         more = {name: value for name, value in more.items() if name != "ckpt_path"}
     return more
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature of the constructor, for editors and command lines: the flags with their defaults."""
+    kind, empty = inspect.Parameter.KEYWORD_ONLY, [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    own = (inspect.Parameter(name, kind, default=value, annotation=Any) for name, value in flags.FLAGS.items())
+    return inspect.Signature([*empty, *own])
+
+
+_Flagged.__init__.__signature__ = _signature()  # type: ignore[attr-defined]

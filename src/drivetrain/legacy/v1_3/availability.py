@@ -1,0 +1,20 @@
+"""Whether optional packages can be imported, by the names of the 1.3 generation."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+
+def _module_available(path: str) -> bool:
+    """Whether the module at ``path`` can be imported."""
+    try:
+        return find_spec(path) is not None
+    except (AttributeError, ModuleNotFoundError):
+        return False
+
+
+_BOLTS_AVAILABLE = _module_available("pl_bolts")
+_FAIRSCALE_PIPE_AVAILABLE = False  # the plugin on top of it does not exist
+_OMEGACONF_AVAILABLE = _module_available("omegaconf")
+_TORCHTEXT_AVAILABLE = _module_available("torchtext")
+_TORCHVISION_AVAILABLE = _module_available("torchvision")
