@@ -102,6 +102,17 @@ def test_e2_a_loop_of_ones_own_trains_as_the_plain_one(kind: Any, plugin: Any) -
     accelerator.teardown()
 
 
+def test_an_accelerator_serves_one_run_after_the_other() -> None:
+    calls: list[str] = []
+    accelerator = recording(Accelerator, ["setup_environment"], calls)(PrecisionPlugin(), SingleDevicePlugin("cpu"))
+    set_up(Net(), accelerator).teardown()
+    models = [Net(), Net()]
+    for model in models:
+        quiet(accelerator=accelerator).fit(model, loader())
+    assert torch.equal(models[0].net.weight, models[1].net.weight)
+    assert calls == ["setup_environment"] * 3
+
+
 def test_s2_1_the_constructor_takes_two_plugins() -> None:
     precision, plugin = PrecisionPlugin(), SingleDevicePlugin()
     accelerator = Accelerator(precision, plugin)
@@ -320,6 +331,31 @@ def test_s2_20_the_order_of_a_run(plugin: Any) -> None:
     trainer = quiet(accelerator=kind(PrecisionPlugin(), plugin()), limit_train_batches=1)
     trainer.fit(model, loader())
     assert calls == ORDER
+
+
+def test_s2_9_s2_16_and_s2_23_the_order_of_the_plugins() -> None:
+    calls: list[str] = []
+    names = ["setup", "init_optimizers", "pre_dispatch", "dispatch", "post_dispatch"]
+    plugin = recording(DDPPlugin, names, calls, "plugin.")()
+    precision = recording(PrecisionPlugin, ["connect", *names[2:]], calls, "precision.")()
+    quiet(accelerator=CPUAccelerator(precision, plugin), limit_train_batches=1).fit(Net(), loader())
+    pairs = [f"{part}.{name}" for name in names[2:] for part in ("plugin", "precision")]
+    assert calls == ["plugin.setup", "plugin.init_optimizers", "precision.connect", *pairs]
+
+
+def test_s2_3_the_order_of_a_backward_pass() -> None:
+    calls: list[str] = []
+
+    class Own(Net):
+        def backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
+            calls.append("module")
+            loss.backward()
+
+    plugin = recording(DDPPlugin, ["pre_backward", "post_backward"], calls)()
+    kind = recording(CPUAccelerator, ["backward"], calls, "accelerator.")
+    precision = recording(PrecisionPlugin, ["backward"], calls, "precision.")()
+    quiet(accelerator=kind(precision, plugin), limit_train_batches=1).fit(Own(), loader())
+    assert calls == ["accelerator.backward", "pre_backward", "precision.backward", "module", "post_backward"]
 
 
 def test_s2_7_and_s2_24_module_and_ranks_are_known_in_the_setup_hook() -> None:

@@ -299,7 +299,7 @@ def test_more_hooks_with_the_arguments_of_that_time() -> None:
     assert seen == [("transfer", "cpu"), ("start", 0), ("backward", 0)]
 
 
-def test_an_accelerators_optimizer_zero_grad_counts_beside_the_modules() -> None:
+def test_s2_15_an_accelerators_optimizer_zero_grad_counts_beside_the_modules() -> None:
     class Own(pl.CPUAccelerator):
         def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Any, opt_idx: int) -> None:
             calls.append("accelerator")

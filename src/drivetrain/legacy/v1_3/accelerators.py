@@ -59,6 +59,7 @@ class _Parts:
 
     def as_settings(self) -> dict[str, Any]:
         """Return the arguments of today's Trainer that this accelerator stands for."""
+        self.strategy.engine = None  # that of a loop of the user's has ended
         own = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds()]}
         return {**own, **self.training_type_plugin.settings()}
 
