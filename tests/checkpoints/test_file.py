@@ -55,6 +55,25 @@ def test_it_can_be_loaded_somewhere_else(path: Path) -> None:
     assert STORE.load_checkpoint(path, map_location="meta")["state_dict"]["w"].device.type == "meta"
 
 
+@pytest.mark.parametrize(
+    "location",
+    [pytest.param("cuda:0", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it is there")), "cdua"],
+)
+def test_a_device_that_is_not_there_is_the_cause_and_not_the_file(path: Path, location: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"to map_location='{location}', a device that .* map_location=\"cpu\""
+    ):
+        STORE.load_checkpoint(path, map_location=location)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(CheckpointError, match="was cut short"):  # then the file is, whatever the device
+        STORE.load_checkpoint(path, map_location=location)
+
+
+def test_an_empty_path_is_answered_with_where_it_may_come_from() -> None:
+    with pytest.raises(CheckpointError, match="path is empty.* best_model_path of .* saved nothing"):
+        STORE.load_checkpoint("")
+
+
 def test_saving_again_replaces(path: Path) -> None:
     STORE.save_checkpoint(NEW, path)
     assert same(STORE.load_checkpoint(path), NEW)

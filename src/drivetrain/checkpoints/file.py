@@ -25,6 +25,12 @@ from drivetrain.errors import CheckpointError, ConfigurationError, described
 # What pickle raises on an object that it cannot write, or whose class it does not find.
 _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
 
+EMPTY_PATH = (
+    "The path is empty. If it is the best_model_path of a ModelCheckpoint, that callback has saved nothing yet. Pass "
+    "the path of a file."
+)
+"""What to do about an empty path, for messages."""
+
 # Collects paths while no file may be replaced. Each thread has its own: a subclass that writes in another thread could
 # not say in time what it has not written.
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
@@ -129,10 +135,10 @@ class TorchCheckpointIO(CheckpointIO):
             read: dict[str, Any] = move_to(sharded.read(source), map_location)
             return read
         if isinstance(source, Path) and not os.path.isfile(source):  # unlike Path.is_file, it takes any name
+            if not name:
+                raise CheckpointError(f"There is no checkpoint at ''. {EMPTY_PATH}")
             if os.path.isdir(source):
-                raise CheckpointError(
-                    f"{name or '.'} is a folder, and a checkpoint is a file. Pass the path of a file."
-                )
+                raise CheckpointError(f"{name} is a folder, and a checkpoint is a file. Pass the path of a file.")
             raise CheckpointError(f"There is no checkpoint at {name}. Check the path.")
         from drivetrain.checkpoints.foreign import is_legacy, read_foreign  # only where something is read
 
@@ -156,6 +162,7 @@ class TorchCheckpointIO(CheckpointIO):
                 "If you trust whoever wrote it, pass weights_only=False."
             ) from error
         except Exception as error:  # whatever torch raises on a file that does not keep to its format
+            _check_location(map_location, name)
             raise CheckpointError(f"{name} is no checkpoint ({error}). Use another one.") from error
         return loaded
 
@@ -206,6 +213,23 @@ def move_to(tree: Any, location: Any) -> Any:
     if not isinstance(location, (str, torch.device)) or torch.device(location).type == "cpu":
         return tree
     return map_leaves(lambda leaf: leaf.to(location) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def _check_location(location: Any, name: str) -> None:
+    """Check that tensors can be made where a file could not be read to.
+
+    Raises:
+        ConfigurationError: they cannot, so the file is not the cause.
+    """
+    if not isinstance(location, (str, torch.device)):
+        return
+    try:
+        torch.empty(0, device=location)
+    except (RuntimeError, AssertionError, ValueError) as error:  # torch asserts that it was built with CUDA
+        raise ConfigurationError(
+            f"{name} cannot be read to map_location={str(location)!r}, a device that this process cannot use "
+            f'({str(error).partition(chr(10))[0].rstrip(".")}). Write map_location="cpu".'
+        ) from error
 
 
 def _reason(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
 from drivetrain.base.seed import rng_state
-from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.checkpoints.file import EMPTY_PATH, TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, newest_first
 from drivetrain.errors import CheckpointError, ConfigurationError, closest, described
 from drivetrain.loops.progress import TrainerStatus
@@ -98,7 +98,8 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
                 f"{path} is a link to {target}, which does not exist. Pass the path of another checkpoint."
             )
         likely = closest(path, ["best", "last"])
-        hint = "Check the path." if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
+        missing = "Check the path." if path else EMPTY_PATH
+        hint = missing if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
         raise CheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint}")
     if (isinstance(store, TorchCheckpointIO) and os.path.isdir(path)
             and not (store.is_sharded(path) or trainer.strategy.reads_folder(path))):  # fmt: skip
