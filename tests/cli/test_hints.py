@@ -20,6 +20,11 @@ def said(cli: Make, *words: str, **arguments: Any) -> str:
     ("words", "hint"),
     [
         ("fti", "Did you mean 'fit'?"),
+        ("train", "Did you mean 'fit'?"),
+        ("train --trainer.max_epochs=3", "Did you mean 'fit'?"),
+        ("evaluate", "Did you mean 'validate'?"),
+        ("fit --max_epochs=1", "Did you mean --trainer.max_epochs?"),
+        ("fit --width=1", "Did you mean --model.width?"),
         ("fit --trainer.max_epoch=3", "Did you mean --trainer.max_epochs?"),
         ("fit --trainer.max_epoch 3", "Did you mean --trainer.max_epochs?"),
         ("fit --modle.width=3", "Did you mean --model.width?"),

@@ -461,6 +461,13 @@ def test_options_may_come_as_a_dictionary(cli: Make) -> None:
     assert (made.subcommand, made.model.width, made.trainer.current_epoch) == ("fit", 3, 2)
 
 
+def test_objects_where_classes_belong_are_answered_with_their_classes(cli: Make, program: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"got an object of Net, .* Pass the class: model_class=Net\."):
+        cli("fit", model_class=program.Net())
+    with pytest.raises(ConfigurationError, match=r"Pass the class: datamodule_class=Data\."):
+        cli("fit", datamodule_class=program.Data())
+
+
 def test_a_misspelt_argument_of_the_cli_is_answered(program: Any) -> None:
     with pytest.raises(UnknownArgumentError, match="Did you mean 'model_class'"):
         LightningCLI(model_clas=program.Net)  # type: ignore[call-arg]

@@ -28,6 +28,14 @@ _CLASS_NAME = re.compile(r"Expected a dot import path string: (\w+)\s")
 _OPTION = re.compile(r"(?:^Group '([\w.]+)' does not accept option|does not accept option|^Option) '([\w.]+)'")
 
 
+_MEANT_BY = {
+    "fit": ("train", "training", "run"),
+    "validate": ("eval", "evaluate", "val", "valid"),
+    "predict": ("infer", "inference"),
+}
+"""What people write for a subcommand that is not similar to its name."""
+
+
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
     """Return ``message`` of ``parser`` with a suggestion of what was probably meant, if there is one."""
     hints = list(dict.fromkeys(_hints(message, parser)))
@@ -37,7 +45,9 @@ def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
 def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     if found := _CHOICE.search(message):
         subcommands = _subcommands(parser)
-        if close := closest(found[1], subcommands):
+        if close := closest(found[1], subcommands) or next(
+            (each for each, words in _MEANT_BY.items() if found[1] in words and each in subcommands), None
+        ):
             yield f"Did you mean {close!r}?"
         elif subcommands:  # it may be the value of an option that came first
             yield _first_the_subcommand(next(iter(subcommands)), "--trainer.max_epochs=3")
@@ -70,6 +80,8 @@ def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
         yield f"Did you mean {dashes}{parent}{dot}{close}?"
     elif not sisters and (close := closest(name, known)):
         yield f"Did you mean {dashes}{close}?"
+    elif not dot and (owned := [option for option in sorted(known) if option.rpartition(".")[2] == leaf]):
+        yield f"Did you mean {' or '.join(dashes + option for option in owned)}?"  # --max_epochs, --lr
     elif parent == "trainer":
         try:
             complete({leaf: "..."}, {})  # it knows what became of the arguments of older Trainers

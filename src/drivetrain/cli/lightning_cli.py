@@ -114,6 +114,15 @@ class LightningCLI:
         run: bool = True,
         auto_configure_optimizers: bool = True,
     ) -> None:
+        for argument, given in (
+            ("model_class", model_class), ("datamodule_class", datamodule_class), ("trainer_class", trainer_class)
+        ):  # fmt: skip
+            if isinstance(given, (LightningModule, LightningDataModule, Trainer)):
+                name = type(given).__name__
+                raise ConfigurationError(
+                    f"LightningCLI({argument}=...) got an object of {name}, and LightningCLI makes the object itself, "
+                    f"from the options of the command line. Pass the class: {argument}={name}."
+                )
         self.model_class = model_class or LightningModule
         self.datamodule_class = datamodule_class or LightningDataModule
         self.save_config_callback = save_config_callback
