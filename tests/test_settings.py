@@ -216,6 +216,10 @@ def test_a_misspelt_argument_is_answered() -> None:
     assert isinstance(caught.value, TypeError)
     with pytest.raises(UnknownArgumentError, match='Write accelerator="gpu", devices=... instead'):
         Trainer(gpus=2)  # type: ignore[call-arg]
+    with pytest.raises(UnknownArgumentError, match=r"no argument epochs=3\. Write max_epochs=\.\.\. instead"):
+        Trainer(epochs=3)  # type: ignore[call-arg]
+    with pytest.raises(UnknownArgumentError, match=r"self\.automatic_optimization = \.\.\. in the module's __init__"):
+        Trainer(automatic_optimization=False)  # type: ignore[call-arg]
     with pytest.raises(UnknownArgumentError, match="keyword-only"):
         Trainer("cpu")  # type: ignore[misc]
 

@@ -466,6 +466,8 @@ def _parsed(text: str) -> Any:
 
 
 _GONE = {
+    **dict.fromkeys(("epochs", "num_epochs", "n_epochs"), "Write max_epochs=... instead."),
+    "automatic_optimization": "Write self.automatic_optimization = ... in the module's __init__ instead.",
     "gpus": 'Write accelerator="gpu", devices=... instead.',
     "tpu_cores": 'Write accelerator="tpu", devices=... instead.',
     "num_processes": 'Write accelerator="cpu", devices=... instead.',

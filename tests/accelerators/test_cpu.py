@@ -21,10 +21,18 @@ def test_s0_12_a_positive_count(devices: Any, count: int) -> None:
 @pytest.mark.parametrize("devices", [0, -1, "0", "-1", "0,1", [0, 1], [0], None, 1.0, True, "auto", ""])
 def test_s0_12_anything_else_is_refused(devices: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"number of processes of at least 1, not .*\. Write devices=1"
+        ConfigurationError, match=r"number of processes of at least 1, not .*\. Write devices="
     ) as caught:
         CPUAccelerator.parse_devices(devices)
     assert repr(devices) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("devices", "count"), [([0, 1], 2), ((0, 1, 2), 3), ("0,1", 2), ([0], 1), (0, 1), ("auto", 1), ("", 1)]
+)
+def test_numbers_of_devices_are_answered_with_as_many_processes(devices: Any, count: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"Write devices={count}\.$"):
+        CPUAccelerator.parse_devices(devices)
 
 
 def test_s0_3_indices_become_devices() -> None:

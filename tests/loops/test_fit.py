@@ -387,6 +387,14 @@ def test_t15_a_missing_monitor_is_an_error_or_a_warning(regression: Any, loader:
         make_trainer().fit(plateau(regression, monitor="gone", strict=False), loader, loader)
 
 
+def test_a_value_of_validation_that_is_watched_after_a_step_is_answered_with_the_interval(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match='If a validation logs the value, write "interval": "epoch"') as caught:
+        make_trainer().fit(plateau(regression, interval="step"), loader, loader)
+    assert "strict" not in str(caught.value)
+
+
 def test_lbfgs_evaluates_its_closure_several_times(regression: Any, loader: Any, make_trainer: Any) -> None:
     class Second(regression):  # type: ignore[misc]
         steps = 0

@@ -245,6 +245,13 @@ def test_optimizers_that_have_no_parameter_of_the_module_are_warned_of(make_trai
         make_trainer().fit(model, loader)
 
 
+def test_optimizers_with_frozen_parameters_only_are_warned_of(make_trainer: Any, loader: Any) -> None:
+    model = Layers(lambda model: model.layer.parameters())
+    model.layer.requires_grad_(False)
+    with pytest.warns(UserWarning, match="The 2 parameters of Layers that the optimizers have are all frozen"):
+        make_trainer().fit(model, loader)
+
+
 def test_layers_in_a_plain_list_are_warned_of(make_trainer: Any, loader: Any) -> None:
     class Hides(Layers):
         def __init__(self, trains: bool) -> None:

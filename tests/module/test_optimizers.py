@@ -116,6 +116,7 @@ def test_forms(returned: Any, optimizers: list[Optimizer], schedulers: list[LRSc
         pytest.param([nn.Parameter(torch.zeros(1))], "a Parameter: .*, where an optimizer", id="parameters"),
         pytest.param({"optimizer": None}, "returned None, where an optimizer belongs", id="None in it"),
         pytest.param({"lr_scheduler": STEP}, "a dictionary with no key 'optimizer'", id="no optimizer"),
+        pytest.param({"g": OPTIMIZER, "d": OTHER}, "'g'. For several optimizers, return a list", id="several by name"),
         pytest.param({"optimizer": OPTIMIZER, "sched": STEP}, "the unknown key 'sched'", id="unknown key"),
         pytest.param(
             {"optimizer": OPTIMIZER, "lr_scheduler": {"scheduler": STEP, "intervall": "step"}},

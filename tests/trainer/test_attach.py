@@ -6,9 +6,13 @@ import importlib.util
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from drivetrain import LightningDataModule
+from drivetrain.errors import ConfigurationError
 from drivetrain.trainer.attach import check_hooks
 
 HEAD = """
@@ -53,6 +57,8 @@ def warned_of(tmp_path: Path, kind: str, body: str, head: str = HEAD) -> list[st
         ("LightningModule", "validate_step", "validation_step"),
         ("LightningModule", "validation_dataloader", "val_dataloader"),
         ("LightningDataModule", "valid_dataloader", "val_dataloader"),
+        ("LightningDataModule", "train_loader", "train_dataloader"),
+        ("LightningModule", "test_loader", "test_dataloader"),
         ("Callback", "on_val_epoch_end", "on_validation_epoch_end"),
         ("Callback", "on_train_epoch_finish", "on_train_epoch_end"),
         ("Callback", "after_train_epoch", "on_train_epoch_end"),
@@ -91,6 +97,23 @@ def test_a_name_that_is_like_no_hook_is_warned_of_without_a_guess(tmp_path: Path
 )
 def test_what_is_no_forgotten_hook_is_left_alone(tmp_path: Path, kind: str, body: str) -> None:
     assert warned_of(tmp_path, kind, body) == []
+
+
+def test_a_loader_hook_that_is_a_property_is_refused_though_it_cannot_answer_yet(
+    make_trainer: Any, regression: Any
+) -> None:
+    class Data(LightningDataModule):
+        def setup(self, stage: str) -> None:
+            self.samples = [torch.ones(4)]
+
+        @property
+        def train_dataloader(self) -> Any:
+            return self.samples
+
+    with pytest.raises(
+        ConfigurationError, match=r"Data\.train_dataloader is no method but a .*property.* without the dec"
+    ):
+        make_trainer().fit(regression(), datamodule=Data())
 
 
 def test_a_method_of_another_package_is_left_alone(tmp_path: Path) -> None:

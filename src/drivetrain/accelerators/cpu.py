@@ -29,8 +29,10 @@ class CPUAccelerator(Accelerator):
         """Parse ``devices``: a positive int, or its digits as text."""
         count = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            numbers = count.split(",") if isinstance(count, str) else count
+            meant = len(numbers) if isinstance(numbers, (list, tuple)) else 1  # a process for each number
             raise ConfigurationError(
-                f"On the CPU, devices is a number of processes of at least 1, not {devices!r}. Write devices=1."
+                f"On the CPU, devices is a number of processes of at least 1, not {devices!r}. Write devices={meant}."
             )
         return count
 

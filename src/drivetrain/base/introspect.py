@@ -105,7 +105,7 @@ def near_misses(
 
 _SYNONYMS = {
     "begin": "start", "finish": "end", "finished": "end", "ended": "end", "started": "start", "val": "validation",
-    "valid": "validation", "validate": "validation", "eval": "validation", "training": "train",
+    "valid": "validation", "validate": "validation", "eval": "validation", "training": "train", "loader": "dataloader",
 }  # fmt: skip
 
 

@@ -374,6 +374,11 @@ def arranged(given: Any, start: str) -> Any:
     Raises:
         ConfigurationError: a loader cannot be iterated, or something else is in its place.
     """
+    if isinstance(given, Tensor) or hasattr(given, "__array__"):
+        raise ConfigurationError(
+            f"{start} {described(given)}, which is no loader. For one batch, write [batch]; for samples, "
+            "DataLoader(samples, batch_size=32)."
+        )
     if not isinstance(given, (list, tuple, Mapping)):
         check_iterable(given, start)
         return given

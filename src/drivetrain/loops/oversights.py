@@ -271,7 +271,13 @@ def check_parameters(run: Run) -> None:
     stepped = {id(each): each for optimizer in optimizers for each in parameters_of(optimizer)}
     trainable = [each for each in own.values() if each.requires_grad]
     left_out = [each for each in trainable if id(each) not in stepped]
-    if trainable and len(left_out) == len(trainable):
+    if trainable and len(left_out) == len(trainable) and (frozen := sum(key in own for key in stepped)):
+        rank_zero_warn(
+            f"The {frozen} parameters of {name} that the optimizers have are all frozen (requires_grad=False), so "
+            "nothing of it is trained. Give the optimizers the parameters that are to be trained, or unfreeze these: "
+            "parameter.requires_grad_(True)."
+        )
+    elif trainable and len(left_out) == len(trainable):
         rank_zero_warn(
             f"No optimizer has a parameter of {name}, so nothing of it is trained. Give the optimizers "
             "self.parameters() in configure_optimizers."

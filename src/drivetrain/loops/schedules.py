@@ -72,10 +72,15 @@ class Schedules:
                 config.scheduler.step()
 
     def _missing(self, config: LRSchedulerConfig, metrics: dict[str, Any]) -> None:
+        cure = 'Log it, or set "strict": False to skip the scheduler while it is missing.'
+        if config.interval == "step":
+            cure = (
+                'With "interval": "step" the scheduler looks after an optimizer step, before the first validation. If '
+                'a validation logs the value, write "interval": "epoch"; else log it in training_step.'
+            )
         message = (
             f"{type(config.scheduler).__name__} watches {config.monitor!r}, which was not logged. "
-            f"{self._why_not_validated()}Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. "
-            'Log it, or set "strict": False to skip the scheduler while it is missing.'
+            f"{self._why_not_validated()}Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. {cure}"
         )
         if config.strict:
             raise ConfigurationError(message)

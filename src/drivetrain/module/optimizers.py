@@ -124,6 +124,8 @@ def _from_dict(entry: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | No
     for key in entry:
         if key not in known:
             hint = did_you_mean(str(key), known)
+            if len(entry) > 1 and all(isinstance(value, Optimizer) for value in entry.values()):
+                hint = "For several optimizers, return a list of them: list(optimizers.values())."
             raise ConfigurationError(f"configure_optimizers returned a dictionary with the unknown key {key!r}. {hint}")
     if "optimizer" not in entry:
         raise ConfigurationError(

@@ -375,8 +375,9 @@ def check_hooks(parties: Iterable[Any]) -> None:
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
         for hook in sorted(hooks):
-            if _CALLED_BY_THE_LOOPS.fullmatch(hook) and overrides(party, hook, base):
-                _check_hook(name, hook, getattr(party, hook), getattr(base, hook))
+            own = getattr(type(party), hook)  # a property may not be able to answer yet
+            if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
+                _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         told = {*_RENAMED, *(_GONE_FROM_CALLBACKS if base is Callback else ())}
         for method, hook in near_misses(type(party), base, hooks):
             if method in _RENAMED:
@@ -404,7 +405,7 @@ def check_hooks(parties: Iterable[Any]) -> None:
                 )
 
 
-_LIKE_A_HOOK = re.compile(r"on_\w+|[a-z]\w*_(step|dataloader)")
+_LIKE_A_HOOK = re.compile(r"on_\w+|[a-z]\w*_(step|dataloader)|(train|val|valid|validation|test|predict)_loader")
 _LIKE_A_HOOK_OF_A_CALLBACK = re.compile(r"(on|before|after)_\w+")
 
 _CALLED_BY_THE_LOOPS = re.compile(
@@ -417,7 +418,8 @@ _CALLED_BY_THE_LOOPS = re.compile(
 def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
     if not callable(method):
         raise ConfigurationError(
-            f"{name}.{hook} is no method but {described(method)}. Define {hook} with def, in the class."
+            f"{name}.{hook} is no method but {described(method)}. Define {hook} with def, in the class"
+            f"{', without the decorator' if isinstance(method, property) else ''}."
         )
     if (wanted := missing_arguments(method, contract)) is not None:
         raise ConfigurationError(
