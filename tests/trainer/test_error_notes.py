@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from drivetrain import Callback
+from drivetrain import Callback, LightningModule
 from drivetrain.errors import ConfigurationError
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no notes")
@@ -169,3 +169,99 @@ def test_a_step_that_calls_backward_itself_learns_who_does(make_trainer: Any, lo
     with pytest.raises(RuntimeError, match="second time") as error:
         make_trainer().fit(Twice(), loader)
     assert any("the Trainer calls backward() on the loss" in note for note in error.value.__notes__)
+
+
+def test_loaders_in_a_list_are_the_cause_of_a_batch_that_is_a_list(
+    make_trainer: Any, regression: Any, loader: Any
+) -> None:
+    with pytest.raises(TypeError, match="not list") as error:
+        make_trainer().fit(regression(), [loader, loader])
+    cure, place = error.value.__notes__
+    assert "a list of 2 loaders" in cure
+    assert cure.endswith("write trainer.fit(model, train_loader, val_loader).")
+    assert place.startswith("In Regression.training_step, batch 0")
+
+
+def test_a_list_that_the_step_makes_itself_gets_no_note_on_loaders(
+    make_trainer: Any, regression: Any, loader: Any
+) -> None:
+    class Wrong(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.loss([[batch[0]], batch[1]])
+
+    with pytest.raises(TypeError, match="not list") as error:
+        make_trainer().fit(Wrong(), loader)
+    assert note_of(error).startswith("In Wrong.training_step")
+
+
+def test_a_module_without_predict_step_learns_what_forward_was_given(
+    make_trainer: Any, regression: Any, loader: Any
+) -> None:
+    class Net(regression):  # type: ignore[misc]
+        predict_step = LightningModule.predict_step
+
+        def forward(self, x: Any) -> Any:
+            return x @ torch.ones(4, 1)
+
+    with pytest.raises(TypeError) as error:
+        make_trainer().predict(Net(), loader)
+    assert error.value.__notes__[0].startswith("Net has no predict_step, so predict calls forward with the whole batch")
+    assert "a list of 2. Define it" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_scheduler_at_its_end_is_named_and_told_how_many_steps_there_are(
+    make_trainer: Any, regression: Any, loader: Any, interval: str
+) -> None:
+    class Net(regression):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=2)
+            return [optimizer], [{"scheduler": scheduler, "interval": interval}]
+
+    with pytest.raises(ValueError, match="Tried to step") as error:
+        make_trainer(max_epochs=4).fit(Net(), loader)
+    cure, place = error.value.__notes__
+    assert "total_steps=self.trainer.estimated_stepping_batches" in cure
+    assert place.startswith("In OneCycleLR.step, batch ")
+
+
+@pytest.mark.parametrize("way", ["toggle_optimizer", "toggle_model"])
+def test_a_loss_of_parameters_that_are_toggled_off_is_answered(
+    make_trainer: Any, regression: Any, loader: Any, way: str
+) -> None:
+    class Swaps(regression):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.other = torch.nn.Linear(4, 1)
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.net, self.other)]
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()[0]
+            if way == "toggle_model":
+                with optimizer.toggle_model():
+                    self.manual_backward(self.other(batch[0]).sum())
+            self.toggle_optimizer(optimizer)
+            self.manual_backward(self.other(batch[0]).sum())
+
+    with pytest.raises(RuntimeError, match="does not require grad") as error:
+        make_trainer().fit(Swaps(), loader)
+    start = "toggle_optimizer has switched off requires_grad of all parameters but those of optimizer 0 of self.optim"
+    if way == "toggle_model":
+        start = (
+            "The loss depends on no parameter that requires a gradient. toggle_model and toggle_optimizer switch off"
+        )
+    assert error.value.__notes__[0].startswith(start)
+
+
+def test_parameters_in_float16_under_16_mixed_are_answered(make_trainer: Any, regression: Any, loader: Any) -> None:
+    class Half(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step([each.half() for each in batch], batch_idx)
+
+    with pytest.raises(ValueError, match="unscale FP16") as error:
+        make_trainer(precision="16-mixed").fit(Half().half(), loader)
+    assert 'precision="16-mixed" needs parameters in float32' in error.value.__notes__[0]

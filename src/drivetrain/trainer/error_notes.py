@@ -9,27 +9,41 @@ import traceback
 from types import FrameType
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
+from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import log
 from drivetrain.base.registry import load
+from drivetrain.data.combined import CombinedLoader
 from drivetrain.errors import DrivetrainError, did_you_mean
 from drivetrain.loops.progress import Phase, Progress, RunningStage
+from drivetrain.loops.run import Run
+from drivetrain.module.trainable import TrainableModule
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_USERS = (_OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
 _PACKAGES = ("site-packages", "dist-packages")  # below Python's own folder, and not part of it
 
 
-def note_place(error: BaseException, progress: Progress, rank: int) -> None:
+def note_place(error: BaseException, progress: Progress, rank: int, run: Run | None = None) -> None:
     """Add to ``error`` in which hook, batch and epoch, and on which rank it came.
 
     Errors of drivetrain's own get none: their text says what to do. Python 3.10 cannot print notes; there it is logged.
+
+    Args:
+        error: any.
+        progress: of the run, and rank: of this process.
+        run: whose module and loaders may be the cause; ``None`` before they are set up.
     """
     if not isinstance(error, Exception) or isinstance(error, DrivetrainError):
         return
-    hook = _hook_of(error) or _PARTS.get(progress.phase, "")
+    scheduler = _scheduler_of(error)
+    hook = _hook_of(error) or (f"{scheduler}.step" if scheduler else _PARTS.get(progress.phase, ""))
     note = f"{f'in {hook}, ' if hook else ''}{_place(progress, fetching=not hook)}, on rank {rank}."
-    for text in (_cure_of_log(error), _cure_of_backward(error, progress), note[0].upper() + note[1:]):
+    cures = [_cure_of_log(error), _cure_of_backward(error, progress), _cure_of_schedule(error, scheduler)]
+    if run is not None:
+        cures += [_cure_of_batch(error, run), _cure_of_no_gradient(error, run), _cure_of_half(error, run)]
+    for text in (*cures, note[0].upper() + note[1:]):
         if not text:
             continue
         if hasattr(error, "add_note"):
@@ -68,6 +82,81 @@ def _cure_of_backward(error: Exception, progress: Progress) -> str:
         "must not call it, and the loss must not depend on tensors of an earlier step. Detach these, or set "
         "self.automatic_optimization = False in __init__ and step by hand."
     )
+
+
+def _cure_of_schedule(error: Exception, scheduler: str) -> str:
+    """Return how long a scheduler has to be that was stepped more often than it can be; "" for another error."""
+    if not scheduler or "Tried to step" not in str(error):
+        return ""
+    return (
+        f'{scheduler} was made for fewer steps. With "interval": "step" it is stepped after every optimizer step, else '
+        "after every epoch. In configure_optimizers, give it total_steps=self.trainer.estimated_stepping_batches and "
+        '"interval": "step".'
+    )
+
+
+def _cure_of_batch(error: Exception, run: Run) -> str:
+    """Return why a batch is a list or dictionary that the step did not expect; "" for another error."""
+    progress, name = run.progress, type(run.module).__name__
+    if progress.stage is RunningStage.PREDICTING and not overrides(run.module, "predict_step", TrainableModule):
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        given = [frame.f_locals["args"] for frame in frames if frame.f_code is TrainableModule.predict_step.__code__]
+        if given and isinstance(batch := given[0][0], (list, tuple, dict)):
+            return (
+                f"{name} has no predict_step, so predict calls forward with the whole batch, a {type(batch).__name__} "
+                f"of {len(batch)}. Define it, for example: def predict_step(self, batch, batch_idx): return "
+                "self(batch[0])."
+            )
+    loader = run.loaders.made_training
+    if (
+        progress.stage is RunningStage.TRAINING
+        and isinstance(loader, CombinedLoader)
+        and isinstance(loader.iterables, (list, tuple))
+        and isinstance(error, (TypeError, AttributeError, ValueError))
+        and re.search(r"\b(list|tuple|unpack)\b", str(error))
+    ):
+        return (
+            f"fit trains on a list of {len(loader.iterables)} loaders, so each batch is a list with a batch of each. "
+            "If one of them is for validation, write trainer.fit(model, train_loader, val_loader)."
+        )
+    return ""
+
+
+def _cure_of_no_gradient(error: Exception, run: Run) -> str:
+    """Return why a loss under manual optimization may require no gradient; "" for another error."""
+    if run.module.automatic_optimization or "does not require grad and does not have a grad_fn" not in str(error):
+        return ""
+    toggles: Any = getattr(run.module, "_toggles", ())
+    if not toggles:
+        return (
+            "The loss depends on no parameter that requires a gradient. toggle_model and toggle_optimizer switch off "
+            "those of the other optimizers; detach(), torch.no_grad() and frozen layers do the same."
+        )
+    optimizers = run.engine.strategy.optimizers
+    index = next((i for i, each in enumerate(optimizers) if each is toggles[-1].optimizer), 0)
+    return (
+        f"toggle_optimizer has switched off requires_grad of all parameters but those of optimizer {index} of "
+        "self.optimizers(), and the loss depends on none of these. Toggle the optimizer whose parameters this loss "
+        "trains, in the order in which configure_optimizers returns them."
+    )
+
+
+def _cure_of_half(error: Exception, run: Run) -> str:
+    """Return what to write where the gradient scaler meets parameters in float16; "" for another error."""
+    if "Attempting to unscale FP16 gradients" not in str(error):
+        return ""
+    count = sum(parameter.dtype is torch.float16 for parameter in run.module.parameters())
+    return (
+        f'precision="16-mixed" needs parameters in float32, and {count} of {type(run.module).__name__} are in float16. '
+        'Leave out model.half(), or write precision="16-true".'
+    )
+
+
+def _scheduler_of(error: Exception) -> str:
+    """Return the class of the scheduler in whose step the error came; "" for another place."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("step", "get_lr")]
+    return next((type(owner).__name__ for owner in owners if isinstance(owner, LRScheduler)), "")
 
 
 def _hook_of(error: Exception) -> str:

@@ -441,7 +441,7 @@ class Trainer(TrainerView):
         except BaseException as error:
             from drivetrain.trainer.error_notes import note_place  # here, so that importing the Trainer stays quick
 
-            note_place(error, self.progress, self.strategy.global_rank)
+            note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
             explained = self.strategy.explain(error)
             life.abort(self, explained or error)
             if explained is not None:
