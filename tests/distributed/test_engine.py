@@ -91,6 +91,19 @@ def unsynchronised() -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
+def saved_by_rank_0_only(path: str) -> str:
+    engine = Engine(accelerator="cpu")
+    engine.launch()
+    with pytest.raises(ConfigurationError) as raised:
+        engine.save(path, {"epoch": 1}) if engine.is_global_zero else engine.load(path)
+    return str(raised.value)
+
+
+def test_a_save_on_one_rank_is_named(pool: Any, tmp_path: Path) -> None:
+    for text in pool.run(saved_by_rank_0_only, str(tmp_path / "state.ckpt"), world_size=2):
+        assert "rank 0: barrier('Engine.save'); rank 1: barrier('Engine.load')" in text
+
+
 def loaded(count: int, batch_size: int) -> list[list[float]]:
     engine = Engine(accelerator="cpu")
     engine.launch()

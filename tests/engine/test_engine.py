@@ -147,6 +147,16 @@ def test_clipping_needs_one_way(how: dict[str, float], said: str) -> None:
         Engine(accelerator="cpu").clip_gradients(net(), torch.optim.SGD(net().parameters()), **how)
 
 
+def test_a_model_and_an_optimizer_that_are_swapped_are_said() -> None:
+    model = net()
+    engine, optimizer = Engine(accelerator="cpu"), torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match=r"got a module as the optimizer\. Write \(model, optimizer\)"):
+        engine.clip_gradients(optimizer, model, max_norm=1.0)  # type: ignore[arg-type]
+    model, optimizer = engine.setup(model, optimizer)
+    with pytest.raises(ConfigurationError, match=r"got a module as the optimizer\. Write \(model, optimizer\)"):
+        engine.clip_gradients(optimizer, model, max_norm=1.0)  # type: ignore[arg-type]
+
+
 class MetaAccelerator(Accelerator):
     @staticmethod
     def parse_devices(devices: Any) -> Any:

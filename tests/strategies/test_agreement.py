@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, DrivetrainError
 from drivetrain.strategies import Group, LoneGroup, TorchGroup
-from drivetrain.strategies.agreement import Agreement, Facts, compare, of_module, of_optimizers, text_of
+from drivetrain.strategies.agreement import METHOD, Agreement, Facts, compare, of_module, of_optimizers, text_of
 
 SAME = Facts(job={"max_epochs": "3", "gradient_clip_val": "1.0"}, model={"parameter a": "float32 of shape (2,)"})
 
@@ -144,7 +145,7 @@ def in_torchs_group() -> tuple[list[str], int]:
             compare(world, world, Facts(job=job))
         texts.append(str(caught.value))
     with pytest.raises(ConfigurationError) as caught:
-        world.barrier("elsewhere") if rank else compare(world, world, SAME)
+        world.barrier("elsewhere") if rank else compare(world, world, Facts(job={METHOD: "trainer.validate"}))
     texts.append(str(caught.value))
     return texts, int(world.all_reduce(torch.ones(1), "sum"))  # the group goes on
 
@@ -155,7 +156,30 @@ def test_ranks_of_a_process_group_raise_the_same_and_go_on(pool: Any) -> None:
     assert first[1] == 2
     assert "a: rank 0 has 0, rank 1 has 1" in first[0][0]
     assert "b: rank 0 has c, rank 1 has none; bb: rank 0 has none, rank 1 has c" in first[0][1]
-    assert "rank 1: barrier('elsewhere')" in first[0][2]
+    assert "rank 0: trainer.validate(); rank 1: barrier('elsewhere')." in first[0][2]
+
+
+def in_a_run_of_its_own(comes: bool) -> str | None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=1 if not comes else 30))
+    store, world = dist.distributed_c10d._get_default_store(), TorchGroup()
+    store.set_timeout(timedelta(seconds=30))
+    if world.rank == 1 and not comes:
+        store.get("rank 0 has given up")
+        return None
+    try:
+        compare(world, world, Facts(job={METHOD: "trainer.validate"}))
+    except DrivetrainError as error:
+        return str(error)
+    finally:
+        store.set("rank 0 has given up", "1")
+    return None
+
+
+def test_a_rank_that_runs_alone_waits_in_the_method_that_it_has_called(pool: Any) -> None:
+    text, nothing = pool.run(in_a_run_of_its_own, False, group=False)
+    assert text.startswith("Rank 0 waited in trainer.validate() for ranks 0, 1, and not all came")
+    assert nothing is None
+    assert pool.run(in_a_run_of_its_own, True, group=False) == [None, None]  # the control
 
 
 # ---- what is compared ------------------------------------------------------------------------------------------------

@@ -370,6 +370,8 @@ class Engine(Ranks):
         plain, own = unwrapped(optimizer), module
         if isinstance(module, EngineModule):
             own = module._forward_module if self._verbs.takes_prepared else module.module
+        elif isinstance(optimizer, nn.Module):
+            raise ConfigurationError("Engine.clip_gradients got a module as the optimizer. Write (model, optimizer).")
         if clip_val is not None:
             self.strategy.clip_gradients_value(own, plain, clip_val=clip_val)
             return None
@@ -458,7 +460,7 @@ class Engine(Ranks):
             ConfigurationError: ``filter`` names what is not in ``state``, or filters what is no dictionary.
         """
         self._verbs.save(path, state, filter or {})
-        self.barrier()
+        self.barrier("Engine.save")
 
     def load(self, path: str | Path, state: Mapping[str, Any] | None = None, strict: bool = True) -> dict[str, Any]:
         """Read a file that :meth:`save` wrote, into the objects of ``state``.
@@ -486,7 +488,7 @@ class Engine(Ranks):
     def _wait_for(self, path: str | Path) -> None:
         """Wait until rank 0 has written what it has saved at ``path``."""
         wait_for(self.strategy.checkpoint_io, path)
-        self.barrier()
+        self.barrier("Engine.load")
 
     def teardown(self) -> None:
         """Move everything that was set up to the host and free the device."""

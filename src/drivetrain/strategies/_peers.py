@@ -19,6 +19,8 @@ _HEADER = struct.Struct(f"<q?{_DIGEST}s231s")  # a number, whether the rank has 
 _LONGEST_LIST = 8  # names or ranks in a message
 _CHECKED_FIRST = 100  # tensor collectives of a group in a run, by default
 
+COMPARISON = "compare_ranks"  # a call whose text is a word for the program's own call, and then digests
+
 CURES = {
     "all_gather": "Pad the tensors to one shape of one type, or use gather_objects().",
     "broadcast": "Name the same global rank of the group everywhere, and give what can be pickled there.",
@@ -43,6 +45,11 @@ class Row:
     def call(self) -> str:
         """The name of the function that the rank has called."""
         return self.text.partition("(")[0]
+
+    @property
+    def shown(self) -> str:
+        """What the rank does, for a message."""
+        return _shown(self.text)
 
 
 class Checks:
@@ -138,8 +145,8 @@ class Peers:
             received = self.gather(torch.frombuffer(header, dtype=torch.uint8)).cpu()
         except RuntimeError as error:
             raise DrivetrainError(
-                f"Rank {self.rank} waited in {text} for {_ranks(self.ranks)}, and not all came: {error}. A rank has "
-                "failed, or does something else meanwhile. Make this call on every rank of the group, outside of "
+                f"Rank {self.rank} waited in {_shown(text)} for {_ranks(self.ranks)}, and not all came: {error}. A rank "
+                "has failed, or does something else meanwhile. Make this call on every rank of the group, outside of "
                 "conditions that differ between ranks."
             ) from error
         rows = [_HEADER.unpack(bytes(row)) for row in received.tolist()]
@@ -154,7 +161,7 @@ class Peers:
             return
         calls = {row.call for row in rows}
         cure = CURES[calls.pop()] if len(calls) == 1 else "Make the same calls in the same order on every rank."
-        each = by_rank([row.text for row in rows], self.ranks)
+        each = by_rank([row.shown for row in rows], self.ranks)
         raise ConfigurationError(f"The ranks of the group cannot do this together: {each}. {cure}")
 
     def gather(self, row: Tensor) -> Tensor:
@@ -201,6 +208,10 @@ def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks 
         )
     ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
     return Peers(call, group, ranks, rank, device, checks) if len(ranks) > 1 else None
+
+
+def _shown(text: str) -> str:
+    return f"{text.partition('(')[2].partition(' ')[0]}()" if text.startswith(f"{COMPARISON}(") else text
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

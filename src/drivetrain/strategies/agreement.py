@@ -15,13 +15,14 @@ from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, shown
-from drivetrain.strategies._peers import peers_of, some
+from drivetrain.strategies._peers import COMPARISON, peers_of, some
 from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.strategy import Strategy
 
 _MOST = 8  # differences in a message
 _MISSING = "none"
-_CALL = "compare_ranks"  # what a message calls it if another rank does something else
+METHOD = "the method called"  # in the facts of the start of a run
+_CALL = COMPARISON
 _OWN_VALUES = (bool, int, float, str, type(None))  # of options; other values may have an address in their text
 
 
@@ -74,7 +75,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     if world.size == 1:
         return Agreement(facts.changes)
     rows = [text.split() for text in _gathered(world, " ".join(_digests(facts, data.ranks[0])))]
-    jobs, parts, models, seeds, loggers, changes = ([row[index] for row in rows] for index in range(6))
+    _, jobs, parts, models, seeds, loggers, changes = ([row[index] for row in rows] for index in range(7))
     final = "1" not in changes  # else the models are compared when they are
     same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
     if not same or len(set(seeds)) > 1:
@@ -91,6 +92,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
 
 
 def _digests(facts: Facts, part: int) -> Iterable[str]:
+    yield facts.job.get(METHOD, "compare_models").replace(" ", "_")  # messages show this word alone
     yield _digest(facts.job)
     yield str(part)
     yield _digest(facts.model)

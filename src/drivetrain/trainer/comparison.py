@@ -12,6 +12,7 @@ from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.settings import Settings
 from drivetrain.strategies.agreement import (
+    METHOD,
     Agreement,
     Facts,
     compare,
@@ -75,7 +76,7 @@ def compare_start(
     changes = _may_change(trainer, datamodule)
     facts = Facts(
         job={
-            "the method called": f"trainer.{fn.value}",
+            METHOD: f"trainer.{fn.value}",
             **of_program(strategy),
             **_settings(trainer),
             **_callbacks(trainer),

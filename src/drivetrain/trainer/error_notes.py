@@ -7,6 +7,7 @@ import os
 import re
 import traceback
 from types import FrameType
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
