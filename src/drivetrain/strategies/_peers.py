@@ -145,9 +145,9 @@ class Peers:
             received = self.gather(torch.frombuffer(header, dtype=torch.uint8)).cpu()
         except RuntimeError as error:
             raise DrivetrainError(
-                f"Rank {self.rank} waited in {_shown(text)} for {_ranks(self.ranks)}, and not all came: {error}. A rank "
-                "has failed, or does something else meanwhile. Make this call on every rank of the group, outside of "
-                "conditions that differ between ranks."
+                f"Rank {self.rank} waited in {_shown(text)} for {_ranks(self.ranks)}, and not all came: {error}. A "
+                "rank has failed, or does something else meanwhile. Make this call on every rank of the group, outside "
+                "of conditions that differ between ranks."
             ) from error
         rows = [_HEADER.unpack(bytes(row)) for row in received.tolist()]
         return [

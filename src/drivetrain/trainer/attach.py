@@ -306,7 +306,9 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
         if overrides(module, method, LightningModule):
             _check_step(name, method, getattr(module, method), strategy.extra_step_arguments)
     if fn is TrainerFn.FITTING and not module.automatic_optimization:
-        _check_manual(name, settings)
+        from drivetrain.trainer.overlooked import check_manual  # here, so that importing the Trainer stays quick
+
+        check_manual(name, settings)
 
 
 def _takes(method: Any, arguments: int) -> bool:
@@ -345,19 +347,6 @@ def _check_step(name: str, method: str, step: Any, further: Container[str]) -> N
             and not (index and key == "dataloader_idx")
         ):
             raise ConfigurationError(f"{name}.{method} needs {key!r}, which the loop does not pass. {cure}")
-
-
-def _check_manual(name: str, settings: Settings) -> None:
-    """Refuse clipping and accumulation with manual optimization: the loop makes no step that they could change."""
-    for argument, off, instead in (
-        ("gradient_clip_val", None, "self.clip_gradients(optimizer, gradient_clip_val=...) before optimizer.step()"),
-        ("accumulate_grad_batches", 1, "optimizer.step() in every n-th training_step only"),
-    ):
-        if (value := getattr(settings, argument)) != off:
-            raise ConfigurationError(
-                f"{name}.automatic_optimization is False, so Trainer({argument}={value!r}) would do nothing. "
-                f"Leave it out and call {instead}."
-            )
 
 
 def check_hooks(parties: Iterable[Any]) -> None:

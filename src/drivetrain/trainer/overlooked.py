@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary, ref
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import load
+from drivetrain.errors import ConfigurationError
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings
 
@@ -56,3 +57,20 @@ def warn_of_the_overlooked(module: TrainableModule, settings: Settings) -> None:
             f"Trainer(gradient_clip_algorithm={str(algorithm)!r}) has no effect without gradient_clip_val. Give it, "
             "for example gradient_clip_val=1.0, or leave both out."
         )
+
+
+def check_manual(name: str, settings: Settings) -> None:
+    """Refuse clipping and accumulation with manual optimization: the loop makes no step that they could change.
+
+    Raises:
+        ConfigurationError: one of the two is asked for.
+    """
+    for argument, off, instead in (
+        ("gradient_clip_val", None, "self.clip_gradients(optimizer, gradient_clip_val=...) before optimizer.step()"),
+        ("accumulate_grad_batches", 1, "optimizer.step() in every n-th training_step only"),
+    ):
+        if (value := getattr(settings, argument)) != off:
+            raise ConfigurationError(
+                f"{name}.automatic_optimization is False, so Trainer({argument}={value!r}) would do nothing. "
+                f"Leave it out and call {instead}."
+            )
