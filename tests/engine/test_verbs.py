@@ -339,3 +339,25 @@ def test_an_engine_and_its_models_go_without_the_garbage_collector() -> None:
         assert (strategy(), net()) == (None, None)
     finally:
         gc.enable()
+
+
+def test_the_bare_optimizer_cannot_step_scaled_gradients() -> None:
+    module = nn.Linear(2, 1)
+    bare = torch.optim.SGD(module.parameters(), lr=0.1)
+    engine = Engine(accelerator="cpu", precision="16-mixed")
+    model, optimizer = engine.setup(module, bare)
+    before = module.weight.detach().clone()
+    engine.backward(model(torch.ones(1, 2)).sum() / 100)
+    with pytest.raises(ConfigurationError, match=r"The SGD itself was stepped, and not the wrapped optimizer"):
+        bare.step()
+    assert torch.equal(module.weight, before)
+    optimizer.step()
+    assert not torch.equal(module.weight, before)
+
+
+def test_the_bare_optimizer_may_step_plain_gradients() -> None:
+    module = nn.Linear(2, 1)
+    bare = torch.optim.SGD(module.parameters(), lr=0.1)
+    model, _ = Engine(accelerator="cpu").setup(module, bare)
+    model(torch.ones(1, 2)).sum().backward()
+    bare.step()

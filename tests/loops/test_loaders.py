@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset
 
 from drivetrain import Callback, Engine, LightningDataModule, LightningModule
 from drivetrain.data.combined import CombinedLoader
+from drivetrain.data.samplers import share
 from drivetrain.errors import ConfigurationError
+from drivetrain.loops.loaders import check_orders, order_shared
 from drivetrain.strategies import DDPStrategy
 
 
@@ -330,3 +332,17 @@ def test_workers_are_seeded_by_the_part_of_the_samples_that_the_strategy_names(
     Engine(strategy=SharesSamples(), accelerator="cpu").setup_dataloaders(loaders[1], use_distributed_sampler=False)
     for loader in loaders:
         assert loader.worker_init_fn.keywords == {"rank": 2}  # type: ignore[union-attr]
+
+
+def test_the_samples_of_a_subset_are_compared_between_ranks() -> None:
+    """random_split without a seed divides otherwise on each rank: one's validation is another's training."""
+    data = TensorDataset(torch.arange(100.0))
+
+    def order(indices: Any) -> str:
+        loader = DataLoader(Subset(data, indices), batch_size=2)
+        return order_shared(share(loader, 0, 2, lambda value: value, draws=True))
+
+    assert order(range(50)) == order(range(50))
+    assert order(range(50)) != order(range(50, 100))
+    with pytest.raises(ConfigurationError, match=r"random_split divides alike after seed_everything"):
+        check_orders([order(range(50)), order(range(50, 100))], [0, 1], "training")

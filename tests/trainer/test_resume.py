@@ -665,3 +665,29 @@ def test_a_finished_run_of_a_callbacks_checkpoint_says_that_nothing_is_left(
         again = make_trainer(max_epochs=2, callbacks=[ModelCheckpoint(dirpath=tmp_path)], enable_checkpointing=True)
         again.fit(regression(), loader, ckpt_path=saver.best_model_path)
     assert "Nothing to train: 2 of 2 epochs" in caplog.text
+
+
+def _scheduled(regression: Any, make: Any) -> Any:
+    class Scheduled(regression):  # type: ignore[misc]
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return [optimizer], [make(optimizer)]
+
+    return Scheduled()
+
+
+def test_another_scheduler_is_refused_and_other_arguments_of_it_are_said(
+    make_trainer: Any, regression: Any, loader: Any, tmp_path: Path, caplog: Any
+) -> None:
+    lr = torch.optim.lr_scheduler
+    trainer = make_trainer()
+    trainer.fit(_scheduled(regression, lambda optimizer: lr.StepLR(optimizer, 1, gamma=0.5)), loader)
+    trainer.save_checkpoint(path := tmp_path / "x.ckpt")
+    exponential = _scheduled(regression, lambda optimizer: lr.ExponentialLR(optimizer, 0.5))
+    with pytest.raises(CheckpointError, match=r"is no entry of a ExponentialLR: another scheduler has saved this"):
+        make_trainer(max_epochs=2).fit(exponential, loader, ckpt_path=path)
+    with caplog.at_level("INFO", "drivetrain"):
+        make_trainer(max_epochs=2).fit(
+            _scheduled(regression, lambda optimizer: lr.StepLR(optimizer, 1, gamma=0.9)), loader, ckpt_path=path
+        )
+    assert "StepLR continues with gamma=0.5 instead of 0.9, as the checkpoint says" in caplog.text
