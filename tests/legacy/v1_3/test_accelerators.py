@@ -25,6 +25,7 @@ from drivetrain.legacy.v1_3 import (
     NativeMixedPrecisionPlugin,
     PrecisionPlugin,
     SingleDevicePlugin,
+    SingleTPUPlugin,
     TPUAccelerator,
     TPUSpawnPlugin,
     TrainingTypePluginsRegistry,
@@ -177,8 +178,9 @@ def test_missing_hardware_is_named() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigurationError, match="GPU"):
             Trainer(accelerator=GPUAccelerator(NativeMixedPrecisionPlugin(), DDPPlugin()))
-    with pytest.raises(ConfigurationError, match=r"torch_xla|xla"):
-        Trainer(accelerator=TPUAccelerator(PrecisionPlugin(), TPUSpawnPlugin()))
+    for plugin in (TPUSpawnPlugin(), SingleTPUPlugin()):
+        with pytest.raises(ConfigurationError, match="'tpu' is not available here: torch_xla is not installed"):
+            Trainer(accelerator=TPUAccelerator(PrecisionPlugin(), plugin))
 
 
 def test_a_plugin_outside_of_an_accelerator_says_what_to_write() -> None:

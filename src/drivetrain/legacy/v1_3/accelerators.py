@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.accelerators.choice import choose
 from drivetrain.legacy.adapted import adapted
 from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin, precision_plugin_of
@@ -58,7 +59,12 @@ class _Parts:
             self.precision_plugin.accelerator = self
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of today's Trainer that this accelerator stands for."""
+        """Return the arguments of today's Trainer that this accelerator stands for.
+
+        Raises:
+            ConfigurationError: its hardware, or the package for it, is missing.
+        """
+        choose(self.hardware)  # raises that error, before the strategy for the hardware is made
         self.strategy.engine = None  # that of a loop of the user's has ended
         own = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds()]}
         return {**own, **self.training_type_plugin.settings()}
