@@ -76,7 +76,10 @@ FALLING = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
         pytest.param({"mode": "max"}, FALLING[::-1], 10, Reason.NOT_STOPPED, id="mode max, it improves"),
         pytest.param({"min_delta": 0.15, "patience": 2}, FALLING, 10, Reason.NOT_STOPPED, id="slow but enough in two"),
         pytest.param({"min_delta": 0.5, "patience": 2}, FALLING, 3, Reason.PATIENCE_EXHAUSTED, id="too slow"),
-        pytest.param({"min_delta": -0.5, "patience": 2}, FALLING, 3, Reason.PATIENCE_EXHAUSTED, id="the sign is ours"),
+        pytest.param(
+            {"min_delta": -0.5, "patience": 2}, FALLING, 3, Reason.PATIENCE_EXHAUSTED, id="the sign is ours",
+            marks=pytest.mark.filterwarnings("ignore:EarlyStopping.min_delta=-0.5"),
+        ),
         pytest.param(
             {"min_delta": 0.5, "patience": 2, "mode": "max"}, FALLING[::-1], 3, Reason.PATIENCE_EXHAUSTED,
             id="too slow, mode max",
@@ -495,3 +498,8 @@ def test_a_run_that_ends_before_its_first_validation_is_warned_of(tmp_path: Path
     assert trainer.global_step == STEPS - 1
     with pytest.raises(ConfigurationError, match="watches 'scor', which was not logged"):
         fit(tmp_path, EarlyStopping("scor"), Scripted([1.0, 1.0]), max_steps=STEPS + 1)
+
+
+def test_a_negative_min_delta_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"min_delta=-0\.01\): the sign has no meaning.* Write min_delta=0\.01\."):
+        EarlyStopping("val_loss", min_delta=-0.01)

@@ -139,6 +139,14 @@ def test_load_raw_reads_a_bare_state_dict(tmp_path: Path) -> None:
         engine.load_raw(tmp_path / "nothing.pt", new)
 
 
+def test_a_file_of_which_no_name_fits_is_warned_of(tmp_path: Path) -> None:
+    engine, model, _, _ = parts()
+    engine.save(tmp_path / "x.ckpt", {"model": model})
+    with pytest.warns(UserWarning, match=r"Sequential has no parameter of any name in it \(the first is 'weight'\)"):
+        engine.load(tmp_path / "x.ckpt", {"model": nn.Sequential(nn.Linear(2, 2))}, strict=False)
+    engine.load(tmp_path / "x.ckpt", {"model": model}, strict=False)
+
+
 def test_what_refuses_late_leaves_everything_as_it_was(tmp_path: Path) -> None:
     engine, model, optimizer, _ = parts()
     engine.save(tmp_path / "x.ckpt", {"model": model, "optimizer": optimizer, "counter": {"wrong": 1}, "rng": 3})

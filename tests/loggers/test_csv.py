@@ -397,3 +397,10 @@ def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_wrong_arguments_are_named(kwargs: dict[str, object], word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
         CSVLogger(**kwargs)  # type: ignore[arg-type]
+
+
+def test_its_experiment_is_answered_with_the_logger_that_has_one(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    with pytest.raises(AttributeError, match="CSVLogger has no experiment: only TensorBoardLogger has one"):
+        logger.experiment.add_scalar("loss", 1.0, 0)
+    assert not hasattr(logger, "experiment")

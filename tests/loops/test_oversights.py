@@ -252,6 +252,21 @@ def test_optimizers_with_frozen_parameters_only_are_warned_of(make_trainer: Any,
         make_trainer().fit(model, loader)
 
 
+def test_an_eps_that_is_zero_in_float16_is_warned_of(make_trainer: Any, loader: Any) -> None:
+    class Half(Layers):
+        def __init__(self, eps: float) -> None:
+            super().__init__(lambda model: model.parameters())
+            self.eps = eps
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3, eps=self.eps)
+
+    with pytest.warns(UserWarning, match=r"AdamW\(eps=1e-08\): in float16.* Write AdamW\(\.\.\., eps=1e-4\)"):
+        make_trainer(precision="16-true").fit(Half(1e-8), loader)
+    make_trainer(precision="16-true").fit(Half(1e-4), loader)
+    make_trainer(precision="16-mixed").fit(Half(1e-8), loader)
+
+
 def test_layers_in_a_plain_list_are_warned_of(make_trainer: Any, loader: Any) -> None:
     class Hides(Layers):
         def __init__(self, trains: bool) -> None:

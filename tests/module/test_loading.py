@@ -305,6 +305,33 @@ def test_weights_that_do_not_fit_are_a_checkpoint_error(path: Path) -> None:
         Model.load_from_checkpoint(path, hidden=4)
 
 
+def test_weights_that_do_not_fit_are_answered_with_the_hyperparameters(path: Path) -> None:
+    saved(path, Model(3))
+    with pytest.raises(CheckpointError, match=r"Model was built with the hyperparameters hidden=4, lr=0\.1.* pass"):
+        Model.load_from_checkpoint(path, hidden=4)
+
+    class Plain(LightningModule):
+        def __init__(self, width: int = 2) -> None:
+            super().__init__()
+            self.layer = nn.Linear(width, 1)
+
+    torch.save({"state_dict": Plain(3).state_dict()}, path)
+    advice = r"no hyperparameters: call self\.save_hyperparameters\(\) in __init__ .*load_from_checkpoint\(path, width="
+    with pytest.raises(CheckpointError, match=advice):
+        Plain.load_from_checkpoint(path)
+
+
+def test_a_file_of_which_no_name_fits_is_warned_of(path: Path) -> None:
+    class Other(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Linear(2, 2)
+
+    saved(path, Model(3))
+    with pytest.warns(UserWarning, match=r"Other has no parameter of any name in it \(the first is 'l"):
+        Other.load_from_checkpoint(path, strict=False)
+
+
 class Grown(Model):
     def __init__(self, hidden: int, lr: float = 0.1) -> None:
         super().__init__(hidden, lr)

@@ -23,7 +23,35 @@ def test_attributes_of_a_programs_own_are_not_warned_of(make_trainer: Any) -> No
     trainer = make_trainer()
     for name in ("logger2", "experiment", "_max_epoch", "my_model"):
         setattr(trainer, name, 1)
-    trainer.should_stop = True
+    trainer.should_stop = False
+
+
+def test_a_request_to_stop_before_a_run_is_warned_of(make_trainer: Any, loader: Any, regression: Any) -> None:
+    trainer = make_trainer()
+    with pytest.warns(UserWarning, match="should_stop = True has no effect before or after a run"):
+        trainer.should_stop = True
+    trainer.fit(regression(), loader)
+    assert trainer.global_step == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"fast_dev_run": True}, "fast_dev_run=True: this fit is a trial, of 1 batch of each loader"),
+        ({"limit_train_batches": 1}, "limit_train_batches=1: each epoch trains on 1 batch at most."),
+        ({"limit_train_batches": 0.5}, "limit_train_batches=0.5: each epoch trains on 0.5 of its batches."),
+        ({"overfit_batches": 2}, "overfit_batches=2: each epoch trains on 2 batches at most."),
+        ({"limit_train_batches": 1.0}, None),
+        ({}, None),
+    ],
+)
+def test_an_argument_that_shortens_epochs_is_one_line(
+    make_trainer: Any, loader: Any, regression: Any, caplog: Any, arguments: Any, line: str | None
+) -> None:
+    with caplog.at_level("INFO", "drivetrain"):
+        make_trainer(**arguments).fit(regression(), loader)
+    lines = [text for text in caplog.messages if "this fit is a trial" in text or "each epoch trains on" in text]
+    assert [text[: len(line or "")] for text in lines] == ([] if line is None else [line])
 
 
 def test_a_misspelt_attribute_of_a_module_is_warned_of(make_trainer: Any, loader: Any, regression: Any) -> None:

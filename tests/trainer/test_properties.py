@@ -113,6 +113,16 @@ def test_the_number_of_training_batches_is_known_while_a_fit_is_set_up(
     assert torch.equal(weights[1], weights[2])
 
 
+def test_steps_that_are_asked_for_before_the_first_run_are_answered_with_when_they_are_known(
+    make_trainer: Any, caplog: Any
+) -> None:
+    with caplog.at_level("INFO", "drivetrain"):
+        assert make_trainer(max_steps=7).estimated_stepping_batches == 7
+        assert caplog.text == ""
+        assert make_trainer(max_epochs=2).estimated_stepping_batches == float("inf")
+    assert "is inf before the first run, which brings the loader. Read it in configure_optimizers" in caplog.text
+
+
 def test_the_number_of_training_batches_is_that_of_the_fit_that_is_set_up(
     regression: type[LightningModule], data: Any, make_trainer: Any
 ) -> None:

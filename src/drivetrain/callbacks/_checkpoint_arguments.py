@@ -19,13 +19,18 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
     """Return ``mode``, or "min" if it was not given; warn then if a higher value of ``monitor`` is usually better."""
     if mode is not None:
         return mode
-    words = set(re.split(r"[^a-z0-9]+", monitor.lower())) if isinstance(monitor, str) else set()
-    if words & _HIGHER_IS_BETTER and not words & _LOWER_IS_BETTER:
+    if is_higher_better(monitor):
         rank_zero_warn(
             f"{owner}(monitor={monitor!r}) takes the lowest value for the best, because no mode was given. Write "
             'mode="max" if a higher value is better, else mode="min".'
         )
     return "min"
+
+
+def is_higher_better(monitor: Any) -> bool:
+    """Return whether the name ``monitor`` is that of a metric whose higher values are usually better."""
+    words = set(re.split(r"[^a-z0-9]+", monitor.lower())) if isinstance(monitor, str) else set()
+    return bool(words & _HIGHER_IS_BETTER) and not words & _LOWER_IS_BETTER
 
 
 def check_triggers(

@@ -108,6 +108,11 @@ class EarlyStopping(Callback):
         ):  # fmt: skip
             if not (is_number(value) or (value is None and name != "min_delta")):
                 raise wrong_value("EarlyStopping", name, value, "a number", f"{name}=0.01")
+        if min_delta < 0:
+            rank_zero_warn(
+                f"EarlyStopping(min_delta={min_delta!r}): the sign has no meaning, because mode says which direction "
+                f"is better. Write min_delta={-min_delta!r}."
+            )
         self.monitor = monitor
         self.min_delta = abs(min_delta)
         self.patience = patience

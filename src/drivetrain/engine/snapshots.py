@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain import parity
 from drivetrain.base.compiled import own_names
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
 from drivetrain.engine.wrappers import EngineModule, unwrapped
 from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean, shown
@@ -198,6 +199,11 @@ def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> No
     own = module.state_dict()
     missing = [key for key in own if key not in weights]
     unexpected = [key for key in weights if key not in own]
+    if weights and not strict and len(unexpected) == len(weights):
+        rank_zero_warn(
+            f"{where}: {type(module).__name__} has no parameter of any name in it (the first is {unexpected[0]!r}), so "
+            "strict=False leaves its weights as they are. Load it into the module that it was saved from."
+        )
     wrong = [
         f"{key} ({tuple(weights[key].shape)} for {tuple(value.shape)})"
         for key, value in own.items()

@@ -75,6 +75,14 @@ class CSVLogger(FolderLogger):
         """Where the table is, or will be."""
         return os.path.join(self.log_dir, "metrics.csv")
 
+    @property
+    def experiment(self) -> Any:
+        """There is none: asking for it is an error that names the logger which has one."""
+        raise AttributeError(
+            "CSVLogger has no experiment: only TensorBoardLogger has one, with add_scalar and the like. Log numbers by "
+            "self.log, or write Trainer(logger=TensorBoardLogger(...))."
+        )
+
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add ``metrics`` to the table; ``step=None`` means one more than in the last row."""

@@ -8,7 +8,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
@@ -17,6 +19,8 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
 from drivetrain.module.optimizers import parameters_of
+
+_HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest number: what is below rounds to 0
 
 
 class LossWatch:
@@ -295,6 +299,26 @@ def check_parameters(run: Run) -> None:
             "nn.Parameter(...), or save them in on_save_checkpoint."
         )
     _warn_of_hidden_layers(module)
+    _warn_of_eps(optimizers)
+
+
+def _warn_of_eps(optimizers: Sequence[Optimizer]) -> None:
+    """Warn of an optimizer that divides by zero, because its eps rounds to zero in the float16 of its parameters."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            eps = group.get("eps")
+            if (
+                isinstance(eps, float)
+                and 0 < eps < _HALF_OF_SMALLEST
+                and type(optimizer).__module__.startswith("torch.optim")
+                and any(parameter.dtype is torch.float16 for parameter in group["params"])
+            ):
+                name = type(optimizer).__name__
+                rank_zero_warn(
+                    f"{name}(eps={eps:g}): in float16, the type of its parameters, eps rounds to 0, so weights become "
+                    f'nan where a gradient is 0. Write {name}(..., eps=1e-4), or precision="16-mixed".'
+                )
+                return
 
 
 def _warn_of_hidden_layers(module: nn.Module) -> None:

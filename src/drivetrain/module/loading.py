@@ -110,7 +110,8 @@ class LoadableMixin:
         arguments = _arguments(cls, saved, name, kwargs)
         loaded: Any = _build(cls, arguments, set(arguments) - set(kwargs), source)
         if is_module:
-            _restore_module(loaded, checkpoint, strict, map_location is not None, source)
+            cure = _cure_of_misfit(cls, arguments, saved)
+            _restore_module(loaded, checkpoint, strict, map_location is not None, source, cure)
         elif (state := checkpoint.get(cls.__qualname__)) is not None:
             with naming(source), restoring(f"the datamodule {cls.__name__}"):
                 loaded.load_state_dict(state)
@@ -239,7 +240,27 @@ def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_
         return migrate(decoded)
 
 
-def _restore_module(module: Any, checkpoint: dict[str, Any], strict: bool | None, move: bool, source: str) -> None:
+def _cure_of_misfit(cls: type, arguments: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
+    """Return which hyperparameters ``cls`` was built with, as the end of a message about weights that do not fit."""
+    parameters = list(_parameters_of(cls)[0])
+    if not parameters:
+        return "Build the module as it was trained"
+    example = f"{cls.__name__}.load_from_checkpoint(path, {parameters[0]}=...)"
+    if saved:
+        given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items())
+        return (
+            f"{cls.__name__} was built with the hyperparameters {given or 'of its defaults'}. If it was trained with "
+            f"others, pass them: {example}. Build the module as it was trained"
+        )
+    return (
+        f"The checkpoint holds no hyperparameters: call self.save_hyperparameters() in __init__ for the next time, and "
+        f"pass them now: {example}. Build the module as it was trained"
+    )
+
+
+def _restore_module(
+    module: Any, checkpoint: dict[str, Any], strict: bool | None, move: bool, source: str, cure: str
+) -> None:
     what = f"the weights of {type(module).__name__}"
     with naming(source), restoring(what):
         weights: Mapping[str, Any] = expect(checkpoint["state_dict"], Mapping)
@@ -249,12 +270,20 @@ def _restore_module(module: Any, checkpoint: dict[str, Any], strict: bool | None
         module.to(first.device)
     with naming(source), restoring(what):
         try:
-            module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading if strict is None else strict)
+            strict = module.strict_loading if strict is None else strict
+            result = module.load_state_dict(checkpoint["state_dict"], strict=strict)
         except RuntimeError as error:
             raise CheckpointError(
                 f"The checkpoint does not fit {type(module).__name__}: {error} "
-                "Build the module as it was trained; for missing or unexpected names only, pass strict=False."
+                f"{cure}; for missing or unexpected names only, pass strict=False."
             ) from error
+    if weights and len(getattr(result, "unexpected_keys", ())) == len(weights):  # with strict=False
+        rank_zero_warn(
+            f"{source}: the module {type(module).__name__} has no parameter of any name in it (the first is "
+            f"{next(iter(weights))!r}), so its weights are still those of __init__. Load it with the class that it was "
+            "saved from, or rename the entries in on_load_checkpoint.",
+            stacklevel=4,
+        )
 
 
 def _arguments(cls: type, saved: dict[str, Any], name: str | None, given: dict[str, Any]) -> dict[str, Any]:

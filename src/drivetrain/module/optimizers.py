@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.registry import load
 from drivetrain.engine.wrappers import OptimizerHandle, unwrapped
 from drivetrain.errors import ConfigurationError, count_meant, described, did_you_mean, is_count, shown
 
@@ -175,6 +176,11 @@ def _config(entry: Any, optimizers: list[Any]) -> LRSchedulerConfig:
             )
     settings.setdefault("reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau))
     config = LRSchedulerConfig(**settings)
+    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode == "min" and _is_higher_better(config.monitor):
+        rank_zero_warn(
+            f'ReduceLROnPlateau takes the lowest value of {config.monitor!r} for the best, as its mode is "min". Write '
+            'ReduceLROnPlateau(optimizer, mode="max") if a higher value is better.'
+        )
     if config.reduce_on_plateau and config.monitor is None:
         raise ConfigurationError(
             f"{type(scheduler).__name__} needs the name of the value it watches. "
@@ -187,3 +193,8 @@ def _config(entry: Any, optimizers: list[Any]) -> LRSchedulerConfig:
             "Return that optimizer too."
         )
     return config
+
+
+def _is_higher_better(monitor: Any) -> bool:
+    found: bool = load("drivetrain.callbacks._checkpoint_arguments:is_higher_better")(monitor)  # a layer above
+    return found

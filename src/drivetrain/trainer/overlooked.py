@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from drivetrain.base.introspect import overrides
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError
 from drivetrain.module.trainable import TrainableModule
@@ -57,6 +57,24 @@ def warn_of_the_overlooked(module: TrainableModule, settings: Settings) -> None:
             f"Trainer(gradient_clip_algorithm={str(algorithm)!r}) has no effect without gradient_clip_val. Give it, "
             "for example gradient_clip_val=1.0, or leave both out."
         )
+    if shortened := _shortened(settings):
+        rank_zero_info(shortened)
+
+
+def _shortened(settings: Settings) -> str:
+    """Return which argument lets a fit train on a part of its batches; "" if none does."""
+    if settings.fast_dev_run:
+        count = int(settings.fast_dev_run)
+        return (
+            f"fast_dev_run={settings.fast_dev_run!r}: this fit is a trial, of {count} batch{'es' * (count > 1)} of "
+            "each loader, without loggers and checkpoints. Leave it out to train."
+        )
+    name = "overfit_batches" if settings.overfit_batches else "limit_train_batches"
+    given = getattr(settings, name)
+    if not given or (isinstance(given, float) and given == 1.0):
+        return ""
+    part = f"{given:.3g} of its batches" if isinstance(given, float) else f"{given} batch{'es' * (given > 1)} at most"
+    return f"{name}={given!r}: each epoch trains on {part}."
 
 
 def check_manual(name: str, settings: Settings) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.engine.engine import Engine
@@ -271,6 +272,11 @@ class TrainerView(LimitsView, RankFacts):
 
     @should_stop.setter
     def should_stop(self, value: bool) -> None:
+        if value and self.progress.status is not TrainerStatus.RUNNING:
+            rank_zero_warn(
+                "trainer.should_stop = True has no effect before or after a run: each run begins with False. Set it in "
+                "a hook of a run, or leave out the call of fit."
+            )
         self.progress.ask_to_stop(value)
 
     @property
@@ -394,12 +400,17 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps of the whole fit; ``inf`` without a limit or a training loader.
+        """Optimizer steps of the whole fit; ``inf`` without a limit or a training loader, as before the first run.
 
         Creates the training loader if there is none yet. With several processes whose loaders may differ in
         length, read it on all of them.
         """
         run = self._run_parts
+        if run is None and self.limits.max_steps == ENDLESS != self.limits.max_epochs:
+            rank_zero_info(
+                "trainer.estimated_stepping_batches is inf before the first run, which brings the loader. Read it in "
+                "configure_optimizers: self.trainer.estimated_stepping_batches."
+            )
         if run is None or self.limits.max_epochs == ENDLESS or not run.loaders.available("fit"):
             return self.limits.max_steps
         batches = run.loaders.count_training()
