@@ -503,3 +503,19 @@ def test_a_run_that_ends_before_its_first_validation_is_warned_of(tmp_path: Path
 def test_a_negative_min_delta_is_warned_of() -> None:
     with pytest.warns(UserWarning, match=r"min_delta=-0\.01\): the sign has no meaning.* Write min_delta=0\.01\."):
         EarlyStopping("val_loss", min_delta=-0.01)
+
+
+@pytest.mark.parametrize(("on_epoch", "warns"), [(False, True), (True, False)])
+def test_a_value_of_one_step_is_warned_of(
+    make_trainer: Any, regression: Any, loader: Any, on_epoch: bool, warns: bool
+) -> None:
+    class Logs(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("train_loss", loss, on_step=not on_epoch, on_epoch=on_epoch)
+            return loss
+
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        make_trainer(max_epochs=2, callbacks=EarlyStopping("train_loss", mode="min")).fit(Logs(), loader)
+    assert len([each for each in record if "judges by the last batch alone" in str(each.message)]) == warns

@@ -121,6 +121,7 @@ def test_an_overridden_model_train_hook_replaces_the_restoring(validated: Any, l
     assert not model.training
 
 
+@pytest.mark.filterwarnings("ignore:The validation loader shuffles")
 def test_t18_the_sanity_check_disturbs_no_generator_and_no_progress(
     validated: Any, data: Any, make_trainer: Any
 ) -> None:

@@ -603,3 +603,46 @@ def test_predictions_of_none_are_warned_of(make_trainer: Any, loader: Any) -> No
 def test_predictions_in_a_random_order_are_warned_of(make_trainer: Any, data: Any) -> None:
     with pytest.warns(UserWarning, match="predictions shuffles"):
         make_trainer().predict(Predicts(True), DataLoader(data, batch_size=8, shuffle=True))
+
+
+def test_loaders_that_look_swapped_are_warned_of(make_trainer: Any, loader: Any, data: Any) -> None:
+    shuffled = DataLoader(data, batch_size=8, shuffle=True)
+    with pytest.warns(UserWarning, match="The validation loader shuffles, and the training loader does not"):
+        make_trainer().fit(Validates(), loader, shuffled)
+    make_trainer().fit(Validates(), shuffled, loader)
+    make_trainer().fit(Validates(), shuffled, shuffled)
+
+
+def test_parameters_of_two_optimizers_are_warned_of(make_trainer: Any, loader: Any) -> None:
+    class Doubled(Forgets):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+                self.manual_backward(self.layer(batch[0]).mean())
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+    with pytest.warns(UserWarning, match="Two optimizers of Doubled have the same parameters"):
+        make_trainer().fit(Doubled(), loader)
+
+
+@pytest.mark.parametrize(("interval", "warns"), [("epoch", True), ("step", False)])
+def test_a_schedule_of_steps_that_steps_once_an_epoch_is_warned_of(
+    make_trainer: Any, loader: Any, interval: str, warns: bool
+) -> None:
+    class Cycles(Validates):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=8)
+            return [optimizer], [{"scheduler": scheduler, "interval": interval}]
+
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        make_trainer(max_epochs=2).fit(Cycles(), loader, loader)
+    assert (
+        len([each for each in record if "OneCycleLR(total_steps=8) steps once an epoch" in str(each.message)]) == warns
+    )

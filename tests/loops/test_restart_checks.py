@@ -436,6 +436,7 @@ class Batches:
 
 
 @pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.filterwarnings("ignore:The validation loader shuffles")
 def test_other_loaders_go_on_after_an_epoch_and_are_refused_in_its_middle(resumed: Any, case: str) -> None:
     before, now = OTHERS[case]
     arguments = {"train": now(), "saved_with": before(), "module": Either}

@@ -75,6 +75,7 @@ class EarlyStopping(Callback):
     """
 
     monitors = True
+    _told_step = False
     needs_every_rank = True
 
     @arguments_checked
@@ -175,7 +176,7 @@ class EarlyStopping(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # the reason belongs to this fit; the counts continue
             self.stopping_reason, self.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
-            self.stopped_epoch, self._resumed = 0, {}
+            self.stopped_epoch, self._resumed, self._told_step = 0, {}, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Ask again to stop a run that was stopped before it was saved, unless the user wants it to continue."""
@@ -233,6 +234,12 @@ class EarlyStopping(Callback):
                 raise ConfigurationError(message)
             rank_zero_warn(message)
             return
+        if not self._told_step and trainer.logbook.is_of_one_step(self.monitor):
+            self._told_step = True
+            rank_zero_warn(
+                f"EarlyStopping watches {self.monitor!r}, which is logged for each step, so it judges by the last "
+                f"batch alone. Write self.log({self.monitor!r}, ..., on_epoch=True), or watch a value of validation."
+            )
         reason, message = self._judge(float(metrics[self.monitor]))
         if reason is not EarlyStoppingReason.NOT_STOPPED:
             self.stopping_reason, self.stopping_reason_message = reason, message

@@ -338,6 +338,11 @@ class Logbook:
             entry.source = source or "the checkpoint"
             scope.entries[state["name"]] = entry
 
+    def is_of_one_step(self, name: str) -> bool:
+        """Return whether ``name`` is logged in training steps only, so that its value is that of the last batch."""
+        found = [entry for entry in self._entries("train") if name in (entry.name, _step_name(entry))]
+        return bool(found) and all(entry.on_step and not (entry.on_epoch and name == entry.name) for entry in found)
+
     def check_metric(self, entry: Entry, metric: Any) -> None:
         """Check that a metric object is logged in one stage only: each stage resets it.
 

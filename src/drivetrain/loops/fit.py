@@ -27,6 +27,7 @@ from drivetrain.loops.oversights import (
     check_parameters,
     no_batches,
     warn_of_eval_mode,
+    warn_of_swapped_loaders,
     warn_of_what_never_comes,
     watch_losses,
 )
@@ -97,6 +98,7 @@ def _prepare(run: Run) -> None:
     validates = run.validates()
     if validates:
         val_check_every(limits, progress.num_training_batches)
+        warn_of_swapped_loaders(run)
     warn_of_what_never_comes(run, validates)
 
 

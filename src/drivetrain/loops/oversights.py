@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
@@ -202,10 +202,28 @@ def warn_of_what_never_comes(run: Run, validates: bool) -> None:
             )
         if cause:
             rank_zero_warn(f"This fit never validates: {cause}. Write a smaller number.")
+    for config in run.engine.strategy.lr_scheduler_configs:
+        total = getattr(config.scheduler, "total_steps", None)
+        if config.interval == "epoch" and isinstance(total, int) and epochs != ENDLESS and total > 2 * epochs > 0:
+            rank_zero_warn(
+                f"{type(config.scheduler).__name__}(total_steps={total}) steps once an epoch, {epochs:.0f} times in "
+                'this fit, and does not come to its end. Add "interval": "step" to its dictionary.'
+            )
     if run.module.automatic_optimization and batches and batches < limits.accumulate:
         rank_zero_info(
             f"An epoch has {batches:.0f} batches, fewer than accumulate_grad_batches={limits.accumulate}: each epoch "
             "makes one optimizer step."
+        )
+
+
+def warn_of_swapped_loaders(run: Run) -> None:
+    """Warn if the validation loader draws at random, and the training loader does not."""
+    training = getattr(run.loaders.training(), "sampler", None)
+    others = [getattr(each.loader, "sampler", None) for each in run.loaders.evaluation("validate")]
+    if isinstance(training, SequentialSampler) and others and isinstance(others[0], RandomSampler):
+        rank_zero_warn(
+            "The validation loader shuffles, and the training loader does not. If they were swapped, write "
+            "trainer.fit(model, train_loader, val_loader)."
         )
 
 
@@ -290,6 +308,12 @@ def check_parameters(run: Run) -> None:
         rank_zero_info(
             f"{len(left_out)} of the {len(trainable)} parameters of {name} that require a gradient are in no "
             "optimizer, and are not trained."
+        )
+    everyones = [frozenset(id(each) for each in parameters_of(optimizer)) for optimizer in optimizers]
+    if len(set(everyones)) < len(everyones):
+        rank_zero_warn(
+            f"Two optimizers of {name} have the same parameters, and each of them steps all of these. Give each its "
+            "own part, such as self.generator.parameters()."
         )
     unsaved = [tuple(each.shape) for key, each in stepped.items() if key not in own]
     if unsaved:
