@@ -199,7 +199,7 @@ def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> No
     own = module.state_dict()
     missing = [key for key in own if key not in weights]
     unexpected = [key for key in weights if key not in own]
-    if weights and not strict and len(unexpected) == len(weights):
+    if missing and weights and not strict and len(unexpected) == len(weights):
         rank_zero_warn(
             f"{where}: {type(module).__name__} has no parameter of any name in it (the first is {unexpected[0]!r}), so "
             "strict=False leaves its weights as they are. Load it into the module that it was saved from."

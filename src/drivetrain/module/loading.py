@@ -277,7 +277,8 @@ def _restore_module(
                 f"The checkpoint does not fit {type(module).__name__}: {error} "
                 f"{cure}; for missing or unexpected names only, pass strict=False."
             ) from error
-    if weights and len(getattr(result, "unexpected_keys", ())) == len(weights):  # with strict=False
+    missing, unexpected = result if isinstance(result, tuple) else ((), ())  # its own load_state_dict may return None
+    if missing and weights and len(unexpected) == len(weights):  # with strict=False
         rank_zero_warn(
             f"{source}: the module {type(module).__name__} has no parameter of any name in it (the first is "
             f"{next(iter(weights))!r}), so its weights are still those of __init__. Load it with the class that it was "
