@@ -351,6 +351,7 @@ def _let_torch_set_itself_up() -> None:
             thread.join(timeout=0.5)  # one that an earlier test has left and that is about to end
 
 
+@pytest.mark.filterwarnings("ignore:EarlyStopping watches")
 def test_fifty_trainers_leave_nothing_behind(tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("torch.utils.tensorboard")
     monkeypatch.chdir(tmp_path)

@@ -154,6 +154,9 @@ class Measures(Net):
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if self.how == "batches":
+            self.log("mean", self.metric(1.0))
+            return
         self.metric.update(1.0)
         if self.how in ("object", "shared"):
             self.log("mean", self.metric)
@@ -173,8 +176,8 @@ def test_a_metric_that_is_never_reset_is_said(make_trainer: Any, loader: Any) ->
     assert len(record) == 1
 
 
-@pytest.mark.parametrize("how", ["object", "reset"])
-def test_a_metric_that_is_reset_is_right(make_trainer: Any, loader: Any, how: str) -> None:
+@pytest.mark.parametrize("how", ["object", "reset", "batches"])
+def test_a_metric_that_is_reset_or_only_called_is_right(make_trainer: Any, loader: Any, how: str) -> None:
     make_trainer(max_epochs=3).fit(Measures(how), loader, loader)
 
 

@@ -144,24 +144,29 @@ def _left_out(run: Run) -> list[str]:
 
 def updates_of(module: nn.Module) -> dict[str, int]:
     """Return how often each metric object of torchmetrics in ``module`` was updated since its last reset."""
-    if "torchmetrics" not in sys.modules:
-        return {}
-    return {path: getattr(metric, "_update_count", 0) for path, metric in metrics_in(module).items()}
+    return {path: getattr(metric, "_update_count", 0) for path, metric in _metrics_in(module).items()}
+
+
+def _metrics_in(module: nn.Module) -> dict[str, nn.Module]:
+    return metrics_in(module) if "torchmetrics" in sys.modules else {}
 
 
 def warn_of_unreset(run: Run, before: dict[str, int]) -> None:
-    """Warn, once in a run, of metric objects that a pass has gone on adding up from an earlier one.
+    """Warn, once in a run, of a metric object whose value was computed of this pass over the data and an earlier one.
 
     Args:
         run: after a pass whose logged metric objects were reset.
         before: what :func:`updates_of` returned when the pass began.
     """
-    after = updates_of(run.module) if any(before.values()) and "metrics" not in run.told else {}
-    grown = [path for path, count in before.items() if 0 < count < after.get(path, 0)]
-    if grown:
-        run.told.add("metrics")
-        rank_zero_warn(
-            f"The metric {grown[0]!r} has gone on from the last pass over the data, so its value is that of both. Log "
-            f"the object itself, self.log(name, self.{grown[0]}), which resets it at the end of each pass, or call its "
-            "reset(). Training and validation need an object each. If it is to add up all passes, nothing is wrong."
-        )
+    if not any(before.values()) or "metrics" in run.told:
+        return
+    for path, metric in _metrics_in(run.module).items():
+        went_on = 0 < before.get(path, 0) < getattr(metric, "_update_count", 0)
+        if went_on and getattr(metric, "_computed", None) is not None:  # else only values of batches were used
+            run.told.add("metrics")
+            rank_zero_warn(
+                f"The metric {path!r} has gone on from the last pass over the data, so its value is that of both. Log "
+                f"the object itself, self.log(name, self.{path}), which resets it at the end of each pass, or call its "
+                "reset(). Training and validation need an object each. If it is to add up all passes, nothing is wrong."
+            )
+            return

@@ -417,6 +417,7 @@ def test_s2_12_callbacks_module_and_accelerator_are_called_in_this_order() -> No
     assert calls == [f"{party}.{name}" for name in names for party in "cma"]
 
 
+@pytest.mark.filterwarnings("ignore:This epoch had losses")  # that is what a veto does
 def test_s2_14_the_precision_plugin_may_veto_a_step() -> None:
     class Veto(PrecisionPlugin):
         def pre_optimizer_step(self, pl_module: Any, optimizer: Any, idx: int, closure: Any, **kwargs: Any) -> bool:
