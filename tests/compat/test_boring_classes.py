@@ -36,6 +36,7 @@ def trainer() -> Trainer:
     )
 
 
+@pytest.mark.filterwarnings("ignore:The learning-rate schedulers that")  # the one by hand does not step its own
 @pytest.mark.parametrize("model", [BoringModel, ManualOptimBoringModel])
 def test_a_model_with_its_own_loaders_comes_nearer_to_one(model: type[BoringModel]) -> None:
     torch.manual_seed(1)

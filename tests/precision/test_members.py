@@ -214,6 +214,7 @@ def test_mixed_precision_as_one_writes_it_in_the_field_has_the_numbers_of_drivet
         assert all(torch.equal(value, trained[0][1][name]) for name, value in weights.items())
 
 
+@pytest.mark.filterwarnings("ignore:This epoch had losses")
 def test_a_skipped_step_may_say_so(make_trainer: Any, regression: Any, loader: Any) -> None:
     class Skipping(Precision):
         def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:

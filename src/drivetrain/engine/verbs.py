@@ -69,7 +69,7 @@ class Verbs:
         self.batch_to_device = strategy.batch_to_device if self.overridden("batch_to_device") else None
         for handle in self._handles:
             plain = unwrapped(handle)
-            handle.bind(self._take_step(plain), self._zero_grad(plain))
+            handle.bind(self._known_step(plain), self._zero_grad(plain))
 
     # ---- set up --------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Verbs:
                 f'precision={precision.name!r} does not allow. Write precision="bf16-mixed" or "32-true".'
             )
         handle = OptimizerHandle(optimizer)
-        handle.bind(self._take_step(optimizer), self._zero_grad(optimizer))
+        handle.bind(self._known_step(optimizer), self._zero_grad(optimizer))
         if precision.scales_loss:
             refuse = WeakMethod(self._refuse_direct_step)  # as in the constructor: no cycle
             optimizer.register_step_pre_hook(lambda *given: None if (own := refuse()) is None else own(*given))
@@ -119,17 +119,22 @@ class Verbs:
         if not (self.strategy.precision_plugin.scales_loss or self.overridden("optimizer_step")):
             return None
         step = self.strategy.optimizer_step
-        if not self.strategy.precision_plugin.scales_loss:
-            return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
+        return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
-        def take_step(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+    def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
+        """Return :meth:`_take_step`; where the loss is scaled, :meth:`_refuse_direct_step` knows that it runs."""
+        step = self._take_step(optimizer)
+        if step is None or not self.strategy.precision_plugin.scales_loss:
+            return step
+
+        def known(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
             self._steps_through_handle = True
             try:
-                return step(optimizer, closure, **kwargs)
+                return step(optimizer, closure, kwargs)
             finally:
                 self._steps_through_handle = False
 
-        return take_step
+        return known
 
     def _refuse_direct_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._steps_through_handle:
