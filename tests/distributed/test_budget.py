@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,7 @@ class Logging(LightningModule):
 def waits(count: int, reads: bool) -> list[str]:
     """Where the host waited for the device between the first step and the last."""
     with FakeAccelerator.recording(2) as record:
+        warnings.filterwarnings("ignore", "All ranks have trained on the same")  # as they are to
         trainer = Trainer(
             accelerator="fake", devices=2, max_epochs=1, log_every_n_steps=1000, logger=False,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=1.0,
@@ -107,6 +109,7 @@ class Repeated(Counted):
 
 
 def own_cost(accumulate: int, strategy: str = "ddp") -> tuple[int, float]:
+    warnings.filterwarnings("ignore", "All ranks have trained on the same")  # as they are to
     trainer = Trainer(
         accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, log_every_n_steps=1000, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
@@ -145,6 +148,7 @@ def exchanges_of_trainer(accumulate: int, clip: float | None) -> dict[str, int]:
     """The collectives of two optimizer steps, of which the first ones of a run are left out."""
     module = Repeated()
     counter, skipped = Exchanges(2 * accumulate), 2 * accumulate
+    warnings.filterwarnings("ignore", "All ranks have trained on the same")  # as they are to
     trainer = Trainer(
         accelerator="cpu", devices=2, strategy="fsdp", max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=accumulate,
@@ -262,6 +266,7 @@ def wide_by_trainer(batches: int, mark: Any, after: Any, strategy: str) -> None:
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             after(batch_idx)
 
+    warnings.filterwarnings("ignore", "All ranks have trained on the same")  # as they are to
     Trainer(
         accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, callbacks=[Ends()],

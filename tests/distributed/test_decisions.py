@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import Callback, EarlyStopping, ModelCheckpoint
@@ -209,3 +209,32 @@ def test_t5_values_of_a_rank_of_its_own_are_warned_of_once(pool: Any, tmp_path: 
     assert "0, 1" in message
     assert second == []
     assert pool.run(warned, tmp_path, True, group=False) == [[], []]  # nothing is said where all ranks have the same
+
+
+class Numbers(IterableDataset[Any]):
+    """Numbers from ``first`` on, of which no rank knows that there are others."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def __iter__(self) -> Any:
+        return iter(torch.arange(float(self.first), self.first + 8).reshape(4, 2))
+
+
+def told_of_samples(folder: Path, divides: bool) -> list[str]:
+    trainer = Trainer(
+        accelerator="cpu", devices=2, max_epochs=2, default_root_dir=folder, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, limit_train_batches=2,
+    )  # fmt: skip
+    loader = DataLoader(Numbers(trainer.global_rank * 100 if divides else 0), batch_size=2)
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        trainer.fit(Judged(), loader)
+    return [str(each.message) for each in record if "same last batch" in str(each.message)]
+
+
+def test_ranks_that_train_on_the_same_samples_are_told_so(pool: Any, tmp_path: Path) -> None:
+    first, second = pool.run(told_of_samples, tmp_path, False, group=False)
+    assert len(first) == 1
+    assert second == []
+    assert pool.run(told_of_samples, tmp_path, True, group=False) == [[], []]

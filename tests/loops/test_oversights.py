@@ -303,6 +303,7 @@ class ByHand(Forgets):
         self.step(self)
 
 
+@pytest.mark.filterwarnings("ignore:The gradients of two optimizer steps")
 def test_a_module_that_steps_none_of_its_optimizers_is_warned_of(make_trainer: Any, loader: Any) -> None:
     def raw(model: Any) -> None:
         model.trainer.optimizers[0].step()
@@ -320,6 +321,7 @@ def test_with_max_steps_alone_a_module_that_never_steps_is_an_error(make_trainer
     assert model.steps == 8  # two epochs: it might have accumulated over one
 
 
+@pytest.mark.filterwarnings("ignore:The gradients of two optimizer steps")
 def test_a_module_that_steps_or_accumulates_over_an_epoch_is_fine(make_trainer: Any, loader: Any) -> None:
     make_trainer(max_epochs=2).fit(ByHand(lambda model: model.optimizers().step()), loader)
     make_trainer(max_epochs=2).fit(ByHand(lambda m: m.optimizers().step() if m.steps % 6 == 0 else None), loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -206,8 +207,14 @@ def test_a_window_keeps_its_gradients(make_trainer: Any, loader: Any) -> None:
             self.optimizers().zero_grad()
             return super().training_step(batch, batch_idx)
 
-    with pytest.raises(ConfigurationError, match=r"zero_grad\(\) was called between the batches of one optimizer step"):
-        make_trainer(accumulate_grad_batches=2).fit(Clears(), loader)
+    class ClearsAll(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.zero_grad()
+            return super().training_step(batch, batch_idx)
+
+    for model in (Clears(), ClearsAll()):
+        with pytest.raises(ConfigurationError, match=r"zero_grad\(\) was called between the batches of one optimizer"):
+            make_trainer(accumulate_grad_batches=2).fit(model, loader)
     make_trainer().fit(Clears(), loader)  # where a window is one batch, nothing is lost
 
 
@@ -221,3 +228,34 @@ def test_a_run_inside_of_a_run_is_an_error(make_trainer: Any, loader: Any) -> No
         trainer.fit(Net(), loader)
     trainer.callbacks.clear()
     trainer.fit(Net(), loader)  # afterwards it can be used again
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_gradients_that_add_up_are_said(make_trainer: Any, loader: Any, clears: bool) -> None:
+    class Steps(Net):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            if clears:
+                self.optimizers().zero_grad()
+            self.manual_backward(self.net(batch[0]).pow(2).mean())
+            self.optimizers().step()
+
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        make_trainer().fit(Steps(), loader)
+    assert any("gradients of two optimizer steps in a row" in str(each.message) for each in record) is not clears
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_scheduler_that_is_not_returned_is_said(make_trainer: Any, loader: Any, returns: bool) -> None:
+    class Builds(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            return ([optimizer], [scheduler]) if returns else optimizer
+
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        make_trainer(max_epochs=2).fit(Builds(), loader)
+    assert any("configure_optimizers has not returned it" in str(each.message) for each in record) is not returns

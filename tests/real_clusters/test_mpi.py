@@ -54,6 +54,15 @@ def test_mpirun(
     assert found[0]["weights"] != pytest.approx(alone("--batch-size", "6"), rel=1e-3)
 
 
+def test_horovod(nodes: Any, mpirun: Callable[..., Any], job: Any, alone: Callable[..., list[float]]) -> None:
+    nodes[0].expect(*mpirun(), *job.command("--devices", 2, "--strategy", "horovod"))
+    found = job.facts()
+    assert [(facts["world_size"], facts["global_rank"], facts["step"]) for facts in found] == [(2, 0, 12), (2, 1, 12)]
+    for facts in found:
+        assert "HorovodStrategy" in facts["plan"]
+        assert facts["weights"] == pytest.approx(alone(), rel=1e-12)
+
+
 def test_a_size_that_is_not_the_jobs_is_said_before_the_processes_wait_for_each_other(
     nodes: Any, mpirun: Callable[..., Any], job: Any
 ) -> None:

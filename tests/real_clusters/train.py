@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--num-nodes", type=int, default=1, help="0: as many as torchrun has found")
+    parser.add_argument("--strategy", default="auto")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=12, help="of all processes together")
     parser.add_argument("--dropout", type=float, default=0.0)
@@ -83,6 +84,7 @@ def main() -> None:
     trainer = Trainer(
         accelerator="cpu",
         devices=arguments.devices,
+        strategy=arguments.strategy,
         num_nodes=arguments.num_nodes or int(os.environ["GROUP_WORLD_SIZE"]),
         max_epochs=arguments.epochs,
         callbacks=callbacks,

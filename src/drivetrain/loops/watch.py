@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+import zlib
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.tree import leaves
 from drivetrain.loops.metrics import metrics_in
 from drivetrain.loops.oversights import modules_in_eval_mode, warn_of_eval_mode
 from drivetrain.loops.run import Run
 from drivetrain.module.optimizers import parameters_of
+
+_COMPARED = 65_536  # values of a batch
 
 
 class FitWatch:
@@ -34,14 +38,26 @@ class FitWatch:
         self._without_steps = 0  # epochs in a row
         self._idle: dict[int, Any] = {}  # optimizers that have not stepped, and the hooks that see when they do
         self._spent: list[Any] = []  # hooks that have seen it
-        if not run.module.automatic_optimization and len(run.engine.strategy.optimizers) > 1:
+        self._cleared: set[int] = set()  # optimizers of which two steps were seen
+        self._kept: dict[int, Any] = {}  # by optimizer, a gradient of its first step
+        self._rates = self._learning_rates()
+        if not run.module.automatic_optimization:
             for index, optimizer in enumerate(run.engine.strategy.optimizers):
                 self._idle[index] = optimizer.register_step_post_hook(self._stepped(index))
 
     def _stepped(self, index: int) -> Any:
         def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if index in self._idle and any(each.grad is not None for each in parameters_of(optimizer)):
-                self._spent.append(self._idle.pop(index))  # not removed here: torch goes through its hooks now
+            gradient = next((each.grad for each in parameters_of(optimizer) if each.grad is not None), None)
+            if gradient is None or index in self._cleared:
+                return
+            handle = self._idle.pop(index, None)
+            if handle is not None:  # the first step with gradients
+                self._kept[index] = gradient
+                self._spent.append(handle)  # not removed here: torch goes through its hooks now
+            elif index in self._kept:
+                self._cleared.add(index)
+                if self._kept.pop(index) is gradient and not self._run.engine.strategy.is_distributed:
+                    self._told.add("gradients")
 
         return stepped
 
@@ -58,6 +74,23 @@ class FitWatch:
         """The batches of an epoch are done, and no hook of its end has run."""
         if not self._modes_told:
             self._modes_told = warn_of_eval_mode(self._run)
+        if self._run.window.gather is not None and "samples" not in self._told:
+            self._told.add("samples")
+            self._compare_samples()
+
+    def _compare_samples(self) -> None:
+        """Warn if the ranks have trained on the same batch; all of them come here at the end of the first epoch."""
+        run = self._run
+        digests = run.engine.strategy.data.gather_objects(_digest(run.book.batch))
+        if None not in digests and len(set(digests)) == 1 and not run.uneven.draws:
+            rank_zero_warn(
+                "All ranks have trained on the same last batch, from a loader that drivetrain does not divide, so each "
+                "may train on all samples. Let each rank take its own: an IterableDataset by trainer.global_rank, a "
+                "DistributedSampler by its rank. If this is meant, nothing is wrong."
+            )
+
+    def _learning_rates(self) -> list[Any]:
+        return [group.get("lr") for each in self._run.engine.strategy.optimizers for group in each.param_groups]
 
     def epoch_closed(self) -> None:
         """The epoch's hooks, its validation and its schedulers are done."""
@@ -78,7 +111,8 @@ class FitWatch:
         run = self._run
         if self._begun_elsewhere:
             return
-        if self._idle and run.progress.global_step > self._steps and run.progress.epochs_done > 0:
+        several = len(run.engine.strategy.optimizers) > 1
+        if self._idle and several and run.progress.global_step > self._steps and run.progress.epochs_done > 0:
             numbers = ", ".join(map(str, self._idle))
             self._forget()
             rank_zero_warn(
@@ -121,6 +155,17 @@ class FitWatch:
         """The fit is over."""
         run = self._run
         self._forget()
+        if "gradients" in self._told:
+            rank_zero_warn(
+                "The gradients of two optimizer steps in a row have added up: zero_grad() was not called between them. "
+                "With manual optimization, call optimizer.zero_grad() before self.manual_backward(loss)."
+            )
+        wrapped = [getattr(each.step, "_wrapped_by_lr_sched", False) for each in run.engine.strategy.optimizers]
+        if any(wrapped) and not self._first_counts and self._rates == self._learning_rates():
+            rank_zero_warn(
+                "A learning-rate scheduler was built, and configure_optimizers has not returned it: the learning rate "
+                "has not changed. Return [optimizer], [scheduler]. If you step it yourself, nothing is wrong."
+            )
         idle = bool(self._first_counts) and self._counts == self._first_counts and run.progress.epochs_done > 0
         if idle and not run.module.automatic_optimization and run.progress.global_step > 0:
             rank_zero_warn(
@@ -133,6 +178,16 @@ class FitWatch:
         self._idle.clear()
         while self._spent:
             self._spent.pop().remove()
+
+
+def _digest(batch: Any) -> int | None:
+    """Return a checksum of the first tensor of ``batch`` with different values in it; ``None`` if it has none."""
+    for _, leaf in leaves(batch):
+        if isinstance(leaf, Tensor) and not leaf.is_complex():
+            values = leaf.detach().flatten()[:_COMPARED].cpu().double()
+            if values.numel() > 1 and bool((values != values[0]).any()):
+                return zlib.crc32(values.numpy().tobytes())
+    return None
 
 
 def _left_out(run: Run) -> list[str]:

@@ -13,7 +13,7 @@ from drivetrain.base.compiled import own_names
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
-from drivetrain.errors import LoggingError, described
+from drivetrain.errors import ConfigurationError, LoggingError, described
 from drivetrain.logbook.entry import Options
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.module.export import ExportMixin
@@ -279,6 +279,22 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         run = self.trainer.current_run
         found = run.handles if use_pl_optimizer and run is not None else self.trainer.strategy.optimizers
         return found[0] if len(found) == 1 else list(found)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all parameters; ``set_to_none``: drop them instead of filling them with zeros.
+
+        Raises:
+            ConfigurationError: ``training_step`` calls it between the batches of one optimizer step, which would lose
+                the gradients of the earlier ones.
+        """
+        run = None if self._trainer is None else self._trainer.current_run
+        if run is not None and run.window.batches_done > 0 and run.progress.phase.name == "FORWARD":
+            raise ConfigurationError(
+                "self.zero_grad() was called between the batches of one optimizer step "
+                f"(accumulate_grad_batches={run.limits.accumulate}), and would lose the gradients of the earlier ones. "
+                "Leave the call out: the Trainer clears gradients itself."
+            )
+        super().zero_grad(set_to_none)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer`.
