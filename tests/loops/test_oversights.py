@@ -311,7 +311,7 @@ def test_a_module_that_steps_none_of_its_optimizers_is_warned_of(make_trainer: A
     for step in (raw, lambda model: None):
         with pytest.warns(UserWarning, match="ByHand optimizes by hand, .* stepped none of the optimizers") as caught:
             make_trainer(max_epochs=4).fit(ByHand(step), loader)
-        assert len(caught) == 1
+        assert len([each for each in caught if "by hand, and in this epoch" in str(each.message)]) == 1
 
 
 def test_with_max_steps_alone_a_module_that_never_steps_is_an_error(make_trainer: Any, loader: Any) -> None:
