@@ -220,7 +220,6 @@ class TestTwoProcesses(StrategyConformance):
             path = folder / f"{number}.ckpt"
             losses, found = self.run(strategy, Float8Precision(fsdp_all_gather=gathers), save=path)
             torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-3)
-            assert off(found) < TOLERANCE
             for name, value in weights.items():
                 torch.testing.assert_close(found[name], value, rtol=1e-2, atol=2e-3)
             _, resumed = self.run(FSDPStrategy(), "32-true", resume=path)  # it has ended: nothing is trained
