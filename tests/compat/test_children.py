@@ -39,7 +39,7 @@ def main(kind):
     if kind == "loader":
         from torch.utils.data import DataLoader
         loader = DataLoader(Looks(), batch_size=2, num_workers=1, multiprocessing_context="spawn")
-        [[text, _]] = loader  # to its end, which stops the worker; at the exit of the program it could be killed too late
+        [[text, _]] = loader  # to its end, at which its worker ends too, and not when the program does
         return json.loads(text)
     import multiprocessing
     with multiprocessing.get_context(kind).Pool(1) as pool:
