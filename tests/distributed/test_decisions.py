@@ -221,7 +221,7 @@ class Numbers(IterableDataset[Any]):
         return iter(torch.arange(float(self.first), self.first + 8).reshape(4, 2))
 
 
-def told_of_samples(folder: Path, divides: bool) -> list[str]:
+def told_of_samples(folder: Path, divides: bool, validates: bool) -> list[str]:
     trainer = Trainer(
         accelerator="cpu", devices=2, max_epochs=2, default_root_dir=folder, logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, limit_train_batches=2,
@@ -229,12 +229,13 @@ def told_of_samples(folder: Path, divides: bool) -> list[str]:
     loader = DataLoader(Numbers(trainer.global_rank * 100 if divides else 0), batch_size=2)
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
-        trainer.fit(Judged(), loader)
-    return [str(each.message) for each in record if "same last batch" in str(each.message)]
+        trainer.fit(Judged(), loader, loader if validates else None)
+    return [str(each.message) for each in record if "trained on the same batch" in str(each.message)]
 
 
-def test_ranks_that_train_on_the_same_samples_are_told_so(pool: Any, tmp_path: Path) -> None:
-    first, second = pool.run(told_of_samples, tmp_path, False, group=False)
+@pytest.mark.parametrize("validates", [False, True])
+def test_ranks_that_train_on_the_same_samples_are_told_so(pool: Any, tmp_path: Path, validates: bool) -> None:
+    first, second = pool.run(told_of_samples, tmp_path, False, validates, group=False)
     assert len(first) == 1
     assert second == []
-    assert pool.run(told_of_samples, tmp_path, True, group=False) == [[], []]
+    assert pool.run(told_of_samples, tmp_path, True, validates, group=False) == [[], []]

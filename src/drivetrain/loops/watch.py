@@ -41,6 +41,7 @@ class FitWatch:
         self._cleared: set[int] = set()  # optimizers of which two steps were seen
         self._kept: dict[int, Any] = {}  # by optimizer, a gradient of its first step
         self._rates = self._learning_rates()
+        run.compare_samples = None if run.window.gather is None else self._compare_samples
         if not run.module.automatic_optimization:
             for index, optimizer in enumerate(run.engine.strategy.optimizers):
                 self._idle[index] = optimizer.register_step_post_hook(self._stepped(index))
@@ -74,17 +75,17 @@ class FitWatch:
         """The batches of an epoch are done, and no hook of its end has run."""
         if not self._modes_told:
             self._modes_told = warn_of_eval_mode(self._run)
-        if self._run.window.gather is not None and "samples" not in self._told:
-            self._told.add("samples")
-            self._compare_samples()
+        if self._run.compare_samples is not None:
+            self._run.compare_samples()
 
     def _compare_samples(self) -> None:
-        """Warn if the ranks have trained on the same batch; all of them come here at the end of the first epoch."""
+        """Warn if the ranks have trained on the same batch; all of them come here, once in a fit."""
         run = self._run
+        run.compare_samples = None
         digests = run.engine.strategy.data.gather_objects(_digest(run.book.batch))
         if None not in digests and len(set(digests)) == 1 and not run.uneven.draws:
             rank_zero_warn(
-                "All ranks have trained on the same last batch, from a loader that drivetrain does not divide, so each "
+                "All ranks have trained on the same batch, from a loader that drivetrain does not divide, so each "
                 "may train on all samples. Let each rank take its own: an IterableDataset by trainer.global_rank, a "
                 "DistributedSampler by its rank. If this is meant, nothing is wrong."
             )
