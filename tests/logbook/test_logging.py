@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -465,3 +466,42 @@ def test_in_a_trial_run_a_program_may_still_call_its_loggers(regression: Any, lo
     trainer = make_trainer(fast_dev_run=True, logger=True, callbacks=[LearningRateMonitor()])
     trainer.fit(Calls(), loader)
     assert type(trainer.logger).__name__ == "DummyLogger"
+
+
+class Shares(LightningModule):
+    """Logs ``names``, of training and of validation, and in validation with these options."""
+
+    def __init__(self, names: tuple[str, str], **options: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.names, self.options = names, options
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.layer(batch[0]).pow(2).mean()
+        self.log(self.names[0], loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log(self.names[1], self.layer(batch[0]).pow(2).mean(), **self.options)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Shares(("loss", "loss")), "'loss' is logged in .* one curve of both"),
+        (Shares(("a", "b"), add_dataloader_idx=False), r"'b', add_dataloader_idx=False\) was called for several load"),
+        (Shares(("a", "b")), None),
+        (Shares(("a", "b"), on_epoch=True), None),
+    ],
+)
+def test_names_that_replace_each_other_are_warned_of_once(
+    make_trainer: Any, loader: Any, model: Any, message: str | None, recwarn: Any
+) -> None:
+    several = [loader, loader] if "b" in model.names else loader
+    make_trainer(max_epochs=2).fit(model, loader, several)
+    found = [str(each.message) for each in recwarn]
+    assert len(found) == (message is not None)
+    assert message is None or re.search(message, found[0])

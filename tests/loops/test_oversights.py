@@ -648,3 +648,67 @@ def test_a_schedule_of_steps_that_steps_once_an_epoch_is_warned_of(
     assert (
         len([each for each in record if "OneCycleLR(total_steps=8) steps once an epoch" in str(each.message)]) == warns
     )
+
+
+class Anneals(Forgets):
+    """Returns the scheduler that it is given, with its interval and frequency."""
+
+    def __init__(self, make: Any, **given: Any) -> None:
+        super().__init__()
+        self.make, self.given = make, given
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0]).pow(2).mean()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [{"scheduler": self.make(optimizer), **self.given}]
+
+
+def cosine(t_max: int) -> Any:
+    return lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, t_max)
+
+
+def steps(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Anneals(cosine(12)), r"CosineAnnealingLR\(T_max=12\) steps once an epoch, 3 times in this fit"),
+        (Anneals(cosine(3), interval="step"), r"CosineAnnealingLR\(T_max=3\) steps 12 times in this fit, so the l"),
+        (Anneals(steps, frequency=4), 'StepLR never steps in this fit: "frequency": 4 is more than its 3 epochs'),
+        (Anneals(steps, interval="step", frequency=13), '"frequency": 13 is more than its 12 steps'),
+    ],
+)
+def test_schedules_of_another_length_than_the_fit_are_warned_of(
+    make_trainer: Any, loader: Any, model: Any, message: str
+) -> None:
+    with pytest.warns(UserWarning, match=message):
+        make_trainer(max_epochs=3).fit(model, loader)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Anneals(cosine(3)), Anneals(cosine(12), interval="step"),
+        Anneals(cosine(5)), Anneals(cosine(4), interval="step"),
+        Anneals(steps, frequency=3), Anneals(steps, interval="step", frequency=12),
+    ],
+)  # fmt: skip
+def test_schedules_that_fit_are_not_warned_of(make_trainer: Any, loader: Any, model: Any) -> None:
+    make_trainer(max_epochs=3).fit(model, loader)
+
+
+@pytest.mark.parametrize(("batch_size", "dropped"), [(5, 2), (8, 0)])
+def test_predictions_that_are_dropped_are_warned_of(
+    make_trainer: Any, data: Any, batch_size: int, dropped: int, recwarn: Any
+) -> None:
+    loader = DataLoader(data, batch_size=batch_size, drop_last=True)
+    found = make_trainer().predict(Predicts(True), loader)
+    told = [str(each.message) for each in recwarn if "has drop_last=True" in str(each.message)]
+    assert [f"there is no prediction for the last {dropped} of 32 samples" in each for each in told] == [True] * (
+        dropped > 0
+    )
+    assert sum(map(len, found)) == 32 - dropped

@@ -259,3 +259,66 @@ def test_a_scheduler_that_is_not_returned_is_said(make_trainer: Any, loader: Any
         warnings.simplefilter("always")
         make_trainer(max_epochs=2).fit(Builds(), loader)
     assert any("configure_optimizers has not returned it" in str(each.message) for each in record) is not returns
+
+
+def said(trainer: Any, model: Any, *loaders: Any) -> list[str]:
+    """Fit; return what was warned of."""
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        trainer.fit(model, *loaders)
+    return [str(each.message) for each in record]
+
+
+@pytest.mark.parametrize("detaches", [False, True])
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_parameters_that_the_loss_does_not_reach_are_said(
+    make_trainer: Any, loader: Any, detaches: bool, validates: bool, kind: Any, caplog: Any
+) -> None:
+    class Detaches(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            hidden = self.net[0](batch[0])
+            return self.net[2](hidden.detach() if detaches else hidden).pow(2).mean()
+
+        def configure_optimizers(self) -> Any:
+            return kind(self.parameters(), lr=0.01)
+
+    with caplog.at_level("INFO", logger="drivetrain"):
+        make_trainer(max_epochs=2).fit(Detaches(), loader, *[loader] * validates)
+    assert caplog.text.count("no gradient has reached so far: 2, for example 'net.0.weight'") == detaches
+
+
+class Frozen(Net):
+    """``mode``: of its frozen batch norm, set as an epoch begins."""
+
+    def __init__(self, mode: bool, freezes: bool = True) -> None:
+        super().__init__()
+        self.net.insert(1, nn.BatchNorm1d(4))
+        self.net[1].requires_grad_(not freezes)
+        self.mode = mode
+
+    def on_train_epoch_start(self) -> None:
+        self.net[1].train(self.mode)
+
+
+@pytest.mark.parametrize(
+    ("model", "warns"), [(Frozen(mode=True), True), (Frozen(mode=False), False), (Frozen(True, freezes=False), False)]
+)
+def test_frozen_batch_norm_in_train_mode_is_said(make_trainer: Any, loader: Any, model: Any, warns: bool) -> None:
+    found = said(make_trainer(max_epochs=2), model, loader)
+    assert len([each for each in found if "1 batch norm layers are frozen (the first is 'net.1')" in each]) == warns
+
+
+@pytest.mark.parametrize("of", ["module", "trainer"])
+def test_a_stop_that_is_asked_of_the_module_is_said(make_trainer: Any, loader: Any, of: str) -> None:
+    class Stops(Net):
+        def on_train_batch_end(self, *args: Any) -> None:
+            if of == "module":
+                self.should_stop = True
+            else:
+                self.trainer.should_stop = True
+
+    found = said(make_trainer(), Stops(), loader)
+    assert ("self.should_stop of a module has no effect. Write self.trainer.should_stop = True." in found) == (
+        of == "module"
+    )

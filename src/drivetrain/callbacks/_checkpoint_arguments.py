@@ -16,8 +16,16 @@ _LOWER_IS_BETTER = {"loss", "error", "err"}
 
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
-    """Return ``mode``, or "min" if it was not given; warn then if a higher value of ``monitor`` is usually better."""
+    """Return ``mode``, or "min" if it was not given; warn if the other is usually better for ``monitor``.
+
+    A given "min" is taken as meant: the warning asks for it.
+    """
     if mode is not None:
+        if mode == "max" and _words(monitor) & _LOWER_IS_BETTER and not _words(monitor) & _HIGHER_IS_BETTER:
+            rank_zero_warn(
+                f'{owner}(monitor={monitor!r}, mode="max") takes the highest value for the best. Did you mean '
+                'mode="min"? If a higher value is better, nothing is wrong.'
+            )
         return mode
     if is_higher_better(monitor):
         rank_zero_warn(
@@ -29,8 +37,12 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
 
 def is_higher_better(monitor: Any) -> bool:
     """Return whether the name ``monitor`` is that of a metric whose higher values are usually better."""
-    words = set(re.split(r"[^a-z0-9]+", monitor.lower())) if isinstance(monitor, str) else set()
+    words = _words(monitor)
     return bool(words & _HIGHER_IS_BETTER) and not words & _LOWER_IS_BETTER
+
+
+def _words(monitor: Any) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", monitor.lower())) if isinstance(monitor, str) else set()
 
 
 def check_triggers(

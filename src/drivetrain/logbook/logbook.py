@@ -94,6 +94,7 @@ class Logbook:
         self.flushes = 0
         self._groups: dict[str, dict[str, Scope]] = {}
         self._compared_sizes = False
+        self._logged_first: dict[str, tuple[str, Scope] | None] = {}  # by full name: where; None: it was warned of
 
     # ---- what the loops do -------------------------------------------------------------------------------------
 
@@ -111,6 +112,7 @@ class Logbook:
         for group in self._groups:
             self.reset(group)  # a metric object keeps its state otherwise, also from a run that was interrupted
         self._groups.clear()
+        self._logged_first.clear()
         self.group = "train"
         self.leave_batch()
         self._compared_sizes, self.epoch_done, self.muted = False, False, False
@@ -426,8 +428,31 @@ class Logbook:
         full = name
         if scope.dataloader_idx is not None and options.add_dataloader_idx:
             full = f"{name}/dataloader_idx_{scope.dataloader_idx}"
+        self._check_name(full, scope)
         entry = scope.entries[name] = Entry(self, full, options, rule, scope.dataloader_idx)
         return entry
+
+    def _check_name(self, name: str, scope: Scope) -> None:
+        """Warn, once a name, if steps of training and of validation share it, or several loaders do."""
+        known = self._logged_first.setdefault(name, (self.group, scope))
+        if known is None or known[1] is scope:
+            return
+        group, first = known
+        if not (first.hook.endswith("_step") and scope.hook.endswith("_step")):
+            return
+        if group == self.group and first.dataloader_idx != scope.dataloader_idx:
+            rank_zero_warn(
+                f"self.log({name!r}, add_dataloader_idx=False) was called for several loaders, and the value of the "
+                "last one replaces the others. Leave out add_dataloader_idx=False, or give each loader a name."
+            )
+        elif {group, self.group} == {"train", "validate"}:
+            rank_zero_warn(
+                f"{name!r} is logged in {first.hook} and in {scope.hook}: loggers get one curve of both, and callbacks "
+                f"see the value that came last. Write self.log('train_{name}', ...) and self.log('val_{name}', ...)."
+            )
+        else:
+            return
+        self._logged_first[name] = None
 
 
 def _forked(entry: Entry) -> bool:

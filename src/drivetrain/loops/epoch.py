@@ -173,8 +173,8 @@ def after_batch(run: Run, bound: Bound) -> None:
         and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
     )
     if validates:
-        if run.compare_samples is not None:
-            run.compare_samples()  # now: the validation drops the batch
+        if run.first_look is not None:
+            run.first_look()  # now: the validation drops the batch and its gradients
         validate(run)
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau, progress)

@@ -144,8 +144,10 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
     evaluate(run, "predict", loaders, predictions=predictions)
     if not predictions.keeps:
         return []
-    from drivetrain.loops.oversights import warn_of_predictions  # here, so that importing the Trainer stays quick
+    # here, so that importing the Trainer stays quick
+    from drivetrain.loops.oversights import warn_of_dropped_samples, warn_of_predictions
 
+    warn_of_dropped_samples([each.loader for each in loaders])
     warn_of_predictions(run, predictions.outputs, [] if predictions.records else [each.loader for each in loaders])
     strategy = run.engine.strategy
     if strategy.is_distributed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +16,11 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
+from drivetrain.data.feed import sized_length
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
-from drivetrain.module.optimizers import parameters_of
+from drivetrain.module.optimizers import LRSchedulerConfig, parameters_of
 
 _HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest number: what is below rounds to 0
 
@@ -202,17 +204,54 @@ def warn_of_what_never_comes(run: Run, validates: bool) -> None:
             )
         if cause:
             rank_zero_warn(f"This fit never validates: {cause}. Write a smaller number.")
-    for config in run.engine.strategy.lr_scheduler_configs:
-        total = getattr(config.scheduler, "total_steps", None)
-        if config.interval == "epoch" and isinstance(total, int) and epochs != ENDLESS and total > 2 * epochs > 0:
-            rank_zero_warn(
-                f"{type(config.scheduler).__name__}(total_steps={total}) steps once an epoch, {epochs:.0f} times in "
-                'this fit, and does not come to its end. Add "interval": "step" to its dictionary.'
-            )
+    if run.module.automatic_optimization and epochs != ENDLESS and batches != ENDLESS:
+        for config in run.engine.strategy.lr_scheduler_configs:
+            _warn_of_schedule(config, epochs, min(epochs * math.ceil(batches / limits.accumulate), limits.max_steps))
     if run.module.automatic_optimization and batches and batches < limits.accumulate:
         rank_zero_info(
             f"An epoch has {batches:.0f} batches, fewer than accumulate_grad_batches={limits.accumulate}: each epoch "
             "makes one optimizer step."
+        )
+
+
+def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) -> None:
+    """Warn of a scheduler that is made for the other interval, or that never steps in so many epochs and steps."""
+    name, interval = type(config.scheduler).__name__, config.interval
+    length = "total_steps" if hasattr(config.scheduler, "total_steps") else "T_max"
+    total, due = getattr(config.scheduler, length, None), epochs if interval == "epoch" else steps
+    if due < config.frequency and epochs > 1:  # one epoch is more often a trial
+        rank_zero_warn(
+            f'{name} never steps in this fit: "frequency": {config.frequency} is more than its {due:.0f} '
+            f"{interval}s. Write a smaller number."
+        )
+    elif not isinstance(total, int):
+        return
+    elif interval == "epoch" and total > 2 * epochs and (length == "total_steps" or total >= steps):
+        rank_zero_warn(
+            f"{name}({length}={total}) steps once an epoch, {epochs:.0f} times in this fit, and does not come to its "
+            'end. Add "interval": "step" to its dictionary.'
+        )
+    elif interval == "step" and length == "T_max" and total == epochs and steps > 2 * epochs > 2:
+        rank_zero_warn(
+            f"{name}(T_max={total}) steps {steps:.0f} times in this fit, so the learning rate falls and rises again "
+            f"after each {total} steps. Write T_max=self.trainer.estimated_stepping_batches, or leave out "
+            '"interval": "step". If the cycles are meant, nothing is wrong.'
+        )
+
+
+def warn_of_frozen_statistics(module: nn.Module) -> None:
+    """Warn of batch norm layers whose parameters are frozen, and whose statistics still change in train mode."""
+    norms = [
+        name
+        for name, each in module.named_modules()
+        if isinstance(each, nn.modules.batchnorm._NormBase) and each.training and each.track_running_stats
+        and each.affine and not any(weight.requires_grad for weight in each.parameters(recurse=False))
+    ]  # fmt: skip
+    if norms:
+        rank_zero_warn(
+            f"The parameters of {len(norms)} batch norm layers are frozen (the first is {norms[0]!r}), but these are "
+            "in train mode: their running mean and variance follow your data, so what is frozen changes. Call eval() "
+            "of the frozen part in on_train_epoch_start. If this is meant, nothing is wrong."
         )
 
 
@@ -273,6 +312,18 @@ def warn_of_predictions(run: Run, outputs: list[list[Any]], loaders: Sequence[An
             "A loader for predictions shuffles, so they come in a random order, and not in that of the dataset. Write "
             "shuffle=False."
         )
+
+
+def warn_of_dropped_samples(loaders: Sequence[Any]) -> None:
+    """Warn if one of these loaders for predictions leaves out samples because they do not fill a batch."""
+    for loader in loaders:
+        if isinstance(loader, DataLoader) and loader.drop_last and isinstance(loader.batch_size, int):
+            samples = sized_length(loader.sampler)
+            if samples is not None and (left := samples % loader.batch_size):
+                rank_zero_warn(
+                    f"A loader for predictions has drop_last=True: there is no prediction for the last {left} of "
+                    f"{samples} samples, as they do not fill a batch of {loader.batch_size}. Write drop_last=False."
+                )
 
 
 def warn_of_nan(names: Sequence[str], step: int) -> None:

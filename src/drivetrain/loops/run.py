@@ -138,8 +138,8 @@ class Run:
         clock_answer: the batches done, and whether the time for a validation was over then.
         steps_missed: it was said that a module which optimizes by hand makes no step.
         told: names of what is looked for once in a run, or said once.
-        compare_samples: compares the batch that the ranks have trained on last; called once, before the first
-            validation of a fit or at the end of its first epoch. ``None`` with one process, and when it is done.
+        first_look: looks at the last batch and its gradients; called once, before the first validation of a fit or at
+            the end of its first epoch. ``None`` when it is done.
         losses: looks for a ``training_step`` that forgets to return its loss; ``None``: none is expected.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
@@ -183,7 +183,7 @@ class Run:
     all_stop: bool = False
     steps_missed: bool = False
     told: set[str] = field(default_factory=set)
-    compare_samples: Callable[[], None] | None = None
+    first_look: Callable[[], None] | None = None
     losses: Any = None
     uneven: Any = None
 
@@ -241,7 +241,7 @@ class Run:
 
     def let_go(self) -> None:
         """Drop what only a running loop needs. What was not restored stays: a later checkpoint passes it on."""
-        self.window_start = self.batches = None
+        self.window_start = self.batches = self.first_look = None
         if self.restored:
             self.restart = None
 

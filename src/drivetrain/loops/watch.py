@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.loops.metrics import metrics_in
-from drivetrain.loops.oversights import modules_in_eval_mode, warn_of_eval_mode
+from drivetrain.loops.oversights import modules_in_eval_mode, warn_of_eval_mode, warn_of_frozen_statistics
 from drivetrain.loops.run import Run
 from drivetrain.module.optimizers import parameters_of
 
@@ -41,7 +41,7 @@ class FitWatch:
         self._cleared: set[int] = set()  # optimizers of which two steps were seen
         self._kept: dict[int, Any] = {}  # by optimizer, a gradient of its first step
         self._rates = self._learning_rates()
-        run.compare_samples = None if run.window.gather is None else self._compare_samples
+        run.first_look = self._look
         if not run.module.automatic_optimization:
             for index, optimizer in enumerate(run.engine.strategy.optimizers):
                 self._idle[index] = optimizer.register_step_post_hook(self._stepped(index))
@@ -75,13 +75,40 @@ class FitWatch:
         """The batches of an epoch are done, and no hook of its end has run."""
         if not self._modes_told:
             self._modes_told = warn_of_eval_mode(self._run)
-        if self._run.compare_samples is not None:
-            self._run.compare_samples()
+        if self._run.first_look is not None:
+            self._run.first_look()
+        if "norms" not in self._told:
+            self._told.add("norms")
+            warn_of_frozen_statistics(self._run.module)
+
+    def _look(self) -> None:
+        """Look at what the batches so far have left: the last batch, and its gradients."""
+        self._run.first_look = None
+        if self._run.window.gather is not None:
+            self._compare_samples()
+        else:
+            self._check_gradients()
+
+    def _check_gradients(self) -> None:
+        """Say which parameters the loss has not reached; of one process, because a strategy may keep gradients."""
+        run = self._run
+        optimizers = run.engine.strategy.optimizers
+        if not run.module.automatic_optimization or len(optimizers) != 1 or run.progress.global_step == self._steps:
+            return
+        reached = {id(each) for each in parameters_of(optimizers[0]) if each.grad is not None}
+        reached |= {id(each) for each in optimizers[0].state}
+        trained = {id(each) for each in parameters_of(optimizers[0]) if each.requires_grad}
+        named = [name for name, each in run.module.named_parameters() if id(each) in trained - reached]
+        if named and trained & reached:
+            rank_zero_info(
+                f"Parameters that an optimizer has and that no gradient has reached so far: {len(named)}, for example "
+                f"{named[0]!r}. They are not trained. If this is not meant, look for a detach() or no_grad() between "
+                "them and the loss."
+            )
 
     def _compare_samples(self) -> None:
         """Warn if the ranks have trained on the same batch; all of them come here, once in a fit."""
         run = self._run
-        run.compare_samples = None
         digests = run.engine.strategy.data.gather_objects(_digest(run.book.batch))
         if None not in digests and len(set(digests)) == 1 and not run.uneven.draws:
             rank_zero_warn(
@@ -156,6 +183,8 @@ class FitWatch:
         """The fit is over."""
         run = self._run
         self._forget()
+        if "should_stop" in vars(run.module):
+            rank_zero_warn("self.should_stop of a module has no effect. Write self.trainer.should_stop = True.")
         if "gradients" in self._told:
             rank_zero_warn(
                 "The gradients of two optimizer steps in a row have added up: zero_grad() was not called between them. "
