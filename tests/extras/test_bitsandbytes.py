@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,39 @@ def test_int8_training_trains_all_weights() -> None:
         assert found.requires_grad
         assert found.dtype == torch.float32
         assert (found != old).any()
+
+
+def test_int8_training_validates_while_it_trains() -> None:
+    """Evaluation packs the weights of that moment, and computes what training would."""
+    net = Net()
+    made = trainer(BitsandbytesPrecision("int8-training"), max_epochs=1, limit_val_batches=1)
+    made.fit(net, loader(), loader(64))
+    assert net.losses[-1] < 0.8 * net.losses[0]
+    model = Engine(accelerator="cpu", plugins=BitsandbytesPrecision("int8-training")).setup_module(Net())
+    x = next(iter(loader()))[0]
+    trained, evaluated = model.train()(x), model.eval()(x)
+    torch.testing.assert_close(evaluated, trained, rtol=0, atol=0)
+    evaluated.sum().backward()  # as of a frozen batch norm's model
+    assert model.body[0].weight.grad is not None
+
+
+@pytest.mark.parametrize("mode", [*PACKED, "int8-training"])
+def test_inputs_have_any_number_of_dimensions(mode: str) -> None:
+    """Forward and backward, as the plain layers have it."""
+    plain = nn.Sequential(nn.Linear(16, 32))
+    nn.init.eye_(plain[0].weight)
+    model = Engine(accelerator="cpu", plugins=BitsandbytesPrecision(mode)).setup_module(copy.deepcopy(plain))
+    for shape in ((16,), (4, 16), (2, 3, 16), (2, 3, 4, 16)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+        results = []
+        for layers in (plain, model):
+            layers.zero_grad()
+            inputs = x.clone().requires_grad_()
+            output = layers(inputs)
+            output.square().sum().backward()
+            gradients = [each.grad for each in layers.parameters()]
+            results.append([output, inputs.grad, gradients[-1], *(gradients if mode == "int8-training" else [])])
+        torch.testing.assert_close(results[1], results[0], rtol=0.1, atol=0.1)
 
 
 def test_an_optimizer_of_bitsandbytes_trains_and_resumes(tmp_path: Path) -> None:

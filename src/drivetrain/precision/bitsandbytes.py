@@ -156,12 +156,13 @@ def _layer_classes() -> tuple[Any, Any]:
 
         def forward(self, x: Tensor) -> Tensor:
             state = self.state
-            state.is_training = self.training
+            state.is_training = self.training or state.has_fp16_weights  # on CPUs, only these can be differentiated
             if state.has_fp16_weights:
                 state.CB = None  # bitsandbytes would not pack a weight again that still has a gradient
             if getattr(self.weight, "CB", None) is not None:
                 self.init_8bit_state()
-            found: Tensor = bnb.matmul(x.to(self.compute_dtype), self.weight, state=state)
+            rows = x.reshape(-1, x.shape[-1]).to(self.compute_dtype)  # on CPUs, the backward pass takes only these
+            found: Tensor = bnb.matmul(rows, self.weight, state=state).view(*x.shape[:-1], -1)
             if not state.has_fp16_weights:
                 self.weight.data = state.CB
             return found if self.bias is None else found + self.bias.to(found.dtype)

@@ -36,9 +36,9 @@ TOLERANCES = {
 class Front(nn.Module):
     """Two layers with one weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.before, self.again = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.before, self.again = nn.Linear(width, width), nn.Linear(width, width)
         self.again.weight = self.before.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,11 +46,11 @@ class Front(nn.Module):
 
 
 class Block(nn.Module):
-    """Its hidden width divides by two ranks, and each half by none."""
+    """Two layers, and what skips them."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.second(torch.tanh(self.first(x)))  # type: ignore[no-any-return]
@@ -59,9 +59,9 @@ class Block(nn.Module):
 class Head(nn.Module):
     """``scale`` has fewer elements than there are ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.out, self.scale = nn.Linear(4, 1), nn.Parameter(torch.tensor([1.5]))
+        self.out, self.scale = nn.Linear(width, 1), nn.Parameter(torch.tensor([1.5]))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(x) * self.scale  # type: ignore[no-any-return]
@@ -71,14 +71,16 @@ class ParityNet(LightningModule):
     """A weight that two layers share, a frozen parameter, one with a single element, and losses that are weighted."""
 
     tp_plan: ClassVar = {"blocks.*.first": "colwise", "blocks.*.second": "rowwise"}
+    width: ClassVar = 4  # of a sample, too
+    hidden: ClassVar = 6  # two ranks divide it, and no number of ranks divides a half
 
     def __init__(self) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
-            self.front = Front()
-            self.blocks = nn.ModuleList(Block() for _ in range(2))
-            self.head = Head()
+            self.front = Front(self.width)
+            self.blocks = nn.ModuleList(Block(self.width, self.hidden) for _ in range(2))
+            self.head = Head(self.width)
         self.frozen.requires_grad_(False)
 
     @property
@@ -128,15 +130,15 @@ class PipelinedNet(ParityNet):
         self.log_training(outputs["loss"], batch[2])
 
 
-def _samples(count: int, seed: int) -> TensorDataset:
+def _samples(count: int, seed: int, width: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
-    x, y = (torch.randn(count, features, generator=generator) for features in (4, 1))
+    x, y = (torch.randn(count, features, generator=generator) for features in (width, 1))
     return TensorDataset(x, y, torch.randint(1, 9, (count,), generator=generator))
 
 
-def loaders() -> tuple[Any, Any]:
+def loaders(width: int = ParityNet.width) -> tuple[Any, Any]:
     """Return the training loader and the validation loader; each batch is a global one."""
-    training, validation = _samples(SAMPLES, 0), _samples(VALIDATION_SAMPLES, 1)
+    training, validation = _samples(SAMPLES, 0, width), _samples(VALIDATION_SAMPLES, 1, width)
     return DataLoader(training, batch_size=GLOBAL_BATCH), DataLoader(validation, batch_size=GLOBAL_BATCH)
 
 
@@ -144,21 +146,28 @@ def loaders() -> tuple[Any, Any]:
 
 
 @functools.cache
-def by_hand(clip: float = CLIP, weighted: bool = True, tied: bool = True, frozen: bool = True) -> dict[str, Any]:
+def by_hand(
+    kind: type[ParityNet] = ParityNet,
+    clip: float = CLIP,
+    weighted: bool = True,
+    tied: bool = True,
+    frozen: bool = True,
+    epochs: int = EPOCHS,
+) -> dict[str, Any]:
     """Train in one process and in 64 bits, with torch alone; return what :func:`contents` does, and ``"start"``.
 
-    The arguments make a control of the reference: a run with a fault.
+    The arguments after ``kind`` make a control of the reference: a run with a fault.
     """
-    module = ParityNet().double()
+    module = kind().double()
     start = {name: each.detach().clone() for name, each in module.state_dict().items()}
     if not tied:
         module.front.again.weight = nn.Parameter(module.front.again.weight.detach().clone())
     module.frozen.requires_grad_(not frozen)
     [optimizer], [scheduler] = module.configure_optimizers()
-    training, validation = ([tuple(each) for each in loader] for loader in loaders())
+    training, validation = ([tuple(each) for each in loader] for loader in loaders(kind.width))
     metrics: dict[str, float] = {}
     norms = []
-    for _ in range(EPOCHS):
+    for _ in range(epochs):
         total, count = 0.0, 0
         for first in range(0, len(training), ACCUMULATE):
             window = training[first : first + ACCUMULATE]
@@ -306,7 +315,7 @@ def train(row: Row, precision: str, saves: Path, resumes: Path | None = None, ep
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
         arguments |= {"precision": None, "plugins": [MixedPrecision(precision, scaler=scaler)]}
     trainer = Trainer(**{**arguments, **row.arguments})
-    trainer.fit(row.module(), *loaders(), ckpt_path=resumes)
+    trainer.fit(row.module(), *loaders(row.module.width), ckpt_path=resumes)
     trainer.save_checkpoint(saves)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
