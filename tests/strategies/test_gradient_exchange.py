@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from drivetrain.errors import NotSupportedError
 from drivetrain.strategies import gradient_exchange
-from drivetrain.strategies.gradient_exchange import GradientExchange
+from drivetrain.strategies.gradient_exchange import GradientExchange, GradientExchanges
 
 
 class Two(nn.Module):
@@ -118,3 +118,39 @@ def test_a_sparse_gradient_is_refused() -> None:
     exchanging(module, network)
     with pytest.raises(NotSupportedError, match=r"shape \(3, 2\) has a sparse gradient.*sparse=False"):
         module.layer(torch.tensor([0])).sum().backward()
+
+
+def test_a_strategy_has_one_exchange_for_each_module() -> None:
+    """Paused for one module only, also where pauses are nested; a second beginning replaces the first."""
+    exchanges, networks = GradientExchanges(), [Network(others_have=0.0), Network(others_have=0.0)]
+    one, other = Two(), Two()
+    for module, network in ((one, networks[0]), (other, networks[1]), (one, networks[0])):
+        exchanges.begin(module, 2, network.start, network.wait)
+        network.counts = dict.fromkeys((f"drivetrain.gradients.{index}" for index in range(3)), 2)  # type: ignore[attr-defined]
+    with exchanges.paused(one), exchanges.paused(Two()):
+        with exchanges.paused(one):
+            pass
+        for module in (one, other):
+            module(torch.ones(2, 3)).backward()
+    assert [len(network.sent) for network in networks] == [0, 3]
+    one(torch.ones(2, 3)).backward()
+    assert [len(network.sent) for network in networks] == [3, 3]
+    exchanges.close()
+    one(torch.ones(2, 3)).backward()
+    assert len(networks[0].sent) == 3
+
+
+def test_thawed_parameters_are_exchanged_when_training_continues() -> None:
+    exchanges, network, module = GradientExchanges(), Network(others_have=0.0), Two()
+    network.counts = dict.fromkeys((f"drivetrain.gradients.{index}" for index in range(3)), 2)  # type: ignore[attr-defined]
+    module.one.requires_grad_(False)
+    exchanges.begin(module, 2, network.start, network.wait)
+    exchanges.include_thawed(None)
+    module(torch.ones(2, 3)).backward()
+    module.one.requires_grad_(True)
+    module(torch.ones(2, 3)).backward()
+    assert len(network.sent) == 2 + 2
+    for _ in range(2):  # once it has begun again
+        exchanges.include_thawed(module)
+        module(torch.ones(2, 3)).backward()
+    assert len(network.sent) == 2 + 2 + 3 + 3

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,8 +48,8 @@ class _Bucket:
             gradient = parameter.grad
             if gradient is not None and gradient.layout != torch.strided:
                 raise NotSupportedError(
-                    f"A parameter of shape {tuple(parameter.shape)} has a sparse gradient, which HorovodStrategy does "
-                    'not exchange. Write sparse=False for its layer, or strategy="ddp".'
+                    f"A parameter of shape {tuple(parameter.shape)} has a sparse gradient, and this strategy exchanges "
+                    'dense ones only. Write sparse=False for its layer, or strategy="ddp".'
                 )
             part = torch.zeros_like(parameter) if gradient is None else gradient
             parts.append(part.detach().reshape(-1))
@@ -147,7 +148,52 @@ class GradientExchange:
             for bucket in self._buckets:
                 bucket.expect()
 
+    def restarted(self, parameters: Iterable[nn.Parameter]) -> GradientExchange:
+        """Return another exchange over the same ranks in place of this one."""
+        self.close()
+        return GradientExchange(parameters, self._ranks, self._start, self._wait)
+
     def close(self) -> None:
         """Leave gradients alone from now on."""
         for hook in self._hooks:
             hook.remove()
+
+
+class GradientExchanges:
+    """The exchanges of a strategy: one for each module that it has set up for training."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, GradientExchange] = {}  # by the identity of the module
+
+    def begin(self, module: nn.Module, ranks: int, start: Start, wait: Callable[[Any], Any]) -> None:
+        """Exchange the gradients of ``module`` from now on; an earlier exchange of them ends."""
+        if (earlier := self._of.pop(id(module), None)) is not None:
+            earlier.close()
+        self._of[id(module)] = GradientExchange(module.parameters(), ranks, start, wait)
+
+    def include_thawed(self, module: nn.Module | None) -> None:
+        """Exchange the gradients of all parameters of ``module`` that are trained now."""
+        exchange = self._of.get(id(module))
+        if module is not None and exchange is not None:
+            trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+            if trained - exchange.trained:
+                self._of[id(module)] = exchange.restarted(module.parameters())
+
+    @contextmanager
+    def paused(self, module: nn.Module) -> Iterator[None]:
+        """Context whose backward passes leave the gradients of ``module`` to this process."""
+        exchange = self._of.get(id(module))
+        if exchange is None:
+            yield
+            return
+        before, exchange.enabled = exchange.enabled, False
+        try:
+            yield
+        finally:
+            exchange.enabled = before
+
+    def close(self) -> None:
+        """Leave all gradients alone from now on."""
+        for exchange in self._of.values():
+            exchange.close()
+        self._of.clear()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies.gradient_exchange import GradientExchange
+from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup, handle_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy
@@ -101,10 +101,10 @@ class HorovodStrategy(ParallelStrategy):
         self.scale_lr, self.package = scale_lr, package
         self._hvd: Any = None
         self._trains = True
-        self._exchanges: dict[int, GradientExchange] = {}  # by the identity of the module
+        self._exchanges = GradientExchanges()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_hvd": None, "_exchanges": {}}
+        return {**super().__getstate__(), "_hvd": None, "_exchanges": GradientExchanges()}
 
     def agreed_options(self) -> dict[str, Any]:
         return {**super().agreed_options(), "scale_lr": self.scale_lr, "package": self.package}
@@ -166,13 +166,8 @@ class HorovodStrategy(ParallelStrategy):
         module = super().setup_module(module, move_to_device)
         self.share_from_rank_zero([*module.parameters(), *module.buffers()])
         if self._trains and self.data.size > 1:
-            self._exchange_gradients_of(module)
+            self._exchanges.begin(module, self.data.size, self._start, self._wait)
         return module
-
-    def _exchange_gradients_of(self, module: nn.Module) -> None:
-        if (earlier := self._exchanges.pop(id(module), None)) is not None:
-            earlier.close()
-        self._exchanges[id(module)] = GradientExchange(module.parameters(), self.data.size, self._start, self._wait)
 
     def _start(self, tensor: Tensor, name: str) -> Any:
         if self._hvd is None:
@@ -186,24 +181,12 @@ class HorovodStrategy(ParallelStrategy):
             self._hvd.synchronize(handle)
 
     def bind(self, name: str) -> Any:
-        module = self.model
-        if name == "training_step" and module is not None and id(module) in self._exchanges:
-            trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
-            if trained - self._exchanges[id(module)].trained:  # layers have thawed
-                self._exchange_gradients_of(module)
+        if name == "training_step":
+            self._exchanges.include_thawed(self.model)
         return super().bind(name)
 
-    @contextmanager
-    def accumulating(self, model: nn.Module) -> Iterator[None]:
-        exchange = self._exchanges.get(id(model))
-        if exchange is None:
-            yield
-            return
-        before, exchange.enabled = exchange.enabled, False
-        try:
-            yield
-        finally:
-            exchange.enabled = before
+    def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return self._exchanges.paused(model)
 
     # ---- optimizers ----------------------------------------------------------------------------------------------
 
@@ -239,9 +222,7 @@ class HorovodStrategy(ParallelStrategy):
         self.share_from_rank_zero(tensors)
 
     def teardown(self) -> None:
-        for exchange in self._exchanges.values():
-            exchange.close()
-        self._exchanges.clear()
+        self._exchanges.close()
         super().teardown()
 
 

@@ -29,7 +29,7 @@ from drivetrain.strategies._xla import (
 from drivetrain.strategies._xla_group import XLAGroup
 from drivetrain.strategies._xla_loader import on_device
 from drivetrain.strategies.ddp import DDPStrategy
-from drivetrain.strategies.gradient_exchange import GradientExchange
+from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup
 from drivetrain.strategies.strategy import Strategy
 
@@ -80,12 +80,12 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         self.debug = debug
         self.sync_module_states = sync_module_states
         self._device: torch.device | None = None  # of this replica, once it runs
-        self._exchanges: dict[int, GradientExchange] = {}  # by the identity of the module
+        self._exchanges = GradientExchanges()
         self._loaders: list[Any] = []
         warn_of_unknown(owner, unknown)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_device": None, "_exchanges": {}, "_loaders": []}
+        return {**super().__getstate__(), "_device": None, "_exchanges": GradientExchanges(), "_loaders": []}
 
     def agreed_options(self) -> dict[str, Any]:
         return {**super().agreed_options(), "sync_module_states": self.sync_module_states}
@@ -211,42 +211,24 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         if self.sync_module_states and self.world.size > 1:
             self.share_from_rank_zero([*module.parameters(), *module.buffers()])
         if self._wraps and self.world.size > 1:
-            self._exchange_gradients_of(module)
+            self._exchanges.begin(module, self.world.size, self._total, lambda handle: None)
         run_recorded()
         return module
 
-    def _exchange_gradients_of(self, module: nn.Module) -> None:
-        if (earlier := self._exchanges.pop(id(module), None)) is not None:
-            earlier.close()
-        self._exchanges[id(module)] = GradientExchange(
-            module.parameters(), self.world.size, lambda tensor, name: self._total(tensor), lambda handle: None
-        )
-
-    def _total(self, tensor: Tensor) -> None:
+    def _total(self, tensor: Tensor, name: str) -> None:
         world = self.world
         assert isinstance(world, XLAGroup)  # the replicas run
         world.total(tensor)
 
     def bind(self, name: str) -> Any:
-        module = self.model
-        if name == "training_step" and module is not None and id(module) in self._exchanges:
-            trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
-            if trained - self._exchanges[id(module)].trained:  # layers have thawed
-                self._exchange_gradients_of(module)
+        if name == "training_step":
+            self._exchanges.include_thawed(self.model)
         return super().bind(name)
 
     @contextmanager
     def accumulating(self, model: nn.Module) -> Iterator[None]:
-        exchange = self._exchanges.get(id(model))
-        before = exchange is not None and exchange.enabled
-        if exchange is not None:
-            exchange.enabled = False
-        try:
-            with super().accumulating(model):
-                yield
-        finally:
-            if exchange is not None:
-                exchange.enabled = before
+        with self._exchanges.paused(model), super().accumulating(model):
+            yield
 
     # ---- data and checkpoints ------------------------------------------------------------------------------------
 
@@ -273,9 +255,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
-        for exchange in self._exchanges.values():
-            exchange.close()
-        self._exchanges.clear()
+        self._exchanges.close()
         before = self._device
         self._device = HOST if before is None else before  # where the model is before the replicas run
         try:
