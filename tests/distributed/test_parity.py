@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.precision import PrecisionRegistry
 from drivetrain.strategies import StrategyRegistry
 from drivetrain.testing import _parity as parity
+from drivetrain.testing import _parity_packages as packages
 
 LONG = os.environ.get("DRIVETRAIN_FAULTS", "") == "long"
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
@@ -70,6 +72,15 @@ def test_a_refused_cell_is_an_error_that_says_what_to_write(
         assert 'Write precision="bf16-mixed"' in message
 
 
+@pytest.mark.parametrize(("name", "precision"), packages.cells("transformer_engine", "refused"))
+def test_a_cell_of_transformer_engine_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, precision: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformer_engine", None)
+    with pytest.raises(ConfigurationError, match=packages.PRECISIONS[precision].refuses[name]):
+        packages.train(name, precision, tmp_path / "x")
+
+
 FAULTS: dict[str, dict[str, Any]] = {
     "gradients are not clipped": {"clip": 1e9},
     "losses are not weighted": {"weighted": False},
@@ -85,6 +96,25 @@ def test_the_matrix_would_see_a_fault(fault: str) -> None:
     assert parity.distances(found)["weights"] > max(parity.TOLERANCES.values())
 
 
+@pytest.mark.parametrize("kind", [packages.WideNet, packages.AdaptedNet])
+def test_the_matrix_of_packages_would_see_a_fault(kind: type[parity.ParityNet]) -> None:
+    """The control: these faults, and half a run, are far from the reference. What is frozen is compared by itself."""
+    limit = max(packaged.tolerance for packaged in packages.PRECISIONS.values())
+    faults = [dict(FAULTS[name]) for name in FAULTS if name != "a frozen parameter trains"]
+    for fault in (*faults, {"epochs": 1}):
+        found = {**parity.by_hand(kind), "weights": parity.by_hand(kind, **fault)["weights"]}
+        assert parity.distances(found, kind)["weights"] > 2 * limit
+
+
+def test_the_matrix_of_packages_would_see_a_frozen_parameter_that_trains() -> None:
+    frozen, reference = "blocks.0.first.bias", parity.by_hand(packages.WideNet)
+    start = {**reference["weights"], frozen: packages.frozen("float8")[frozen]}
+    packages.check_run("trained", "float8", {**reference, "weights": start}, 1e-9)
+    trained = parity.by_hand(packages.WideNet, frozen=False)["weights"][frozen].float()
+    with pytest.raises(AssertionError, match=f"{frozen} has changed"):
+        packages.check_run("trained", "float8", {**reference, "weights": {**start, frozen: trained}}, 1)
+
+
 def test_the_reference_clips_and_ends_within_no_tolerance_of_its_start() -> None:
     reference = parity.by_hand()
     assert max(parity.distances(reference).values()) == 0
@@ -98,6 +128,7 @@ def test_the_page_shows_the_matrix_and_its_tolerances() -> None:
     assert parity.table() in text, f"docs/parity.md should contain:\n{parity.table()}"
     for precision, tolerance in parity.TOLERANCES.items():
         assert f"| `{precision}` | {tolerance:.0e} |" in text
+    assert packages.table() in text, f"docs/parity.md should contain:\n{packages.table()}"
 
 
 ELSEWHERE = {
@@ -113,5 +144,7 @@ def test_every_name_is_in_the_matrix_or_stands_for_one_that_is() -> None:
     names = {name for name in StrategyRegistry.available() if not name.startswith((*STARTED, "xla", "single_xla"))}
     assert names - rows == ELSEWHERE.keys()
     assert rows <= names
-    full = {name for name in PrecisionRegistry.available() if name.endswith(("-true", "-mixed"))}
-    assert full == parity.TOLERANCES.keys()
+    precisions = {name for name in PrecisionRegistry.available() if name not in ("16", "32", "64", "bf16")}
+    assert precisions == parity.TOLERANCES.keys() | {
+        name for name in packages.PRECISIONS if not name.startswith("bitsandbytes")
+    }

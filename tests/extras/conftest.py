@@ -6,6 +6,7 @@ What cannot be installed is skipped and said at the end; a package that is insta
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,34 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     SUITE.sessionfinish(session)
+
+
+@pytest.fixture(scope="module")
+def check_parity(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], None]]:
+    """Run a cell of the parity matrix of precisions with a package: from the start, from a file and from a folder."""
+    import torch
+
+    from drivetrain.testing import _parity as parity
+    from drivetrain.testing import _parity_packages as packages
+
+    written = tmp_path_factory.mktemp("written")
+
+    def check(name: str, precision: str) -> None:
+        single, sharded = written / f"{precision}-{name == 'single_device'}.ckpt", written / precision
+        if not single.exists():
+            packages.write_file(name, precision, single)
+        if not sharded.exists():
+            pool.run(packages.write_sharded, precision, sharded, world_size=parity.SHARDED.processes, group=False)
+        sources = {"from a file": single, "from a folder": sharded}
+        folder, processes = tmp_path_factory.mktemp("cell"), parity.ROWS[name].processes
+        given = name, precision, folder, sources
+        if processes == 1:
+            ranks = [packages.run_cell(*given)]
+        else:
+            ranks = pool.run(packages.run_cell, *given, world_size=processes, group=False)
+        packages.check_cell(precision, folder, ranks)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other, with so small a model
+    yield check
+    torch.set_num_threads(threads)
