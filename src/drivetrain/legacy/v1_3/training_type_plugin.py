@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -294,10 +293,7 @@ class TrainingTypePlugin(_Steps):
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Return the tensors of all ranks as (world_size, ...); without a process group, the tensor itself."""
-        strategy = self.strategy
-        if strategy.is_distributed and strategy.world_size == 1 and dist.is_initialized():
-            return tensor.unsqueeze(0)
-        gathered: Tensor = strategy.usual.all_gather(tensor, group, sync_grads)
+        gathered: Tensor = self.strategy.stack(tensor, group, sync_grads)
         return gathered
 
     def process_dataloader(self, dataloader: Any) -> Any:

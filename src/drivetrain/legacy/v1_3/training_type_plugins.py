@@ -111,12 +111,7 @@ class DDPShardedPlugin(DDPPlugin):
 
     def init_optimizers(self, trainer: Any, model: nn.Module) -> None:
         super().init_optimizers(trainer, model)
-        strategy = self.strategy
-        sharded = [_sharded(optimizer) for optimizer in strategy.optimizers]
-        for config in strategy.lr_scheduler_configs:
-            index = next(i for i, each in enumerate(strategy.optimizers) if each is config.scheduler.optimizer)
-            _move_scheduler(config.scheduler, sharded[index])
-        strategy.optimizers = sharded
+        shard_optimizers(self.strategy)
 
 
 class DDPSpawnShardedPlugin(DDPShardedPlugin):
@@ -203,6 +198,15 @@ def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
     raise ConfigurationError(
         f"training_type_plugin got {described(given)}. Pass a TrainingTypePlugin, or the name of a strategy."
     )
+
+
+def shard_optimizers(strategy: Any) -> None:
+    """Let each rank keep a part of the state of the strategy's optimizers; the schedulers change the new ones."""
+    sharded = [_sharded(optimizer) for optimizer in strategy.optimizers]
+    for config in strategy.lr_scheduler_configs:
+        index = next(i for i, each in enumerate(strategy.optimizers) if each is config.scheduler.optimizer)
+        _move_scheduler(config.scheduler, sharded[index])
+    strategy.optimizers = sharded
 
 
 def _sharded(optimizer: Optimizer) -> Any:

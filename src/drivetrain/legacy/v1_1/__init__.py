@@ -1,0 +1,20 @@
+"""The API of the 1.1 generation: accelerators that do the whole job of a run, on today's Trainer."""
+
+from __future__ import annotations
+
+from drivetrain.base.lazy import lazy
+
+_NAMED = (
+    "CPUAccelerator", "DDP2Accelerator", "DDPAccelerator", "DDPCPUHPCAccelerator", "DDPCPUSpawnAccelerator",
+    "DDPHPCAccelerator", "DDPSpawnAccelerator", "DataParallelAccelerator", "GPUAccelerator", "HorovodAccelerator",
+    "TPUAccelerator",
+)  # fmt: skip
+_PLUGINS = ("ApexPlugin", "DDPPlugin", "DDPShardedPlugin", "NativeAMPPlugin")
+
+_FILES = {
+    "Accelerator": "accelerators",
+    **dict.fromkeys(_NAMED, "named"),
+    **dict.fromkeys(_PLUGINS, "plugins"),
+}
+__all__ = sorted(_FILES)
+__getattr__, __dir__ = lazy(__name__, _FILES)

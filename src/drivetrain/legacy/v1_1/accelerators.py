@@ -1,0 +1,346 @@
+"""The base of the accelerators of the 1.1 generation, whose methods do the whole job of a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.accelerators.choice import choose
+from drivetrain.legacy.adapted import adapted
+from drivetrain.legacy.v1_1.plugins import DDPPlugin
+from drivetrain.legacy.v1_1.strategy import Driven
+from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
+from drivetrain.strategies.parallel import ParallelStrategy
+from drivetrain.strategies.strategy import StrategyRegistry
+
+_LATE = ("trainer", "nprocs")
+
+
+class _LateBound(type):
+    """The class of accelerators: what their constructors require may be left out, and is known later."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+        for position, parameter in enumerate(parameters):
+            required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            if required and parameter.name in _LATE and position >= len(args):
+                kwargs.setdefault(parameter.name, None)
+        return super().__call__(*args, **kwargs)
+
+
+class _Parts(metaclass=_LateBound):
+    """What an accelerator is made of.
+
+    Attributes:
+        trainer: the Trainer that runs; one that has taken the accelerator replaces what the constructor was given.
+        nickname: what ``distributed_backend`` says.
+        ddp_plugin: how DDP wraps the model.
+        step_args: the arguments of the step that runs: batch, batch_idx and what else it takes.
+        hardware: the name of today's accelerator.
+        strategy_name: the registered name of today's strategy.
+        made_by_cluster: whether the processes are started by a cluster, never from here.
+    """
+
+    hardware = "auto"
+    strategy_name = "ddp"
+    made_by_cluster = False
+    nickname: str | None = None
+    optimizer_frequencies: Any = ()
+    step_args: list[Any]
+    _strategy: Any = None
+    _cluster: Any = None
+    _dist: Any = None
+
+    def __init__(self, trainer: Any = None, cluster_environment: Any = None, ddp_plugin: Any = None) -> None:
+        self.trainer = trainer
+        self.cluster_environment = cluster_environment
+        self.ddp_plugin = ddp_plugin
+        self.step_args = []
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(nickname={self.nickname!r})"
+
+    def strategy_arguments(self) -> dict[str, Any]:
+        """Return the arguments of the strategy's constructor."""
+        strategy = StrategyRegistry.entry(self.strategy_name).cls
+        found = {"cluster_environment": self._cluster} if issubclass(strategy, ParallelStrategy) else {}
+        return {**found, **self.ddp_plugin._ddp_kwargs} if "ddp" in self.strategy_name else found
+
+    @property
+    def strategy(self) -> Any:
+        """Today's strategy, whose methods call this accelerator."""
+        if self._strategy is None:
+            self.ddp_plugin = self.ddp_plugin or DDPPlugin()
+            self.ddp_plugin.accelerator = self
+            self._strategy = adapted(Driven, self.strategy_name, self, **self.strategy_arguments())
+        return self._strategy
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the arguments of today's Trainer that this accelerator stands for.
+
+        Raises:
+            ConfigurationError: its hardware, or the package for it, is missing.
+        """
+        choose(self.hardware)  # raises that error, before the strategy for the hardware is made
+        self.strategy.engine = None  # that of a loop of the user's has ended
+        found = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds()]}
+        return found if (devices := getattr(self, "nprocs", None)) is None else {**found, "devices": devices}
+
+    @property
+    def cluster_environment(self) -> Any:
+        """Which process of the job this is: as it was passed, or as the Trainer was told or has found out."""
+        return self._cluster or getattr(self._strategy, "cluster_environment", None)
+
+    @cluster_environment.setter
+    def cluster_environment(self, given: Any) -> None:
+        self._cluster = given
+
+
+class _Facts(_Parts):
+    """What an accelerator knows."""
+
+    @property
+    def dist(self) -> Any:
+        """The group of all ranks: its ``rank``, its ``broadcast`` and the other collectives."""
+        return self._dist or self.strategy.world
+
+    @dist.setter
+    def dist(self, given: Any) -> None:
+        self._dist = given
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers of the run."""
+        found: list[Optimizer] = self.strategy.optimizers
+        return found
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this process."""
+        device: torch.device = self.strategy.root_device
+        return device
+
+    @property
+    def rpc_enabled(self) -> bool:
+        """Whether processes call each other by RPC: they never do."""
+        return False
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """The arguments ``num_replicas`` and ``rank`` of a DistributedSampler."""
+        return dict(self.strategy.usual.distributed_sampler_kwargs)
+
+    @property
+    def require_distributed_sampler(self) -> bool:
+        """Whether each rank gets its part of the samples."""
+        return bool(self.strategy.is_distributed)
+
+    def get_reference_model(self, model: Any) -> Any:
+        """Return the user's module in place of what is wrapped around it."""
+        return self.strategy.lightning_module if model is self.strategy.model else model
+
+    def get_device_ids(self) -> list[int] | None:
+        """Return the index of this process's GPU, in a list; ``None`` on the CPU."""
+        index = self.root_device.index
+        return None if index is None else [index]
+
+
+class _Run(_Facts):
+    """Set-up, the run and its end."""
+
+    def setup(self, model: Any = None) -> None:
+        """Take the model and make the run ready: processes, device, precision, the wrapper around the model.
+
+        Without a Trainer, it starts the processes and makes the optimizers too, for a loop of the user's.
+
+        Args:
+            model: ``None``: the one that the Trainer runs.
+        """
+        strategy = self.strategy
+        if strategy.trainer is not None:
+            strategy.prepare()
+            return
+        strategy.connect(model)
+        strategy.launch()
+        strategy.prepare()
+        self.setup_optimizers(model)
+        strategy.connect_precision()
+
+    def model_to_device(self, model: Any = None, process_idx: int | None = None) -> None:
+        """Move the model to the device."""
+        self.strategy.usual.model_to_device()
+
+    def init_ddp_connection(self, global_rank: int, world_size: int, is_slurm_managing_tasks: bool = True) -> None:
+        """Let the processes meet."""
+        environment = self.cluster_environment
+        self.ddp_plugin.init_ddp_connection(
+            self.trainer, environment, global_rank, world_size, is_slurm_managing_tasks
+        )
+
+    def configure_ddp(self, model: Any, device_ids: list[int] | None) -> Any:
+        """Return the object around ``model`` that exchanges gradients."""
+        return self.ddp_plugin.configure_ddp(model, device_ids)
+
+    def setup_optimizers(self, model: Any = None) -> None:
+        """Make the optimizers of a fit; a run that does not train has none."""
+        trainer = self.strategy.trainer
+        if trainer is None or trainer.progress.fn == "fit":
+            self.strategy.make_optimizers(trainer)
+            self.ddp_plugin.on_after_setup_optimizers(trainer)
+
+    def train(self) -> Any:
+        """Run what the Trainer has begun, from its first batch to its last, and return its results."""
+        return self.train_or_test()
+
+    def train_or_test(self) -> Any:
+        """Run the loop of this run: a training, or a validation or a test; return its results."""
+        return self.strategy.run_stage()
+
+    @property
+    def train_loop(self) -> Callable[[], Any]:
+        """What :meth:`train` calls; so are the two others."""
+        return self.train_or_test
+
+    validation_loop = test_loop = train_loop
+
+    def teardown(self) -> None:
+        """Free the device; the model is on the host afterwards."""
+        self.strategy.usual.teardown()
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for every rank."""
+        self.strategy.usual.barrier(name)
+
+
+class _Steps(_Run):
+    """What happens in a step. ``args`` is a list: the batch, its index and what else the module's step takes."""
+
+    def training_step(self, args: list[Any] | None = None) -> Any:
+        """Run the module's ``training_step``, in the precision of the run.
+
+        Args:
+            args: ``None``: :attr:`step_args`, those of the step that runs.
+        """
+        return self._step("training_step", "train_step_context", args)
+
+    def validation_step(self, args: list[Any] | None = None) -> Any:
+        """Run the module's ``validation_step``."""
+        return self._step("validation_step", "val_step_context", args)
+
+    def test_step(self, args: list[Any] | None = None) -> Any:
+        """Run the module's ``test_step``."""
+        return self._step("test_step", "test_step_context", args)
+
+    def _step(self, name: str, context: str, args: list[Any] | None) -> Any:
+        batch, *others = self.step_args if args is None else args
+        strategy = self.strategy
+        if strategy.driver.transfer is None:  # a loop of the user's
+            batch = self.batch_to_device(batch, self.root_device)
+        with getattr(strategy.precision_plugin, context)():
+            return strategy.run_module(name, batch, *others)
+
+    def training_step_end(self, output: Any) -> Any:
+        """Return the output of ``training_step``; a module's own ``training_step_end`` replaces this."""
+        return output
+
+    def validation_step_end(self, output: Any) -> Any:
+        """The same for ``validation_step``."""
+        return output
+
+    def test_step_end(self, output: Any) -> Any:
+        """The same for ``test_step``."""
+        return output
+
+    def batch_to_device(self, batch: Any, device: torch.device) -> Any:
+        """Return the batch on ``device``, by the transfer hook of the module."""
+        return self.strategy.usual.batch_to_device(batch, device, self.strategy.dataloader_idx)
+
+    def backward(
+        self, closure_loss: Tensor, optimizer: Optimizer | None = None, opt_idx: int = 0, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Compute gradients, scaled if the precision scales; return the loss."""
+        strategy = self.strategy
+        strategy.differentiate(closure_loss, optimizer, strategy.accumulates, *args, **kwargs)
+        return closure_loss.detach()
+
+    def optimizer_step(
+        self, optimizer: Optimizer, batch_idx: int, opt_idx: int, lambda_closure: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Step ``optimizer`` in the precision of the run; version 1.0 had this method."""
+        return self.strategy.usual.optimizer_step(optimizer, lambda_closure, self.strategy.model, **kwargs)
+
+    def optimizer_zero_grad(self, batch_idx: int, optimizer: Optimizer, opt_idx: int) -> None:
+        """Clear the gradients by the module's hook of this name; version 1.0 had this method."""
+        trainer = self.strategy.trainer
+        epoch = 0 if trainer is None else trainer.current_epoch
+        self.strategy.lightning_module.optimizer_zero_grad(epoch, batch_idx, optimizer)
+
+
+class Accelerator(_Steps):
+    """An accelerator of the 1.1 generation: a subclass may override any method, and call ``super()`` for the rest.
+
+    A ``trainer`` that the constructor of a subclass requires may be left out: a Trainer that takes the accelerator
+    sets it. ``setup`` and the three steps may be written without ``model`` and ``args``.
+
+    Args:
+        trainer: kept as an attribute.
+        cluster_environment: which process of the job this is; ``None``: as the Trainer is told, or as it is detected.
+        ddp_plugin: how DDP wraps the model.
+    """
+
+    def clip_gradients(self, optimizer: Optimizer, clip_val: float | None = None) -> Any:
+        """Clip the gradients of the optimizer by their norm; ``None``: as the Trainer is told; 0 clips nothing."""
+        strategy = self.strategy
+        if clip_val is None and strategy.trainer is not None:
+            clip_val = strategy.trainer.settings.gradient_clip_val
+        if clip_val is None or clip_val <= 0:
+            return None
+        args, kwargs = strategy.norm_options
+        return strategy.usual.clip_gradients_norm(strategy.lightning_module, optimizer, clip_val, *args, **kwargs)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return rank ``src``'s ``obj`` on every rank."""
+        return self.strategy.usual.broadcast(obj, src)
+
+    def sync_tensor(self, tensor: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
+        """Return one tensor for all ranks: their sum, or what ``reduce_op`` says."""
+        reduced: Tensor = self.strategy.usual.reduce(tensor, group, "sum" if reduce_op is None else reduce_op)
+        return reduced
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Return the tensors of all ranks as (world_size, ...); without a process group, the tensor itself."""
+        gathered: Tensor = self.strategy.stack(tensor, group, sync_grads)
+        return gathered
+
+    def early_stopping_should_stop(self, pl_module: nn.Module) -> bool:
+        """Whether the run ends, because any rank was asked to stop."""
+        return bool(self.strategy.usual.reduce_boolean_decision(self.trainer.should_stop, all=False))
+
+    def block_ddp_plugin_sync_behaviour(self) -> AbstractContextManager[Any]:
+        """Return a context whose backward passes leave gradients to this process."""
+        context: AbstractContextManager[Any] = self.strategy.usual.block_backward_sync()
+        return context
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Return the loader to iterate in place of ``dataloader``."""
+        return self.strategy.usual.process_dataloader(dataloader)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return an optimizer's complete state; every rank must call it."""
+        return dict(self.ddp_plugin.optimizer_state(optimizer))
+
+    def on_save(self, checkpoint: Any) -> Any:
+        """Return the checkpoint to write in place of ``checkpoint``."""
+        return checkpoint
+
+    def on_train_epoch_end(self, outputs: Any = None) -> None:
+        """An epoch of training has ended: called after the callbacks' and the module's hook of this name."""
+
+    def on_train_end(self) -> None:
+        """Training has ended."""

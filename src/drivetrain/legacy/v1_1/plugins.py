@@ -1,0 +1,83 @@
+"""Plugins of the 1.1 generation: how DDP wraps the model, and the names of two precisions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.legacy.v1_3.training_type_plugins import shard_optimizers
+
+
+class DDPPlugin:
+    """How DDP wraps the model; a subclass may override :meth:`configure_ddp` and :meth:`init_ddp_connection`.
+
+    Args:
+        kwargs: arguments of ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as it was.
+    """
+
+    accelerator: Any = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._ddp_kwargs: dict[str, Any] = {"find_unused_parameters": True, **kwargs}
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the arguments of today's Trainer that this plugin stands for, passed alone in ``plugins=``."""
+        from drivetrain.legacy.v1_1.named import DDPAccelerator  # here, because it imports this file
+
+        return DDPAccelerator(ddp_plugin=self).as_settings()
+
+    @property
+    def strategy(self) -> Any:
+        """Today's strategy, whose methods call the accelerator of this plugin.
+
+        Raises:
+            ConfigurationError: the plugin is not part of an accelerator.
+        """
+        if self.accelerator is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} is not part of an accelerator yet. Pass it to a Trainer, in "
+                f"plugins=[{type(self).__name__}()]."
+            )
+        return self.accelerator.strategy
+
+    def configure_ddp(self, model: Any, device_ids: list[int] | None) -> Any:
+        """Return the object around ``model`` that exchanges gradients."""
+        return self.strategy.usual._wrapped(model)
+
+    def init_ddp_connection(
+        self, trainer: Any, cluster_environment: Any, global_rank: int, world_size: int,
+        is_slurm_managing_tasks: bool = True,
+    ) -> None:  # fmt: skip
+        """Let the processes meet."""
+        self.strategy.usual._meet()
+
+    def on_after_setup_optimizers(self, trainer: Any) -> None:
+        """The optimizers are there, and the processes have met."""
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """Return the complete state of an optimizer; every rank must call it."""
+        return dict(self.strategy.usual.optimizer_state(optimizer))
+
+
+class DDPShardedPlugin(DDPPlugin):
+    """:class:`DDPPlugin` with the optimizers' states sharded over the ranks by ``ZeroRedundancyOptimizer``."""
+
+    def on_after_setup_optimizers(self, trainer: Any) -> None:
+        shard_optimizers(self.strategy)
+
+
+class NativeAMPPlugin:
+    """torch's automatic mixed precision: today's ``precision="16-mixed"``."""
+
+    precision = "16-mixed"
+
+    def __init__(self, trainer: Any = None) -> None:
+        self.trainer = trainer
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the arguments of today's Trainer that this plugin stands for."""
+        return {"precision": self.precision}
+
+
+class ApexPlugin(NativeAMPPlugin):
+    """NVIDIA's Apex in its time; today torch's own automatic mixed precision computes."""

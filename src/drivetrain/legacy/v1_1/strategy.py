@@ -1,0 +1,153 @@
+"""Today's strategies whose methods call an accelerator of the 1.1 generation, which does the whole job.
+
+A method of the accelerator that the user does not override calls ``strategy.usual``: the method of today's strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.base.introspect import defined_by_user, positional_arity
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.errors import ConfigurationError
+from drivetrain.legacy.v1_1.synced_log import log_through
+from drivetrain.legacy.v1_3.stepping import Stepped
+
+
+class _Run(Stepped):
+    """Set-up, the run and its end."""
+
+    takes: dict[str, bool]
+
+    def connect(self, module: nn.Module) -> None:
+        self.done, self.loop, self.takes = frozenset(), None, {}
+        self.usual.connect(module)
+
+    def set_ranks(self, environment: Any, num_nodes: int) -> None:
+        if self.source.made_by_cluster and not environment.creates_processes_externally:
+            raise ConfigurationError(
+                f"{type(self.source).__name__} trains in processes that a cluster has started, and nothing has started "
+                "this one. Start the program with torchrun or srun, or use DDPAccelerator, which starts them itself."
+            )
+        self.usual.set_ranks(environment, num_nodes)
+
+    def _meet(self) -> None:
+        slurm = "SLURM" in type(self.cluster_environment).__name__  # type: ignore[attr-defined]
+        self.source.init_ddp_connection(self.global_rank, self.world_size, slurm)  # type: ignore[attr-defined]
+
+    def setup(self, trainer: Any) -> None:
+        self.trainer = self.source.trainer = trainer
+        if self.source.nickname is not None:
+            rank_zero_info(f"{self.source!r} trains by {type(self).__bases__[1].__name__}.")
+        if defined_by_user(self.source, "sync_tensor"):
+            self.lightning_module.log = log_through(self.source, self.lightning_module)
+        self.call("setup", self.lightning_module)
+        self.prepare()  # where a setup of the user's has not
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        self.source.setup_optimizers(self.lightning_module)
+        if not self.optimizers:  # an override has made none
+            self.make_optimizers(trainer)
+
+    def model_to_device(self) -> None:
+        self.source.model_to_device(self.model)
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        self.loop = function
+        return self.source.train()
+
+    def run_stage(self) -> Any:
+        """Run the loop of this run, and return its results.
+
+        Raises:
+            ConfigurationError: no Trainer has begun one.
+        """
+        if self.loop is None:
+            name = type(self.source).__name__
+            raise ConfigurationError(
+                f"{name}.train() runs what a Trainer has begun, and none has. Write "
+                f"Trainer(accelerator={name}()).fit(model)."
+            )
+        return self.loop()
+
+    def teardown(self) -> None:
+        if self.lightning_module is not None:
+            vars(self.lightning_module).pop("log", None)
+        super().teardown()
+
+    def call(self, name: str, argument: Any) -> Any:
+        """Call a method of the accelerator with ``argument``, or with none if that is how it is written."""
+        if name not in self.takes:
+            self.takes[name] = positional_arity(getattr(self.source, name)) > 0
+        method = getattr(self.source, name)
+        return method(argument) if self.takes[name] else method()
+
+
+class _Steps(_Run):
+    """What happens in a step."""
+
+    dataloader_idx = 0
+    norm_options: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def ask(self, name: str, arguments: dict[str, Any]) -> Any:
+        self.source.step_args = list(arguments.values())
+        return self.call(name, self.source.step_args)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self.usual.predict_step(*args, **kwargs)
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        self.dataloader_idx = dataloader_idx
+        return self.source.batch_to_device(batch, device or self.root_device)  # type: ignore[attr-defined]
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = self.source.backward(closure_loss, optimizer, self.index_of(optimizer), *args, **kwargs)
+        return loss
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        self.source.optimizer_zero_grad(self.trainer.progress.batch_idx, optimizer, self.index_of(optimizer))
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        batch_idx = 0 if self.trainer is None else self.trainer.progress.batch_idx
+        return self.source.optimizer_step(optimizer, batch_idx, self.index_of(optimizer), closure, **kwargs)
+
+    def clip_gradients_norm(
+        self, module: nn.Module, optimizer: Optimizer, max_norm: float, *args: Any, **kwargs: Any
+    ) -> Any:
+        self.norm_options = args, kwargs
+        return self.source.clip_gradients(optimizer, max_norm)
+
+
+class Driven(_Steps):
+    """The mixin: ``adapted(Driven, "ddp", accelerator)`` is ``DDPStrategy`` whose methods call ``accelerator``."""
+
+    def _wrapped(self, module: nn.Module) -> Any:
+        return self.source.configure_ddp(module, self.source.get_device_ids())
+
+    def block_backward_sync(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self.source.block_ddp_plugin_sync_behaviour()
+        return context
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return self.source.sync_tensor(tensor, group, reduce_op)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        if all or self.loop is None or not defined_by_user(self.source, "early_stopping_should_stop"):
+            return bool(self.usual.reduce_boolean_decision(decision, all))
+        return bool(self.source.early_stopping_should_stop(self.lightning_module))
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return dict(self.source.distributed_sampler_kwargs)
+
+    def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
+        return self.usual.share(loader, splits, pads) if self.source.require_distributed_sampler else loader
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        self.usual.save_checkpoint(self.source.on_save(checkpoint), path, storage_options)

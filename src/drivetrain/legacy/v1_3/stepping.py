@@ -1,0 +1,190 @@
+"""What the strategies of both earlier generations do alike, whatever their accelerators are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from drivetrain.base.introspect import positional_arity
+from drivetrain.engine.engine import Engine
+from drivetrain.legacy.adapted import Adapted
+from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, log_dictionaries
+from drivetrain.legacy.v1_3.steps import bind_step
+from drivetrain.module.optimizers import normalise
+from drivetrain.strategies.stepping import OwnStep, StepParts
+
+
+class _Beginning(Adapted):
+    """Set-up."""
+
+    trainer: Any = None
+    engine: Engine | None = None
+    loop: Callable[[], Any] | None = None
+    done: frozenset[str] = frozenset()
+
+    def _once(self, what: str) -> bool:
+        """Whether ``what`` happens for the first time in this run."""
+        first = what not in self.done
+        self.done |= {what}
+        return first
+
+    def launch(self) -> None:
+        """Fill in devices and ranks and start the processes, for a loop of the user's."""
+        settings = {name: value for name, value in self.source.as_settings().items() if name != "callbacks"}
+        self.engine = Engine(**settings)
+        self.engine.launch()
+
+    def prepare(self) -> None:
+        """Convert, move and wrap the model, once in a run."""
+        if self._once("prepare"):
+            self.usual.setup(self.trainer)
+
+    def make_optimizers(self, trainer: Any) -> None:
+        """Make the optimizers of the run; without a Trainer, from what the module returns."""
+        if trainer is None:
+            self.optimizers, self.lr_scheduler_configs = normalise(self.lightning_module.configure_optimizers())
+        else:
+            self.usual.setup_optimizers(trainer)
+
+    def teardown(self) -> None:
+        self.source.teardown()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own: dict[str, Any] = {
+            "trainer": None,
+            "loop": None,
+            "engine": None,
+            "outputs_of_batch": None,
+            "further_arguments": {},
+        }
+        return {**self.usual.__getstate__(), **own}
+
+
+class _Steps(_Beginning):
+    """What happens in a step. A subclass defines :meth:`ask`."""
+
+    calls_step_end = True
+    enters_step_contexts = True
+    calls_optimizer_zero_grad = True
+    extra_hooks = EXTRA_HOOKS
+    extra_step_arguments = frozenset({"optimizer_idx", "hiddens"})
+    further_arguments: Mapping[str, Any] = MappingProxyType({})
+    outputs_of_batch: list[Any] | None = None
+    owns_step = False
+
+    ask: Callable[[str, dict[str, Any]], Any]
+    """``ask(name, arguments)`` lets the accelerator run the step of this name; returns the step's output."""
+
+    @property
+    def honoured_hooks(self) -> Any:
+        """All hooks in the step with several optimizers; in any other own step, those of today's strategy."""
+        return "all" if self.owns_step else self.usual.honoured_hooks
+
+    def bind_step(self, parts: StepParts) -> OwnStep | None:
+        step = bind_step(self, parts)
+        self.owns_step = step is not None
+        return step or cast("OwnStep | None", self.usual.bind_step(parts))
+
+    def bound_step(self, name: str) -> Callable[..., Any]:
+        self.driver.steps[name] = self.bind(name)
+        step: Callable[..., Any] = getattr(self, name)
+        return step
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._step("training_step", args, kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._step("validation_step", args, kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._step("test_step", args, kwargs)
+
+    def _step(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name == "training_step":
+            kwargs = {**kwargs, **self.further_arguments}
+        output = self.ask(name, named(args, kwargs))
+        hook = getattr(self.lightning_module, f"{name}_end", None)
+        if not callable(hook):
+            output = getattr(self.source, f"{name}_end")(output)
+        elif not self.usual.calls_step_end:
+            output = hook(output)
+        if name == "training_step" and isinstance(output, dict):
+            log_dictionaries(self.lightning_module, output)
+        return output
+
+    def run_module(self, name: str, *args: Any) -> Any:
+        """Run a step of the module, through what is wrapped around it."""
+        step = self._module_step(name)
+        if self.driver.steps:
+            return step(*args)
+        args = args[: positional_arity(getattr(self.lightning_module, name))]  # a loop of the user's passes all
+        if name != "training_step":
+            return step(*args)
+        with self.usual.accumulating(self.model):  # the backward pass exchanges the gradients
+            return step(*args)
+
+
+class Stepped(_Steps):
+    """The mixin's gradients, exchange, and what else both generations' accelerators are asked for in the same way."""
+
+    storage_options: Any = None
+
+    def index_of(self, optimizer: Any) -> int:
+        """Return the position of ``optimizer`` among those of the run; 0 for one that is not among them."""
+        return next((index for index, each in enumerate(self.optimizers) if each is optimizer), 0)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether further batches follow before the optimizer is stepped."""
+        run = None if self.trainer is None else self.trainer.current_run
+        window = None if run is None else run.window
+        return window is not None and window.batches_done + 1 < window.size
+
+    def differentiate(self, loss: Tensor, optimizer: Any, accumulates: bool, *args: Any, **kwargs: Any) -> None:
+        """Compute gradients as today's strategy does; while ``accumulates`` is true, they stay in this process."""
+        by_hand = not (self.driver.steps or accumulates)
+        if by_hand:
+            self.before_manual_backward(loss)
+        self.usual.backward(loss, optimizer, *args, **kwargs)
+        if by_hand:
+            self.after_manual_backward()
+
+    def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        self.source.barrier(name)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return self.source.broadcast(obj, src)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        gathered: Tensor = self.source.all_gather(tensor, group, sync_grads)
+        return gathered
+
+    def stack(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Return the tensors of all ranks as (world_size, ...); without a process group, the tensor itself."""
+        if self.is_distributed and self.world_size == 1 and dist.is_initialized():
+            return tensor.unsqueeze(0)
+        gathered: Tensor = self.usual.all_gather(tensor, group, sync_grads)
+        return gathered
+
+    def process_dataloader(self, loader: Any) -> Any:
+        return self.source.process_dataloader(loader)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return dict(self.source.optimizer_state(optimizer))
+
+    def on_train_epoch_end(self, outputs: Any = None) -> None:
+        self.source.on_train_epoch_end(outputs)
+
+    def on_train_end(self) -> None:
+        self.source.on_train_end()
+        self.usual.on_train_end()
+
+
+def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a step by name, in order."""
+    return {**dict(zip(("batch", "batch_idx", "dataloader_idx"), args, strict=False)), **kwargs}
