@@ -38,7 +38,8 @@ def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
         numbers: switches for numbers that differ from Lightning's on purpose: those of
             :mod:`drivetrain.parity` that make them the original's again, such as "undersized_windows":
             their names, in one string with commas or in several; "original" is all of them.
-        generation: "1.3" serves the names of that version of Lightning, from ``drivetrain.legacy``; "": of 2.6.
+        generation: "1.1" or "1.3" serves the names of that version of Lightning, from ``drivetrain.legacy``; "": those
+            of 2.6.
 
     Raises:
         ConfigurationError: there is no such switch or generation, or the original has been imported already.

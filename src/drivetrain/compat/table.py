@@ -281,7 +281,7 @@ class Table(NamedTuple):
 
 LATEST = Table(VERSION, ROOTS, SERVED, ("lightning", "pytorch-lightning", "lightning-fabric"))
 
-GENERATIONS = {"1.3": "drivetrain.legacy.v1_3.served"}
+GENERATIONS = {"1.1": "drivetrain.legacy.v1_1.served", "1.3": "drivetrain.legacy.v1_3.served"}
 """Earlier generations, and the modules whose ``TABLE`` has their names."""
 
 _in_use = [LATEST]

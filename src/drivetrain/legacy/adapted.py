@@ -21,6 +21,7 @@ class Adapted:
     lightning_module: Any
     model: Any
     driver: Any
+    world_size: int
     precision_plugin: Any
     bind: Any
     before_manual_backward: Any

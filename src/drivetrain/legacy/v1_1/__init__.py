@@ -15,6 +15,10 @@ _FILES = {
     "Accelerator": "accelerators",
     **dict.fromkeys(_NAMED, "named"),
     **dict.fromkeys(_PLUGINS, "plugins"),
+    "Callback": "module",
+    "LightningDataModule": "module",
+    "LightningModule": "module",
+    "Trainer": "trainer",
 }
 __all__ = sorted(_FILES)
 __getattr__, __dir__ = lazy(__name__, _FILES)

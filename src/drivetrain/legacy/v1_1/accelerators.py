@@ -179,9 +179,7 @@ class _Run(_Facts):
     def init_ddp_connection(self, global_rank: int, world_size: int, is_slurm_managing_tasks: bool = True) -> None:
         """Let the processes meet."""
         environment = self.cluster_environment
-        self.ddp_plugin.init_ddp_connection(
-            self.trainer, environment, global_rank, world_size, is_slurm_managing_tasks
-        )
+        self.ddp_plugin.init_ddp_connection(self.trainer, environment, global_rank, world_size, is_slurm_managing_tasks)
 
     def configure_ddp(self, model: Any, device_ids: list[int] | None) -> Any:
         """Return the object around ``model`` that exchanges gradients."""

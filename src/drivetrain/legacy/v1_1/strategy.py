@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import defined_by_user, positional_arity
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError
+from drivetrain.legacy.v1_1.results import Result
 from drivetrain.legacy.v1_1.synced_log import log_through
 from drivetrain.legacy.v1_3.stepping import Stepped
 
@@ -93,11 +94,17 @@ class _Steps(_Run):
     """What happens in a step."""
 
     dataloader_idx = 0
+    returns_results = False
     norm_options: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     def ask(self, name: str, arguments: dict[str, Any]) -> Any:
         self.source.step_args = list(arguments.values())
-        return self.call(name, self.source.step_args)
+        output = self.call(name, self.source.step_args)
+        self.returns_results = isinstance(output, Result)
+        return output.logged_by(self.lightning_module) if self.returns_results else output
+
+    def epoch_outputs(self, outputs: list[Any]) -> Any:
+        return Result.of_epoch(outputs) if self.returns_results else outputs
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         return self.usual.predict_step(*args, **kwargs)

@@ -7,8 +7,6 @@ import inspect
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from drivetrain.legacy.v1_3.flags import FLAGS
-
 
 def defaults_of(cls: type) -> dict[str, Any]:
     """Return the arguments of the constructor of ``cls`` that an option can set, with their defaults."""
@@ -20,7 +18,7 @@ def defaults_of(cls: type) -> dict[str, Any]:
         parameters = list(inspect.signature(init).parameters.values())[1:]
         own |= {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if any(hasattr(each, "add_argparse_args") and each.__name__ == "Trainer" for each in cls.__mro__):
-        own = dict(FLAGS)
+        own = dict(cls.flags_of_that_time)  # type: ignore[attr-defined]
     return {name: default for name, default in own.items() if default is not inspect.Parameter.empty}
 
 

@@ -43,7 +43,7 @@ class EpochEnds(Callback):
             outputs = [[each for each in column if each is not None] for column in zip(*outputs, strict=True)]
         outputs = [each for each in outputs if each is not None]
         vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end that takes them
-        _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
+        _log(pl_module, _call(pl_module, "training_epoch_end", trainer.strategy.epoch_outputs(outputs)))
         _call(pl_module, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -67,13 +67,13 @@ class EpochEnds(Callback):
             self._evaluation.setdefault(dataloader_idx, []).append(outputs)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._end(pl_module, "validation_epoch_end")
+        self._end(trainer, pl_module, "validation_epoch_end")
 
     def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._end(pl_module, "test_epoch_end")
+        self._end(trainer, pl_module, "test_epoch_end")
 
-    def _end(self, pl_module: Any, hook: str) -> None:
-        kept = [self._evaluation[index] for index in sorted(self._evaluation)]
+    def _end(self, trainer: Any, pl_module: Any, hook: str) -> None:
+        kept = [trainer.strategy.epoch_outputs(self._evaluation[index]) for index in sorted(self._evaluation)]
         self._evaluation = {}
         _log(pl_module, _call(pl_module, hook, kept[0] if len(kept) == 1 else kept))
         _call(pl_module, "on_epoch_end")
@@ -85,7 +85,9 @@ def _call(module: Any, name: str, *args: Any) -> Any:
 
 
 def _log(module: Any, returned: Any) -> None:
-    if isinstance(returned, Mapping):
+    if hasattr(returned, "logged_by"):
+        returned.logged_by(module)
+    elif isinstance(returned, Mapping):
         log_dictionaries(module, returned)
 
 

@@ -92,8 +92,14 @@ def _differs(value: Any, default: Any) -> bool:
     return bool(value != default) or (type(value) is int and type(default) is float)
 
 
-def translated(given: Mapping[str, Any]) -> dict[str, Any]:
+def translated(
+    given: Mapping[str, Any], hardware: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """Return today's arguments for the flags of that time that were ``given``; others are today's already.
+
+    Args:
+        given: by name.
+        hardware: returns the accelerator and the devices for all flags; ``None``: those of the 1.3 generation.
 
     Raises:
         ConfigurationError: a flag's value means nothing.
@@ -115,10 +121,11 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
             text = f"{type(value).__name__}(...)" if isinstance(value, Callback) else shown(value)
             new = _INSTEAD_OF_OFF[name] if name in _INSTEAD_OF_OFF and value in _OFF else instead.format(value=text)
             new = f"callbacks=[{text}]" if isinstance(value, Callback) else new
+            new = 'accelerator="cpu", strategy="ddp_spawn"' if value == "ddp_cpu" else new
             rank_zero_warn(f"Trainer({name}={text}) is deprecated. Write {new}.", FutureWarning)
     flags = {**FLAGS, **changed}
     settings = {name: changed[name] for name in changed if name in _SAME or name not in FLAGS}
-    settings |= {"callbacks": _callbacks(flags), **_hardware(flags)}
+    settings |= {"callbacks": _callbacks(flags), **(hardware or _hardware)(flags)}
     if flags["gradient_clip_val"]:
         settings |= {name: flags[name] for name in ("gradient_clip_val", "gradient_clip_algorithm")}
     if not isinstance(flags["accumulate_grad_batches"], dict):
@@ -177,7 +184,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
                 f"Trainer(accelerator={shown(given)}) is unknown. {did_you_mean(str(given), known)}"
             )
         hardware = {"cpu": CPUAccelerator, "gpu": GPUAccelerator, "tpu": TPUAccelerator, "auto": Accelerator}[given]
-    precision = precisions[0] if precisions else _precision(flags)
+    precision = precisions[0] if precisions else precision_of(flags)
     plugin = kinds[0] if kinds else _backend(given if _is_backend(given) else None, hardware, devices, flags)
     return {"accelerator": hardware(precision_plugin_of(precision), training_type_plugin_of(plugin)), **devices, **rest}
 
@@ -195,7 +202,8 @@ def _devices(flags: Mapping[str, Any], given: Any) -> tuple[type[Accelerator], d
     return CPUAccelerator, {"devices": flags["num_processes"]}
 
 
-def _precision(flags: Mapping[str, Any]) -> Any:
+def precision_of(flags: Mapping[str, Any]) -> Any:
+    """Return the precision that the flags name: one of today, or a plugin."""
     bits = flags["precision"]
     if str(bits) == "16" and flags["amp_backend"] == "apex":
         return ApexMixedPrecisionPlugin(flags["amp_level"])

@@ -78,7 +78,7 @@ _UTILITIES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _folder(name: str, files: dict[str, tuple[str, ...]], *more: str) -> dict[str, tuple[str, ...]]:
+def folder(name: str, files: dict[str, tuple[str, ...]], *more: str) -> dict[str, tuple[str, ...]]:
     """Return a package that offers what its modules do, and these modules."""
     return {
         name: (*(source for sources in files.values() for source in sources), *more),
@@ -97,7 +97,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "accelerators.cpu": (f"{_L}: CPUAccelerator",),
     "accelerators.gpu": (f"{_L}: GPUAccelerator",),
     "accelerators.tpu": (f"{_L}: TPUAccelerator",),
-    **_folder("callbacks", _CALLBACKS),
+    **folder("callbacks", _CALLBACKS),
     "core": (_MODULES,),
     "core.datamodule": (f"{_L}: LightningDataModule",),
     "core.decorators": (f"{_L}.module: auto_move_data",),
@@ -106,7 +106,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "core.memory": (f"{_C}.model_summary: ModelSummary",),
     "core.optimizer": ("drivetrain.module.optimizers: LightningOptimizer",),
     "core.saving": (f"{_C}.files: load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
-    **_folder("loggers", _LOGGERS),
+    **folder("loggers", _LOGGERS),
     "metrics": (f"{_L}.metrics",),
     "plugins": (f"{_L}: {_PRECISION} {_TRAINING_TYPE}", _ENVIRONMENTS),
     "plugins.environments": (_ENVIRONMENTS,),
@@ -131,7 +131,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "trainer": (f"{_L}: Trainer", _SEED),
     "trainer.states": ("drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",),
     "trainer.trainer": (f"{_L}: Trainer",),
-    **_folder("utilities", _UTILITIES),
+    **folder("utilities", _UTILITIES),
 }
 
 TABLE = Table("1.3.8", {"pytorch_lightning": ""}, SERVED, ("pytorch-lightning",))

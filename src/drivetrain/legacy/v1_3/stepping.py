@@ -117,6 +117,10 @@ class _Steps(_Beginning):
             log_dictionaries(self.lightning_module, output)
         return output
 
+    def epoch_outputs(self, outputs: list[Any]) -> Any:
+        """Return what an ``*_epoch_end`` hook gets for the outputs of the steps."""
+        return outputs
+
     def run_module(self, name: str, *args: Any) -> Any:
         """Run a step of the module, through what is wrapped around it."""
         step = self._module_step(name)
@@ -166,9 +170,10 @@ class Stepped(_Steps):
 
     def stack(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Return the tensors of all ranks as (world_size, ...); without a process group, the tensor itself."""
-        if self.is_distributed and self.world_size == 1 and dist.is_initialized():
+        usual = self.usual
+        if usual.is_distributed and self.world_size == 1 and dist.is_initialized():
             return tensor.unsqueeze(0)
-        gathered: Tensor = self.usual.all_gather(tensor, group, sync_grads)
+        gathered: Tensor = usual.all_gather(tensor, group, sync_grads)
         return gathered
 
     def process_dataloader(self, loader: Any) -> Any:

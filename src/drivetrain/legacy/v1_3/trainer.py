@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import drivetrain.trainer.trainer
 from drivetrain.base.rank_zero import rank_zero_warn
@@ -19,22 +19,18 @@ from drivetrain.trainer.job import Job
 class _Flagged(drivetrain.trainer.trainer.Trainer):
     """The constructor with the flags of that time."""
 
+    flags_of_that_time: ClassVar[Mapping[str, Any]] = flags.FLAGS
     resume_from_checkpoint: Any = None
 
-    @property
-    def accelerator(self) -> Any:
-        """The accelerator, made of two plugins; while the Trainer is being made, today's."""
-        return getattr(self.strategy, "source", None) or super().accelerator
-
-    @property
-    def training_type_plugin(self) -> Any:
-        """The accelerator's training-type plugin."""
-        return self.accelerator.training_type_plugin
+    @staticmethod
+    def translated(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return today's arguments for the flags that were given."""
+        return flags.translated(given)
 
     def __init__(self, *args: Any, **given: Any) -> None:
-        given = {**dict(zip(flags.FLAGS, args, strict=False)), **given}
-        settings = flags.translated(given)
-        self._flags = {**flags.FLAGS, **given}
+        given = {**dict(zip(self.flags_of_that_time, args, strict=False)), **given}
+        settings = self.translated(given)
+        self._flags = {**flags.FLAGS, **self.flags_of_that_time, **given}
         self.resume_from_checkpoint = given.get("resume_from_checkpoint")
         super().__init__(**settings)
         rate = given.get("progress_bar_refresh_rate")
@@ -90,31 +86,19 @@ class _Calls(_Flagged):
         """
         raise NotSupportedError("trainer.tune is not supported yet. Leave it out, and pass the learning rate yourself.")
 
-    def run_job(self, job: Job) -> list[Any]:
-        results = super().run_job(job)
-        self.training_type_plugin._results = results  # in the process that has started the others, too
-        return results
-
     def make_optimizers(self) -> tuple[list[Any], list[LRSchedulerConfig]]:
         """What ``configure_optimizers`` returns, with the frequencies of several optimizers."""
         self._optimizers_made = True
         returned = self.hooks.call_method("configure_optimizers")
         if isinstance(returned, (list, tuple)) and all(isinstance(each, Mapping) for each in returned):
             found = [each["frequency"] for each in returned if "frequency" in each]
-            self.accelerator.optimizer_frequencies = found if len(found) == len(returned) else ()
+            accelerator: Any = self.strategy.source  # type: ignore[attr-defined]
+            accelerator.optimizer_frequencies = found if len(found) == len(returned) else ()
         return normalise(returned)
 
 
-class Trainer(_Calls):
-    """Today's Trainer with the flags of the 1.3 generation; each one that is deprecated says what to write instead.
-
-    Flags that were not given have the defaults of that time. Today's arguments work too.
-    """
-
-    @property
-    def distributed_backend(self) -> str:
-        """The name of the strategy."""
-        return str(self.training_type_plugin.strategy_name)
+class FlaggedTrainer(_Calls):
+    """What the Trainers of both earlier generations have beside their calls."""
 
     @property
     def gpus(self) -> Any:
@@ -134,7 +118,7 @@ class Trainer(_Calls):
     @property
     def on_gpu(self) -> bool:
         """Whether the model is trained on a GPU."""
-        return bool(self.training_type_plugin.on_gpu)
+        return self.strategy.root_device.type == "cuda"
 
     @property
     def root_gpu(self) -> int | None:
@@ -168,6 +152,33 @@ class Trainer(_Calls):
         return arg_parser if isinstance(arg_parser, Namespace) else arg_parser.parse_args()
 
 
+class Trainer(FlaggedTrainer):
+    """Today's Trainer with the flags of the 1.3 generation; each one that is deprecated says what to write instead.
+
+    Flags that were not given have the defaults of that time. Today's arguments work too.
+    """
+
+    @property
+    def accelerator(self) -> Any:
+        """The accelerator, made of two plugins; while the Trainer is being made, today's."""
+        return getattr(self.strategy, "source", None) or super().accelerator
+
+    @property
+    def training_type_plugin(self) -> Any:
+        """The accelerator's training-type plugin."""
+        return self.accelerator.training_type_plugin
+
+    @property
+    def distributed_backend(self) -> str:
+        """The name of the strategy."""
+        return str(self.training_type_plugin.strategy_name)
+
+    def run_job(self, job: Job) -> list[Any]:
+        results = super().run_job(job)
+        self.training_type_plugin._results = results  # in the process that has started the others, too
+        return results
+
+
 def _renamed(call: str, then: str, today: str, loaders: Any) -> Any:
     rank_zero_warn(
         f"trainer.{call}({then}=...) is deprecated. Write trainer.{call}(model, {today}=...).", FutureWarning
@@ -182,11 +193,11 @@ def _best_of(model: Any, more: dict[str, Any]) -> dict[str, Any]:
     return more
 
 
-def _signature() -> inspect.Signature:
-    """Return the signature of the constructor, for editors and command lines: the flags with their defaults."""
+def signature_of(of_that_time: Mapping[str, Any]) -> inspect.Signature:
+    """Return the signature of a constructor, for editors and command lines: the flags with their defaults."""
     kind, empty = inspect.Parameter.KEYWORD_ONLY, [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    own = (inspect.Parameter(name, kind, default=value, annotation=Any) for name, value in flags.FLAGS.items())
+    own = (inspect.Parameter(name, kind, default=value, annotation=Any) for name, value in of_that_time.items())
     return inspect.Signature([*empty, *own])
 
 
-_Flagged.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
+_Flagged.__init__.__signature__ = signature_of(flags.FLAGS)  # type: ignore[attr-defined]

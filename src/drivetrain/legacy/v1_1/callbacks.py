@@ -1,0 +1,73 @@
+"""Callbacks whose arguments had other names, an other order or other defaults in the 1.1 generation."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import drivetrain.callbacks
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.legacy.v1_3 import callbacks as later
+
+
+class ModelCheckpoint(later.ModelCheckpoint):
+    """Today's, which also takes ``filepath``, ``prefix``, ``period`` and ``mode="auto"``.
+
+    Args:
+        filepath: folder and name of the files; today's ``dirpath`` and ``filename``.
+        monitor, verbose, save_last, save_top_k, save_weights_only, dirpath, filename: as today.
+        mode: "auto": "max" if ``monitor`` has "acc" in its name, or begins with "fmeasure"; otherwise "min".
+        period: today's ``every_n_epochs``.
+        prefix: comes before the name.
+        kwargs: today's arguments.
+    """
+
+    def __init__(
+        self,
+        filepath: str | None = None,
+        monitor: str | None = None,
+        verbose: bool = False,
+        save_last: bool | None = None,
+        save_top_k: int | None = None,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        period: int = 1,
+        prefix: str = "",
+        dirpath: Any = None,
+        filename: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if filepath is not None:
+            folder, name = (filepath, None) if os.path.isdir(filepath) else os.path.split(filepath)
+            dirpath, filename = folder or dirpath, name or filename
+            rank_zero_warn(
+                f"ModelCheckpoint(filepath={str(filepath)!r}) is deprecated. Write dirpath={str(dirpath)!r}, "
+                f"filename={filename!r}.",
+                FutureWarning,
+            )
+        if prefix:
+            filename = f"{prefix}-{filename or '{epoch}-{step}'}"
+        super().__init__(
+            dirpath, filename, monitor, verbose, save_last, save_top_k, save_weights_only, mode_for(mode, monitor),
+            period=None if period == 1 else period, **kwargs,
+        )  # fmt: skip
+
+
+class EarlyStopping(drivetrain.callbacks.EarlyStopping):
+    """Today's, which watches "early_stop_on" by default, and knows ``mode="auto"``.
+
+    Args: those of today.
+    """
+
+    def __init__(
+        self, monitor: str = "early_stop_on", min_delta: float = 0.0, patience: int = 3, verbose: bool = False,
+        mode: str = "auto", strict: bool = True, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(monitor, min_delta, patience, verbose, mode_for(mode, monitor), strict, **kwargs)
+
+
+def mode_for(mode: str, monitor: str | None) -> str:
+    """Return "min" or "max", in place of "auto" by the name of what is watched."""
+    if mode != "auto":
+        return mode
+    return "max" if monitor and ("acc" in monitor or monitor.startswith("fmeasure")) else "min"

@@ -1,0 +1,104 @@
+"""The Trainer's flags of the 1.1 generation as today's arguments, with an accelerator of that time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import ConfigurationError, did_you_mean, shown
+from drivetrain.legacy.v1_1 import named
+from drivetrain.legacy.v1_1.accelerators import Accelerator
+from drivetrain.legacy.v1_1.plugins import DDPPlugin, DDPShardedPlugin, NativeAMPPlugin
+from drivetrain.legacy.v1_3 import flags as later
+from drivetrain.legacy.v1_3.precision_plugins import precision_plugin_of
+
+_LATER_ONLY = frozenset({
+    "gradient_clip_algorithm", "limit_predict_batches", "max_time", "multiple_trainloader_mode",
+    "stochastic_weight_avg",
+})  # fmt: skip
+_OWN: dict[str, Any] = {"automatic_optimization": None, "enable_pl_optimizer": True}
+FLAGS: dict[str, Any] = {name: value for name, value in later.FLAGS.items() if name not in _LATER_ONLY} | _OWN
+"""The flags of the Trainer of that time, in their order, with their defaults."""
+
+BACKENDS: dict[str, type[Accelerator]] = {
+    "dp": named.DataParallelAccelerator, "ddp": named.DDPAccelerator, "ddp2": named.DDP2Accelerator,
+    "ddp_cpu": named.DDPCPUSpawnAccelerator, "ddp_spawn": named.DDPSpawnAccelerator,
+    "horovod": named.HorovodAccelerator,
+}  # fmt: skip
+"""The accelerators by what ``distributed_backend`` and ``accelerator`` were given."""
+
+
+def translated(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return today's arguments for the flags of that time that were ``given``; others are today's already.
+
+    Raises:
+        ConfigurationError: a flag's value means nothing.
+        NotSupportedError: a flag that this version cannot honour.
+    """
+    if (automatic := given.get("automatic_optimization")) is not None:
+        rank_zero_warn(
+            f"Trainer(automatic_optimization={automatic}) is deprecated. Write self.automatic_optimization = "
+            f"{automatic} in the constructor of the LightningModule.",
+            FutureWarning,
+        )
+    if not given.get("enable_pl_optimizer", True):
+        rank_zero_warn(
+            "Trainer(enable_pl_optimizer=False) is deprecated and has no effect: self.optimizers(use_pl_optimizer="
+            "False) returns torch's own. Leave it out.",
+            FutureWarning,
+        )
+    return later.translated({name: value for name, value in given.items() if name not in _OWN}, _hardware)
+
+
+def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the accelerator, the devices, the precision and what else of ``plugins`` is left."""
+    given = flags["distributed_backend"] or flags["accelerator"]
+    plugins = flags["plugins"] or []
+    plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
+    plugins = [DDPShardedPlugin() if each == "ddp_sharded" else each for each in plugins]
+    wraps = [each for each in plugins if isinstance(each, DDPPlugin)]
+    if len(wraps) > 1:
+        raise ConfigurationError(f"Trainer(plugins=...) got {len(wraps)} plugins for DDP. Keep one.")
+    hardware, devices = _devices(flags)
+    if not isinstance(given, Accelerator):
+        several = flags["num_nodes"] > 1 or devices.get("devices", 1) not in (1, "1", [0], "0")
+        given = _class_of(given, hardware, several or bool(wraps))()
+        given.hardware = hardware
+    elif given.hardware == "auto":
+        given.hardware = hardware
+    if wraps:
+        given.ddp_plugin = wraps[0]
+    if getattr(given, "nprocs", None) is not None and flags["num_processes"] == 1:
+        devices = {}  # it says how many
+    rest = [each for each in plugins if not isinstance(each, (DDPPlugin, NativeAMPPlugin))]
+    precision = precision_plugin_of(later.precision_of(flags)).today.name
+    return {"accelerator": given, "precision": precision, **devices, **({"plugins": rest} if rest else {})}
+
+
+def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of today's accelerator, and ``devices`` where the flags say how many."""
+    if flags["gpus"] not in (None, 0, "0", [], ""):
+        return "gpu", {"devices": flags["gpus"]}
+    if flags["tpu_cores"]:
+        return "tpu", {"devices": flags["tpu_cores"]}
+    if "devices" in flags:
+        return "auto", {"devices": flags["devices"]}
+    processes = flags["num_processes"]
+    return "cpu", {} if processes == 1 else {"devices": processes}  # as many as a cluster has started, or one
+
+
+def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:
+    """Return the accelerator that was asked for, or the one that several devices had by default."""
+    if given is None:
+        single = {"gpu": named.GPUAccelerator, "cpu": named.CPUAccelerator, "auto": named.CPUAccelerator}
+        if hardware == "tpu":
+            return named.TPUAccelerator
+        if not several:
+            return single[hardware]
+        return named.DDPCPUSpawnAccelerator if hardware == "cpu" else named.DDPSpawnAccelerator
+    if given not in BACKENDS:
+        raise ConfigurationError(
+            f"Trainer(accelerator={shown(given)}) is unknown. {did_you_mean(str(given), BACKENDS)}"
+        )
+    return BACKENDS[given]
