@@ -81,6 +81,7 @@ class _Run(Stepped):
         if self.lightning_module is not None:
             vars(self.lightning_module).pop("log", None)
         super().teardown()
+        self.trainer = None  # the accelerator's next set-up may be in a loop of the user's
 
     def call(self, name: str, argument: Any) -> Any:
         """Call a method of the accelerator with ``argument``, or with none if that is how it is written."""
@@ -135,7 +136,9 @@ class Driven(_Steps):
     """The mixin: ``adapted(Driven, "ddp", accelerator)`` is ``DDPStrategy`` whose methods call ``accelerator``."""
 
     def _wrapped(self, module: nn.Module) -> Any:
-        return self.source.configure_ddp(module, self.source.get_device_ids())
+        wrapped = self.source.configure_ddp(module, self.source.get_device_ids())
+        self._averaged = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+        return wrapped
 
     def block_backward_sync(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self.source.block_ddp_plugin_sync_behaviour()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+from drivetrain.module.module import LightningModule
+
+_OPTIONS = list(inspect.signature(LightningModule.log).parameters)[3:]  # after self, name and value
 
 
 def log_through(accelerator: Any, module: Any) -> Callable[..., None]:
@@ -16,17 +21,18 @@ def log_through(accelerator: Any, module: Any) -> Callable[..., None]:
     """
     usual = module.log
 
-    def log(name: str, value: Any, *args: Any, sync_dist: bool = False, **options: Any) -> None:
-        if sync_dist and isinstance(value, Mapping):
+    def log(name: str, value: Any, *args: Any, **given: Any) -> None:
+        options = {**dict(zip(_OPTIONS, args, strict=False)), **given}
+        if not options.get("sync_dist") or isinstance(value, torch.nn.Module):
+            usual(name, value, **options)
+        elif isinstance(value, Mapping):
             for key, item in value.items():
-                log(f"{name}/{key}", item, *args, sync_dist=True, **options)
-            return
-        if sync_dist and not isinstance(value, torch.nn.Module):
+                log(f"{name}/{key}", item, **options)
+        else:
             found = options.pop("sync_dist_op", None) or options.get("reduce_fx", "mean")
             operation = getattr(found, "__name__", found)  # torch.mean, for example
             tensor = torch.as_tensor(value, device=accelerator.root_device)
             value = accelerator.sync_tensor(tensor, group=options.get("sync_dist_group"), reduce_op=operation)
-            sync_dist = False
-        usual(name, value, *args, sync_dist=sync_dist, **options)
+            usual(name, value, **{**options, "sync_dist": False})
 
     return log
