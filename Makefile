@@ -26,6 +26,10 @@ EXTRAS_ENVIRON := TORCH_EXTENSIONS_DIR=$(CURDIR)/$(EXTRAS_VENV)/extensions PATH=
 XLA_VENV := .venv-xla
 XLA_STAMP := $(XLA_VENV)/.installed
 XLA_ENVIRON := DRIVETRAIN_XLA=1 PJRT_DEVICE=CPU
+# The official examples of earlier generations, from the wheels of their time, and the packages that they import.
+LEGACY_VENV := .venv-legacy
+LEGACY_STAMP := $(LEGACY_VENV)/.installed
+LEGACY_PACKAGES := tests/legacy_examples/requirements.txt
 BENCH_RESULTS := benchmarks/results
 # Three workers for two cores, because many tests wait for processes; tests/conftest.py says which tests go together, and in which order. `make test PARALLEL=` has none.
 PARALLEL ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
@@ -38,7 +42,7 @@ LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distri
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-interop test-compat test-clusters test-extras test-xla check dist bench clean
+.PHONY: help demo test test-faults test-interop test-compat test-clusters test-extras test-xla test-legacy check dist bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -71,6 +75,9 @@ test-xla: $(XLA_STAMP) ## run the tests on torch_xla's devices on the processor,
 		$(XLA_ENVIRON) CPU_NUM_DEVICES=4 $(XLA_VENV)/bin/python -m pytest tests/xla/spmd $(PYTEST_ARGS); \
 	fi
 
+test-legacy: $(LEGACY_STAMP) ## run the official examples of Lightning 1.0, 1.1 and 1.3, fetched from their wheels, on stand-in data
+	@DRIVETRAIN_LEGACY=1 $(LEGACY_VENV)/bin/python -m pytest tests/legacy_examples $(PYTEST_ARGS)
+
 check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
@@ -95,7 +102,8 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 	@$(BENCH_VENV)/bin/python benchmarks/start_up.py --json $(BENCH_RESULTS)/start_up.json
 
 clean: ## remove the environments and everything that the targets wrote
-	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) $(EXTRAS_VENV) $(XLA_VENV) build dist demo_output
+	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) $(EXTRAS_VENV) $(XLA_VENV) $(LEGACY_VENV) \
+		build dist demo_output
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -147,4 +155,15 @@ $(XLA_STAMP): pyproject.toml constraints.txt tests/xla/requirements.txt tests/xl
 	@echo "Setting up $(XLA_VENV) ..."
 	@$(PYTHON) -m venv $(XLA_VENV)
 	@$(XLA_VENV)/bin/python tests/xla/install.py
+	@touch $@
+
+# The same.
+$(LEGACY_STAMP): pyproject.toml constraints.txt $(LEGACY_PACKAGES) tests/legacy_examples/fetch.py
+	@echo "Setting up $(LEGACY_VENV) ..."
+	@$(PYTHON) -m venv $(LEGACY_VENV)
+	@$(LEGACY_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e ".[cli,tensorboard,torchmetrics]" pytest pytest-timeout
+	@for package in $$(sed 's/#.*//' $(LEGACY_PACKAGES)); do \
+		$(LEGACY_VENV)/bin/python $(PIP_INSTALL) --no-deps -c constraints.txt "$$package" || echo "Not installed: $$package"; \
+	done
+	@$(LEGACY_VENV)/bin/python tests/legacy_examples/fetch.py
 	@touch $@

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import types
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.legacy_examples import running
+from tests.legacy_examples.table import GENERATION, Row, rows
 from tests.packages import Suite
 
 HERE = Path(__file__).parent
@@ -47,6 +50,37 @@ def test_each_package_has_a_pin_and_tests(suite: Suite) -> None:
         assert f"\n{package}==" in pins
         assert list(suite.folder.glob(f"{start}*.py"))
         assert f'"{package}": "{start}"' in (suite.folder / "conftest.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "found"),
+    [
+        (0, "Epoch 1/1: 2/2 batches, 9 it/s\n", "trains"),
+        (0, "Epoch 1/1: 2/2 batches\nTest: 3/3 batches\n", "trains and tests"),
+        (0, "Epoch 1/2: 2/2 batches\n", ""),  # it has not come to its end
+        (0, "Epoch 1/1: 2/2 batches\nTest: 1/3 batches\n", "trains"),
+        (1, "Traceback\nTypeError: too old\n", "needs more: `too old`"),
+        (1, "too old\nTraceback\nTypeError: other\n", "too old\nTraceback\nTypeError: other\n"),
+    ],
+)
+def test_what_an_official_example_has_done_is_read_from_its_output(
+    code: int, output: str, found: str, tmp_path: Path
+) -> None:
+    class Programs:
+        def run(self, *command: object, **options: object) -> object:
+            return types.SimpleNamespace(returncode=code, stdout=output)
+
+    row = Row("1.3.8", "one.py", [], "needs more: `too old`")
+    data = tmp_path / "data"
+    data.mkdir()
+    assert running.result_of(row, "examples_1_3", data, Programs(), tmp_path) == found
+
+
+def test_the_table_of_official_examples_can_be_read() -> None:
+    for version in GENERATION:
+        for row in rows(version):
+            assert row.message or row.result.startswith(("trains", "does nothing")), row
+    assert rows("1.3.8")[1].options[0] == "--trainer.max_epochs=1"
 
 
 def test_without_torch_xla_its_target_says_so(

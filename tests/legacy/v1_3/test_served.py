@@ -14,7 +14,7 @@ import pytest
 
 from drivetrain import compat
 from drivetrain.compat import children, command, finder, table
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.legacy.v1_3.served import SERVED
 
 PROGRAM = """
@@ -125,6 +125,16 @@ def test_the_version_is_that_of_the_generation(served: None) -> None:
 def test_a_module_that_was_not_there_is_refused(served: None) -> None:
     with pytest.raises(ModuleNotFoundError, match=r"pytorch_lightning\.strategies"):
         importlib.import_module("pytorch_lightning.strategies")
+
+
+def test_a_name_that_is_only_imported_does_no_harm(served: None) -> None:
+    loggers = importlib.import_module("pytorch_lightning.loggers")
+    assert not isinstance(object(), loggers.WandbLogger)
+    with pytest.raises(NotSupportedError, match=r"WandbLogger is not supported yet. Use TensorBoardLogger"):
+        loggers.WandbLogger(project="one")
+    plugin = importlib.import_module("pytorch_lightning.plugins").RPCSequentialPlugin
+    with pytest.raises(NotSupportedError, match=r"RPCSequentialPlugin is not supported yet. Use PipelineStrategy"):
+        plugin()
 
 
 def test_an_unknown_generation_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

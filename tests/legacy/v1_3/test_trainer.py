@@ -298,3 +298,17 @@ def test_a_modern_trainer_and_a_legacy_one_share_nothing_global() -> None:
     quiet()
     with pytest.raises(UnknownArgumentError, match="gpus"):
         drivetrain.Trainer(gpus=1)  # type: ignore[call-arg]
+
+
+def test_an_evaluation_without_its_step_does_nothing_and_says_so() -> None:
+    class Misspelt(pl.LightningModule):
+        def test_stepp(self, batch: Any, batch_idx: int) -> None:
+            """Meant as test_step."""
+
+    trainer = quiet()
+    with pytest.warns(UserWarning, match="LightningModule has no test_step, so trainer.test does nothing"):
+        assert trainer.test(pl.LightningModule(), loader()) == []
+    with pytest.warns(UserWarning, match="LightningModule has no validation_step, so trainer.validate does nothing"):
+        assert trainer.validate(pl.LightningModule(), loader()) == []
+    with pytest.raises(ConfigurationError, match="Is it test_stepp"):
+        trainer.test(Misspelt(), loader())

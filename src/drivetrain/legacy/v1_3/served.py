@@ -8,6 +8,7 @@ from __future__ import annotations
 from drivetrain.compat.table import Table
 
 _C, _L = "drivetrain.compat", "drivetrain.legacy.v1_3"
+_ABSENT = "drivetrain.legacy.absent"  # they can be imported, and raise an error when they are used
 
 _SEED = f"{_C}.seed: seed_everything"
 _MODULES = f"{_L}: LightningDataModule LightningModule"
@@ -49,6 +50,11 @@ _LOGGERS: dict[str, tuple[str, ...]] = {
     ),
     "csv_logs": ("drivetrain.loggers.csv: CSVLogger",),
     "tensorboard": ("drivetrain.loggers.tensorboard: TensorBoardLogger",),
+    "comet": (f"{_ABSENT}: CometLogger",),
+    "mlflow": (f"{_ABSENT}: MLFlowLogger",),
+    "neptune": (f"{_ABSENT}: NeptuneLogger",),
+    "test_tube": (f"{_ABSENT}: TestTubeLogger",),
+    "wandb": (f"{_ABSENT}: WandbLogger",),
 }
 _UTILITIES: dict[str, tuple[str, ...]] = {
     "apply_func": (f"{_C}.batches: move_data_to_device",),
@@ -108,7 +114,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "core.saving": (f"{_C}.files: load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
     **folder("loggers", _LOGGERS),
     "metrics": (f"{_L}.metrics",),
-    "plugins": (f"{_L}: {_PRECISION} {_TRAINING_TYPE}", _ENVIRONMENTS),
+    "plugins": (f"{_L}: {_PRECISION} {_TRAINING_TYPE}", _ENVIRONMENTS, f"{_ABSENT}: RPCSequentialPlugin"),
     "plugins.environments": (_ENVIRONMENTS,),
     "plugins.precision": (f"{_L}: {_PRECISION}",),
     "plugins.precision.apex_amp": (f"{_L}: ApexMixedPrecisionPlugin",),
@@ -123,6 +129,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "plugins.training_type.dp": (f"{_L}: DataParallelPlugin",),
     "plugins.training_type.horovod": (f"{_L}: HorovodPlugin",),
     "plugins.training_type.parallel": (f"{_L}: ParallelPlugin",),
+    "plugins.training_type.rpc_sequential": (f"{_ABSENT}: RPCSequentialPlugin",),
     "plugins.training_type.sharded": (f"{_L}: DDPShardedPlugin",),
     "plugins.training_type.single_device": (f"{_L}: SingleDevicePlugin",),
     "plugins.training_type.single_tpu": (f"{_L}: SingleTPUPlugin",),

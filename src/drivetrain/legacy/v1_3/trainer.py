@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import drivetrain.trainer.trainer
+from drivetrain.base.introspect import near_misses, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.errors import NotSupportedError
 from drivetrain.legacy.v1_3 import arguments, flags
+from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.trainer.job import Job
 
@@ -68,6 +70,8 @@ class _Calls(_Flagged):
         """Evaluate on the validation loaders."""
         if val_dataloaders is not None:
             dataloaders = _renamed("validate", "val_dataloaders", "dataloaders", val_dataloaders)
+        if _has_nothing_to_do(model or self.lightning_module, "validate", "validation_step"):
+            return []
         return super().validate(model, dataloaders, *args, **_best_of(model, more))
 
     def test(
@@ -76,6 +80,8 @@ class _Calls(_Flagged):
         """Evaluate on the test loaders."""
         if test_dataloaders is not None:
             dataloaders = _renamed("test", "test_dataloaders", "dataloaders", test_dataloaders)
+        if _has_nothing_to_do(model or self.lightning_module, "test", "test_step"):
+            return []
         return super().test(model, dataloaders, *args, **_best_of(model, more))
 
     def tune(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,6 +190,16 @@ def _renamed(call: str, then: str, today: str, loaders: Any) -> Any:
         f"trainer.{call}({then}=...) is deprecated. Write trainer.{call}(model, {today}=...).", FutureWarning
     )
     return loaders
+
+
+def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
+    """Whether ``model`` lacks the step that an evaluation calls. That was a warning; a misspelt step is an error."""
+    if not isinstance(model, LightningModule) or overrides(model, step, LightningModule):
+        return False
+    if next(near_misses(type(model), LightningModule, [step], alike=0.8), None) is not None:
+        return False
+    rank_zero_warn(f"{type(model).__name__} has no {step}, so trainer.{call} does nothing. Define it.")
+    return True
 
 
 def _best_of(model: Any, more: dict[str, Any]) -> dict[str, Any]:
