@@ -40,6 +40,10 @@ class Callback:
     """Its hooks exchange values with the other ranks, or change how they train, so every rank needs it with the same
     options. The ranks compare the ``state_key`` of these callbacks when a run begins."""
 
+    changes_in_validation: bool = True
+    """Whether its state may change during a validation. A run that resumes from a checkpoint of that time runs the
+    validation again, and warns of such callbacks."""
+
     pl_module: Any = None
     """The module of the run, set by the Trainer: what :meth:`log` logs through."""
 
@@ -195,6 +199,24 @@ class Callback:
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """``checkpoint`` was read and the model has taken its weights; called before :meth:`load_state_dict`."""
+
+
+class KeepsWeights(Callback):
+    """Base class of callbacks that keep weights beside the module's, such as averages of them.
+
+    Every checkpoint holds these weights, one that is saved with ``weights_only`` too. They are no part of
+    :meth:`state_dict`, which a fit copies at the start of each window if a callback saves on exceptions.
+    """
+
+    changes_in_validation = False
+
+    def save_weights(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add the weights to ``checkpoint``, whose "state_dict" holds those of the module; every rank calls it."""
+
+    def load_weights(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
+    ) -> None:
+        """Take the weights from ``checkpoint``. The module gets what its "state_dict" holds after this call."""
 
 
 class Checkpoint(Callback):

@@ -26,13 +26,11 @@ MISSING: dict[str, dict[str, str]] = {
         "BackboneFinetuning": _NOT_YET,
         "BaseFinetuning": _NOT_YET,
         "BatchSizeFinder": _NOT_YET,
-        "EMAWeightAveraging": _NOT_YET,
         "LearningRateFinder": _NOT_YET,
         "ModelPruning": _NOT_YET,
         "SpikeDetection": _NOT_YET,
         "StochasticWeightAveraging": _NOT_YET,
         "ThroughputMonitor": _NOT_YET,
-        "WeightAveraging": _NOT_YET,
         "progress": "Import the bar from drivetrain.callbacks.",
     },
     "drivetrain.loggers": {

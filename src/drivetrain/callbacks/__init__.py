@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.rich_progress import RichProgressBar
     from drivetrain.callbacks.timer import Timer
     from drivetrain.callbacks.tqdm_progress import TQDMProgressBar
+    from drivetrain.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 
 __all__ = [
     "BasePredictionWriter",
     "Callback",
     "Checkpoint",
     "DeviceStatsMonitor",
+    "EMAWeightAveraging",
     "EarlyStopping",
     "GradientAccumulationScheduler",
     "LambdaCallback",
@@ -42,6 +44,7 @@ __all__ = [
     "RichProgressBar",
     "TQDMProgressBar",
     "Timer",
+    "WeightAveraging",
 ]
 
 _FILES = {
@@ -49,6 +52,7 @@ _FILES = {
     "Callback": ".callback",
     "Checkpoint": ".callback",
     "DeviceStatsMonitor": "device_stats_monitor",
+    "EMAWeightAveraging": "weight_averaging",
     "EarlyStopping": "early_stopping",
     "GradientAccumulationScheduler": "gradient_accumulation",
     "LambdaCallback": "lambda_function",
@@ -62,6 +66,7 @@ _FILES = {
     "RichProgressBar": "rich_progress",
     "TQDMProgressBar": "tqdm_progress",
     "Timer": "timer",
+    "WeightAveraging": "weight_averaging",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

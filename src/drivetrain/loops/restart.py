@@ -96,7 +96,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         state.update(run.before_validation)
         state["progress"]["eval_steps"] = state.pop("eval_steps")
         if not sanity and "callbacks" not in state:
-            stateful = run.hooks.stateful_callbacks()
+            stateful = [each for each in run.hooks.stateful_callbacks() if each.changes_in_validation]
             state["ahead"] = [type(callback).__name__ for callback in stateful if callback.state_dict()]
     state.update(_at_epoch_start(run))
     if run.holds_gradients:

@@ -206,6 +206,7 @@ class HookParty(Protocol):
     position: Literal["first", "any", "last"]
     monitors: bool
     idle_hooks: frozenset[str]
+    changes_in_validation: bool
 
     @property
     def state_key(self) -> str: ...

@@ -143,6 +143,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
             still being set up.
     """
     import drivetrain
+    from drivetrain.trainer import weights  # here, so that importing the Trainer stays quick
 
     if not weights_only:
         _check_set_up(trainer)
@@ -153,7 +154,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         "pytorch-lightning_version": _LAYOUT_VERSION,
         "drivetrain_version": drivetrain.__version__,
         "torch_version": str(torch.__version__),
-        "state_dict": strategy.lightning_module_state_dict(),
+        **weights.of(trainer),
     }
     if not weights_only:
         own = _loop_state(trainer, checkpoint)
@@ -368,10 +369,12 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
     Raises:
         CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
     """
+    from drivetrain.trainer import weights  # here, so that importing the Trainer stays quick
+
     path = trainer.ckpt_path
     trainer.hooks.call_method("on_load_checkpoint", checkpoint)
     with naming(path):
-        _restore_weights(trainer, checkpoint)
+        weights.restore(trainer, checkpoint, fitting)
         datamodule = trainer.datamodule
         if datamodule is not None and (state := checkpoint.get(type(datamodule).__qualname__)) is not None:
             with restoring(f"the datamodule {type(datamodule).__name__}"):
@@ -381,22 +384,6 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
     with naming(path):
         _restore_callbacks(trainer, expect_states(checkpoint))
-
-
-def _restore_weights(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    module = trainer.lightning_module
-    if "state_dict" not in checkpoint:
-        raise CheckpointError(
-            f"The checkpoint has no 'state_dict', only {sorted(map(str, checkpoint))}. Use one that a Trainer wrote."
-        )
-    trainer.strategy.convert(module)  # or what was saved in 64 bits would pass through 32
-    with restoring(f"the weights of {type(module).__name__}"):
-        try:
-            trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
-        except RuntimeError as error:
-            cure = "Build the module as it was trained"
-            cure += "." if "size mismatch" in str(error) else ", or set strict_loading = False on it."
-            raise CheckpointError(f"The checkpoint does not fit {type(module).__name__}: {error} {cure}") from error
 
 
 def _restore_callbacks(trainer: Trainer, states: dict[str, Any]) -> None:

@@ -1,0 +1,308 @@
+"""Averages of the weights: kept beside the module, validated with, and in the module when training has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.restoring import count, entry
+from drivetrain.callback import KeepsWeights
+from drivetrain.errors import ConfigurationError, NotSupportedError, is_number, wrong_value
+from drivetrain.trainer.weights import AVERAGED
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+_COUNTS = ("n_averaged", "steps_done", "epochs_done")
+
+
+class WeightAveraging(KeepsWeights):
+    """Keeps an average of the module's weights, updated after optimizer steps or epochs.
+
+    Validation inside a fit runs with the average, and the module has it when training has ended. Before the first
+    update there is no average, and validation runs with the trained weights. By default all updates have equal weight.
+
+    A checkpoint holds both: "state_dict" the weights that the optimizer trains, "averaged_state_dict" the average,
+    under the same names. A fit that resumes restores both; ``trainer.validate``, ``test`` and ``predict`` with a
+    ``ckpt_path`` use the average. Elsewhere::
+
+        model.load_state_dict(torch.load(path, weights_only=True)["averaged_state_dict"])
+
+    Where parameters are sharded, each rank averages its own shards, and an update exchanges nothing.
+
+    Args:
+        device: where the average is kept; ``None``: where the parameters are.
+        use_buffers: average floating-point buffers too, such as the statistics of batch norm. Other buffers are never
+            averaged.
+        avg_fn: ``avg_fn(average, value, n_averaged)`` returns the new average of one tensor.
+        multi_avg_fn: ``multi_avg_fn(averages, values, n_averaged)`` changes a list of averages in place; all tensors
+            of a list have one device and one type. ``torch.optim.swa_utils`` has functions of both kinds.
+
+    Raises:
+        ConfigurationError: both functions were passed.
+    """
+
+    needs_every_rank = True
+
+    def __init__(
+        self,
+        device: torch.device | str | int | None = None,
+        use_buffers: bool = True,
+        avg_fn: Callable[[Tensor, Tensor, Any], Tensor] | None = None,
+        multi_avg_fn: Callable[[list[Tensor], list[Tensor], Any], None] | None = None,
+    ) -> None:
+        if avg_fn is not None and multi_avg_fn is not None:
+            raise ConfigurationError(
+                f"{type(self).__name__} got both avg_fn and multi_avg_fn. Pass one of them, or none for an average in "
+                "which all updates have equal weight."
+            )
+        self._device = None if device is None else torch.device(device)
+        self._use_buffers = use_buffers
+        self._avg_fn = avg_fn
+        self._multi_avg_fn = _equal_weights if multi_avg_fn is None else multi_avg_fn
+        self._begin()
+
+    def _begin(self) -> None:
+        self.n_averaged = 0
+        self.steps_done = 0  # optimizer steps at the last update
+        self.epochs_done = 0
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # an average, and the tensor of the module, both local
+        self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._in_module = False  # whether the module has the average, and ``_pairs`` the trained weights
+        self._loaded: Mapping[str, Any] | None = None
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        """Return whether to update the average now. Override it to choose.
+
+        Args:
+            step_idx: the optimizer step that was just made, counted from 0; ``None`` at the end of an epoch.
+            epoch_idx: the epoch that has just ended; ``None`` after a step.
+        """
+        return step_idx is not None
+
+    # ---- the run -------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._begin()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin the average, or continue that of the checkpoint."""
+        if any(hasattr(parameter, "ds_id") for parameter in pl_module.parameters()):
+            raise NotSupportedError(
+                f"{type(self).__name__} cannot average parameters that DeepSpeed's stage 3 has split up. Use a lower "
+                'stage, or strategy="fsdp".'
+            )
+        self._pairs = [
+            (tensor.detach().to(self._device or tensor.device, copy=True), tensor)
+            for tensor in _local_tensors(pl_module, self._use_buffers)
+        ]
+        groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+        for average, own in self._pairs:
+            averages, values = groups.setdefault((average.device, own.device, own.dtype), ([], []))
+            averages.append(average)
+            values.append(own)
+        self._groups = list(groups.values())
+        if self._loaded is not None:
+            trainer.strategy.load_model_state_dict({"state_dict": self._loaded}, strict=pl_module.strict_loading)
+            self._exchange()
+            self._in_module = False  # the average went through the module, which has the trained weights again
+            self._loaded = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step > self.steps_done and self.should_update(step_idx=step - 1):
+            self.steps_done = step
+            self._update()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epoch = trainer.current_epoch
+        if epoch >= self.epochs_done and self.should_update(epoch_idx=epoch):
+            self.epochs_done = epoch + 1
+            self._update()
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._pairs and self.n_averaged and trainer.progress.fn == "fit" and not self._in_module:
+            self._exchange()
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._in_module and trainer.progress.fn == "fit":
+            self._exchange()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the average in the module."""
+        if self.n_averaged and not self._in_module:
+            self._exchange()
+            rank_zero_info(
+                f"{type(self).__name__}: the module now has the average of its weights, of {self.n_averaged} updates."
+            )
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._in_module and trainer.progress.fn == "fit":
+            self._exchange()
+
+    # ---- the average ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        for averages, values in self._groups:
+            if averages[0].device != values[0].device:
+                values = [value.to(averages[0].device, non_blocking=False) for value in values]
+            if self.n_averaged == 0:
+                torch._foreach_copy_(averages, values)
+            elif self._avg_fn is not None:
+                number = torch.tensor(self.n_averaged)
+                for average, value in zip(averages, values, strict=True):
+                    average.copy_(self._avg_fn(average, value, number))
+            else:
+                self._multi_avg_fn(averages, values, torch.tensor(self.n_averaged))
+        self.n_averaged += 1
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        """Exchange the values of the module with those that are kept beside it.
+
+        It writes through ``.data``, so that the exchange does not count as a change of the parameters: autograd, and
+        the checkpoint that is saved after an exception, look at that count.
+        """
+        for kept, own in self._pairs:
+            values = own.data.clone()
+            own.data.copy_(kept)
+            kept.copy_(values)
+        self._in_module = not self._in_module
+
+    @contextmanager
+    def _exchanged(self) -> Iterator[None]:
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _COUNTS}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if "latest_update_step" in state_dict:  # of Lightning; the rest is in its "averaging_state"
+            self.steps_done = count(entry(state_dict, "latest_update_step", int), "['latest_update_step']")
+            return
+        for name in _COUNTS:
+            setattr(self, name, count(entry(state_dict, name, int), f"[{name!r}]"))
+
+    def save_weights(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the trained weights into "state_dict" and the average into "averaged_state_dict"."""
+        if not self._pairs or not self.n_averaged:
+            return
+        mine = {_storage(tensor) for tensor in _local_tensors(pl_module, True)}
+
+        def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: _copied(value, mine) for name, value in state.items()}
+
+        found = copied(checkpoint["state_dict"])
+        with self._exchanged():
+            other = copied(trainer.strategy.lightning_module_state_dict())
+        checkpoint["state_dict"], checkpoint[AVERAGED] = (other, found) if self._in_module else (found, other)
+
+    def load_weights(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
+    ) -> None:
+        """Take the average: to continue it in a fit, and elsewhere as the weights to evaluate."""
+        if "current_model_state" in checkpoint:  # Lightning's layout: "state_dict" holds the average
+            checkpoint[AVERAGED] = checkpoint["state_dict"]
+            checkpoint["state_dict"] = checkpoint.pop("current_model_state")
+        if AVERAGED not in checkpoint:
+            return
+        averaged = entry(checkpoint, AVERAGED, Mapping)
+        if fitting:
+            self._loaded = averaged
+        else:
+            checkpoint["state_dict"] = averaged
+            rank_zero_info(f"Using the averaged weights of the checkpoint ({AVERAGED!r}).")
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Read the number of updates from a checkpoint of Lightning, which keeps it outside of the callback's state."""
+        if "averaging_state" in checkpoint:
+            self.n_averaged = int(entry(checkpoint["averaging_state"], "n_averaged", (Tensor, int)))
+
+
+class EMAWeightAveraging(WeightAveraging):
+    """Keeps an exponential moving average of the weights: ``average = decay * average + (1 - decay) * weights``.
+
+    Args:
+        device: as of :class:`WeightAveraging`.
+        use_buffers: as of :class:`WeightAveraging`.
+        decay: how much of the average an update keeps, from 0 to 1.
+        update_every_n_steps: update after every n-th optimizer step; 0: after none.
+        update_starting_at_step: the first optimizer step, counted from 0, that updates; ``None``: the first of all.
+        update_starting_at_epoch: from this epoch on, also update when an epoch ends; ``None``: at no epoch's end.
+
+    Raises:
+        ConfigurationError: a value is outside of its range.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str | int | None = None,
+        use_buffers: bool = True,
+        decay: float = 0.999,
+        update_every_n_steps: int = 1,
+        update_starting_at_step: int | None = None,
+        update_starting_at_epoch: int | None = None,
+    ) -> None:
+        if not is_number(decay) or not 0 <= decay <= 1:
+            raise wrong_value("EMAWeightAveraging", "decay", decay, "a number from 0 to 1", "decay=0.999")
+        self.decay = decay
+        self.update_every_n_steps = update_every_n_steps
+        self.update_starting_at_step = update_starting_at_step
+        self.update_starting_at_epoch = update_starting_at_epoch
+        average: Any = get_ema_multi_avg_fn
+        super().__init__(device, use_buffers, multi_avg_fn=average(decay))
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        if step_idx is not None:
+            every, start = self.update_every_n_steps, self.update_starting_at_step
+            return every > 0 and step_idx % every == 0 and step_idx >= (start or 0)
+        start = self.update_starting_at_epoch
+        return epoch_idx is not None and start is not None and epoch_idx >= start
+
+
+def _equal_weights(averages: list[Tensor], values: list[Tensor], n_averaged: Tensor) -> None:
+    """Add ``values`` to averages in which all updates have equal weight; torch's own function divides in 32 bits."""
+    differences = torch._foreach_sub(values, averages)
+    torch._foreach_div_(differences, int(n_averaged) + 1)
+    torch._foreach_add_(averages, differences)
+
+
+def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
+    """Yield this rank's part of each parameter, and of each floating-point buffer; tied ones once."""
+    from drivetrain.strategies.sharded_state import local_shard
+
+    for parameter in module.parameters():
+        yield local_shard(parameter.data)
+    for buffer in module.buffers() if buffers else ():
+        if buffer.is_floating_point() or buffer.is_complex():
+            yield local_shard(buffer.data)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _copied(value: Any, of_module: set[int]) -> Any:
+    """Return a tensor that shares the memory of the module as a copy, and anything else as it is."""
+    from drivetrain.strategies.sharded_state import local_shard
+
+    if isinstance(value, Tensor) and _storage(local_shard(value)) in of_module:
+        return value.detach().clone()
+    return value

@@ -1,0 +1,52 @@
+"""The weights in a checkpoint: the module's, and those that callbacks keep beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.restoring import restoring
+from drivetrain.callback import KeepsWeights
+from drivetrain.errors import CheckpointError
+
+AVERAGED = "averaged_state_dict"
+"""The key of averaged weights in a checkpoint. "state_dict" always holds the weights that the optimizer trains."""
+
+
+def of(trainer: Any) -> dict[str, Any]:
+    """Return what a checkpoint of the Trainer's run holds of weights; every rank must call it."""
+    checkpoint: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
+    for callback in trainer.callbacks:
+        if isinstance(callback, KeepsWeights):
+            callback.save_weights(trainer, trainer.lightning_module, checkpoint)
+    return checkpoint
+
+
+def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
+    """Load the weights of ``checkpoint`` into the module, and let callbacks take theirs.
+
+    Raises:
+        CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
+    """
+    module = trainer.lightning_module
+    if "state_dict" not in checkpoint:
+        raise CheckpointError(
+            f"The checkpoint has no 'state_dict', only {sorted(map(str, checkpoint))}. Use one that a Trainer wrote."
+        )
+    keepers = [callback for callback in trainer.callbacks if isinstance(callback, KeepsWeights)]
+    for callback in keepers:
+        with restoring(f"the weights of the callback {callback.state_key}"):
+            callback.load_weights(trainer, module, checkpoint, fitting)
+    if AVERAGED in checkpoint and not keepers:
+        rank_zero_info(
+            f"The checkpoint also holds averaged weights, {AVERAGED!r}. This Trainer has no callback that averages "
+            "weights, so it uses those in 'state_dict', which the optimizer has trained."
+        )
+    trainer.strategy.convert(module)  # or what was saved in 64 bits would pass through 32
+    with restoring(f"the weights of {type(module).__name__}"):
+        try:
+            trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
+        except RuntimeError as error:
+            cure = "Build the module as it was trained"
+            cure += "." if "size mismatch" in str(error) else ", or set strict_loading = False on it."
+            raise CheckpointError(f"The checkpoint does not fit {type(module).__name__}: {error} {cure}") from error
