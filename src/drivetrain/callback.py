@@ -44,6 +44,9 @@ class Callback:
     """Whether its state may change during a validation. A run that resumes from a checkpoint of that time runs the
     validation again, and warns of such callbacks."""
 
+    keeps_weights: bool = False
+    """Whether it is a :class:`KeepsWeights`."""
+
     pl_module: Any = None
     """The module of the run, set by the Trainer: what :meth:`log` logs through."""
 
@@ -208,6 +211,7 @@ class KeepsWeights(Callback):
     :meth:`state_dict`, which a fit copies at the start of each window if a callback saves on exceptions.
     """
 
+    keeps_weights = True
     changes_in_validation = False
 
     def save_weights(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import restoring
-from drivetrain.callback import KeepsWeights
 from drivetrain.errors import CheckpointError
 
 AVERAGED = "averaged_state_dict"
@@ -17,7 +16,7 @@ def of(trainer: Any) -> dict[str, Any]:
     """Return what a checkpoint of the Trainer's run holds of weights; every rank must call it."""
     checkpoint: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
     for callback in trainer.callbacks:
-        if isinstance(callback, KeepsWeights):
+        if callback.keeps_weights:
             callback.save_weights(trainer, trainer.lightning_module, checkpoint)
     return checkpoint
 
@@ -33,7 +32,7 @@ def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
         raise CheckpointError(
             f"The checkpoint has no 'state_dict', only {sorted(map(str, checkpoint))}. Use one that a Trainer wrote."
         )
-    keepers = [callback for callback in trainer.callbacks if isinstance(callback, KeepsWeights)]
+    keepers = [callback for callback in trainer.callbacks if callback.keeps_weights]
     for callback in keepers:
         with restoring(f"the weights of the callback {callback.state_key}"):
             callback.load_weights(trainer, module, checkpoint, fitting)
