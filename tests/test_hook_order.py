@@ -91,14 +91,12 @@ def test_fit_with_sanity_check_and_validation(parties: Any, make_trainer: Any) -
     ]  # fmt: skip
 
 
-def test_without_sanity_check_the_validation_loader_is_made_before_training(parties: Any, make_trainer: Any) -> None:
+def test_without_sanity_check_the_validation_loader_is_made_for_its_validation(parties: Any, make_trainer: Any) -> None:
     calls = fit(parties, make_trainer, num_sanity_val_steps=0)
     assert "cb.on_sanity_check_start" not in calls
-    assert calls[calls.index("zero_grad") + 1 :][:3] == [
-        "dm.train_dataloader",
-        "dm.val_dataloader",
-        "cb.on_train_start",
-    ]
+    assert calls[calls.index("zero_grad") + 1 :][:2] == ["dm.train_dataloader", "cb.on_train_start"]
+    made = calls.index("dm.val_dataloader")
+    assert calls.index("on_train_batch_end") < made < calls.index("cb.on_validation_start")
 
 
 def test_t12_accumulation_zeroes_on_the_first_and_steps_on_the_last_batch(parties: Any, make_trainer: Any) -> None:

@@ -85,13 +85,13 @@ def test_momentum_and_weight_decay() -> None:
     sgd = SGD([{"params": params()}, {"params": params()}], lr=1.0, momentum=0.75, weight_decay=0.5)
     (_, values), = run(monitor, trainer([sgd, Adam(params(), lr=2.0, betas=(0.25, 0.5))]))  # fmt: skip
     assert values == {
-        "lr-SGD/pg1": 1.0, "lr-SGD-momentum/pg1": 0.75, "lr-SGD-weight_decay/pg1": 0.5,
-        "lr-SGD/pg2": 1.0, "lr-SGD-momentum/pg2": 0.75, "lr-SGD-weight_decay/pg2": 0.5,
+        "lr-SGD/pg1": 1.0, "lr-SGD/pg1-momentum": 0.75, "lr-SGD/pg1-weight_decay": 0.5,
+        "lr-SGD/pg2": 1.0, "lr-SGD/pg2-momentum": 0.75, "lr-SGD/pg2-weight_decay": 0.5,
         "lr-Adam": 2.0, "lr-Adam-momentum": 0.25, "lr-Adam-weight_decay": 0.0,
     }  # fmt: skip
     assert set(monitor.lrs) == {"lr-SGD/pg1", "lr-SGD/pg2", "lr-Adam"}
     assert monitor.last_momentum_values["lr-Adam-momentum"] == 0.25
-    assert monitor.last_weight_decay_values["lr-SGD-weight_decay/pg2"] == 0.5
+    assert monitor.last_weight_decay_values["lr-SGD/pg2-weight_decay"] == 0.5
 
 
 def test_values_follow_the_schedule_and_groups_added_later() -> None:

@@ -129,8 +129,7 @@ def test_a_list_is_several_loaders_if_every_element_is_one_else_one_loader_of_ba
         assert all(seen is batch for seen, batch in zip(module.trained, given, strict=True) if isinstance(batch, str))
         assert trainer.num_training_batches == len(given)
     else:
-        assert isinstance(trainer.train_dataloader, CombinedLoader)
-        assert len(trainer.train_dataloader.flattened) == count
+        assert trainer.train_dataloader == trainer.val_dataloaders == given
 
 
 @pytest.mark.parametrize("call", ["validate", "test", "predict"])
@@ -258,7 +257,7 @@ def test_t40_validation_that_is_rarer_counts_from_its_own_last_reload(make_train
         max_epochs=6, reload_dataloaders_every_n_epochs=2, check_val_every_n_epoch=3, num_sanity_val_steps=0
     ).fit(module)
 
-    assert [epoch for kind, epoch in module.made if kind == "val"] == [0, 2, 5]
+    assert [epoch for kind, epoch in module.made if kind == "val"] == [2, 5]
 
 
 def test_t40_an_iterator_is_made_once_per_epoch(make_trainer: Any) -> None:

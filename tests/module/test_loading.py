@@ -339,10 +339,11 @@ class Grown(Model):
 
 
 @pytest.mark.parametrize(("loading", "strict", "fits"), [
-    (True, None, False), (True, True, False), (True, False, True),
-    (False, None, True), (False, True, False), (False, False, True),
+    (True, None, False), (True, True, False), (False, None, True), (False, False, True),
 ])  # fmt: skip
-def test_t27_strict_wins_over_strict_loading(path: Path, loading: bool, strict: bool | None, fits: bool) -> None:
+def test_t27_strict_loading_says_what_strict_is_by_default(
+    path: Path, loading: bool, strict: bool | None, fits: bool
+) -> None:
     model = Model(3)
     saved(path, model)
     kind = type("Grown", (Grown,), {"strict_loading": loading})
@@ -351,6 +352,21 @@ def test_t27_strict_wins_over_strict_loading(path: Path, loading: bool, strict: 
     else:
         with pytest.raises(CheckpointError, match="more.weight"):
             kind.load_from_checkpoint(path, strict=strict)
+
+
+@pytest.mark.parametrize("loading", [True, False])
+def test_t27_strict_that_contradicts_strict_loading_is_an_error(path: Path, loading: bool) -> None:
+    saved(path, Model(3))
+    kind = type("Grown", (Grown,), {"strict_loading": loading})
+    with pytest.raises(ConfigurationError, match=rf"strict={not loading}\) contradicts Grown\.strict_loading"):
+        kind.load_from_checkpoint(path, strict=not loading)
+
+
+def test_t27_strict_wins_where_strict_loading_is_not_set(path: Path) -> None:
+    saved(path, Model(3))
+    Grown.load_from_checkpoint(path, strict=False)
+    with pytest.raises(CheckpointError, match="more.weight"):
+        Grown.load_from_checkpoint(path, strict=True)
 
 
 class Lazy(LightningModule):

@@ -58,7 +58,7 @@ def test_the_modules_own_loaders_are_used(validated: Any, data: Any, make_traine
     trainer.fit(Own())
     assert (trainer.num_training_batches, trainer.num_val_batches) == (4, [2])
     assert isinstance(trainer.train_dataloader, DataLoader)
-    assert isinstance(trainer.val_dataloaders, DataLoader)
+    assert [type(each) for each in trainer.val_dataloaders] == [DataLoader]
 
 
 def refused(make_trainer: Any, model: Any, *loaders: Any) -> str:

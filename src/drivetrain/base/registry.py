@@ -219,6 +219,8 @@ class Registry(Generic[T]):
     def entry(self, name: str) -> Entry[T]:
         """What ``name`` stands for: registered here, else a file of the folder, else an entry point.
 
+        A name that is not known as it is written is looked for in small letters.
+
         Raises:
             UnknownNameError: there is none of this name; the message suggests the likeliest one.
         """
@@ -241,6 +243,8 @@ class Registry(Generic[T]):
             return derived
         if (fallback := self.fallback(name)) is not None:
             return fallback
+        if (lower := name.lower()) != name and lower in self.available():
+            return self.entry(lower)
         raise UnknownNameError(f"There is no {self._kind} called {name!r}. {did_you_mean(name, self.available())}")
 
     def check_name(self, name: str) -> None:

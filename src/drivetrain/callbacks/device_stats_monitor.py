@@ -84,7 +84,7 @@ class DeviceStatsMonitor(Callback):
         figures = self._figures(trainer)
         for logger in trainer.loggers if figures else ():
             prefix = f"{type(self).__qualname__}.{hook}{logger.group_separator}"
-            logger.log_metrics({f"{prefix}{name}": value for name, value in figures.items()}, step=step)
+            logger.log_metrics(metrics={f"{prefix}{name}": value for name, value in figures.items()}, step=step)
 
     def _figures(self, trainer: Trainer) -> dict[str, float]:
         accelerator = trainer.accelerator

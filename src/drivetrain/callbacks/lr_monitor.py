@@ -91,7 +91,7 @@ class LearningRateMonitor(Callback):
         if not values:
             return
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer.logger_step)
+            logger.log_metrics(metrics=values, step=trainer.logger_step)
         trainer.callback_metrics.update(
             {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
         )
@@ -102,10 +102,10 @@ class LearningRateMonitor(Callback):
         self.lrs.setdefault(key, []).append(values[key])
         if self.log_momentum:
             momentum = group["betas"][0] if "betas" in group else group.get("momentum", 0.0)
-            key = f"{name}-momentum{suffix}"
+            key = f"{name}{suffix}-momentum"
             values[key] = self.last_momentum_values[key] = float(momentum)
         if self.log_weight_decay:
-            key = f"{name}-weight_decay{suffix}"
+            key = f"{name}{suffix}-weight_decay"
             values[key] = self.last_weight_decay_values[key] = float(group.get("weight_decay", 0.0))
         return values
 

@@ -431,7 +431,7 @@ class Engine(Ranks):
         if self.loggers and self.is_global_zero:
             numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
             for logger in self.loggers:
-                logger.log_metrics(numbers, step)
+                logger.log_metrics(metrics=numbers, step=step)
 
     @staticmethod
     def seed_everything(seed: int | None = None, workers: bool | None = None) -> int:

@@ -94,6 +94,7 @@ class Logbook:
         self.flushes = 0
         self._groups: dict[str, dict[str, Scope]] = {}
         self._compared_sizes = False
+        self._agreed_steps: dict[str, Value] = {}  # by name: what all ranks have in place of a step's value
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}  # by full name: where; None: it was warned of
 
     # ---- what the loops do -------------------------------------------------------------------------------------
@@ -113,6 +114,7 @@ class Logbook:
             self.reset(group)  # a metric object keeps its state otherwise, also from a run that was interrupted
         self._groups.clear()
         self._logged_first.clear()
+        self._agreed_steps.clear()
         self.group = "train"
         self.leave_batch()
         self._compared_sizes, self.epoch_done, self.muted = False, False, False
@@ -253,7 +255,7 @@ class Logbook:
         agreed = self._agree([(row.name, row.entry, row.parts) for row in shared if row.parts is not None])
         found = dict(zip(map(id, shared), agreed, strict=True))
         for row in shared:
-            row.entry.last = found[id(row)]  # what callbacks see until the next value comes
+            self._agreed_steps[row.name] = row.entry.last = found[id(row)]
         return [row._replace(value=found[id(row)]) if id(row) in found else row for row in rows]
 
     def agree_on_epoch(self, group: str) -> None:
@@ -315,10 +317,21 @@ class Logbook:
         metrics, epoch = self.callback_metrics, self.epoch_done
         for entry in self._entries(self.group):
             if entry.on_step and entry.last is not None:
-                metrics[entry.name] = metrics[_step_name(entry)] = _tensor(entry.last_scalar())
+                name = _step_name(entry)  # of a value that the ranks share, callbacks see the last that they agreed on
+                value = self._agreed_steps.get(name) if entry.shared else None
+                metrics[entry.name] = metrics[name] = _tensor(entry.last_scalar() if value is None else value)
             if epoch and entry.on_epoch and (value := entry.epoch_value()) is not None:
                 metrics[entry.name] = metrics[_epoch_name(entry)] = _tensor(value)
         return metrics
+
+    def logged_by_now(self) -> dict[str, float]:
+        """Return :attr:`logged_metrics` with the step values that loggers will get next; these are read now.
+
+        Values that several ranks share are there once they have agreed on them.
+        """
+        waiting = [each for each in self._entries(self.group) if each.on_step and each.to_logger and not each.shared]
+        values = {_step_name(each): each.last_scalar() for each in waiting if each.fresh}
+        return {**self.logged_metrics, **{name: float(value) for name, value in values.items() if value is not None}}
 
     def state_dict(self, group: str) -> list[dict[str, Any]]:
         """Every running reduction of ``group``, with the hook that it belongs to."""

@@ -199,10 +199,15 @@ def evaluate(
     in_fit = progress.fn == "fit"
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
     modes = {module: module.training for module in run.module.modules()}
+    model = run.engine.strategy.model
+    wrapper = None if model in modes else model  # DDP's, for example
+    wrapper_mode = wrapper is not None and wrapper.training
     inference = run.limits.inference_mode and not in_fit and run.engine.strategy.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():
         updates = updates_of(run.module)
         try:
+            if wrapper is not None:
+                wrapper.training = False
             rows = _evaluate_loaders(run, stage, loaders, predictions)
             warn_of_unreset(run, updates)
             if run.module.training and run.hooks.bind_method(f"on_{kind.word}_model_eval") is None:
@@ -213,6 +218,8 @@ def evaluate(
             if own_train is not None:
                 own_train()
         finally:
+            if wrapper is not None:
+                wrapper.training = wrapper_mode
             if own_train is None:
                 for module, training in modes.items():
                     module.training = training  # not train(): it would overwrite the submodules' own modes
@@ -372,7 +379,9 @@ def bind_eval_step(
     if takes_iterator(fn):
         return _with_iterator(run, call, batches, 0 if index is None else index)
     parameters = inspect.signature(fn).parameters
-    takes_index = "dataloader_idx" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    kinds = [parameter.kind for parameter in parameters.values()]
+    as_third = "dataloader_idx" not in parameters and inspect.Parameter.VAR_POSITIONAL in kinds
+    takes_index = "dataloader_idx" in parameters or as_third or inspect.Parameter.VAR_KEYWORD in kinds
     if index is not None and not takes_index:
         raise ConfigurationError(
             f"{type(run.module).__name__}.{name} must take dataloader_idx, because there are several loaders. "
@@ -384,14 +393,15 @@ def bind_eval_step(
             f"Write def {name}(self, batch, batch_idx, dataloader_idx=0)."
         )
     arity = min(positional_arity(fn), 2)
-    extra = {} if index is None else {"dataloader_idx": index}
+    extra = {} if index is None or as_third else {"dataloader_idx": index}
+    third = (index,) if as_third and index is not None else ()
     context = run.engine.forward_context()
 
     def step(batch: Any, batch_idx: int) -> Any:
         if context is None:
-            return call(*(batch, batch_idx)[:arity], **extra)
+            return call(*(batch, batch_idx)[:arity], *third, **extra)
         with context:
-            return call(*(batch, batch_idx)[:arity], **extra)
+            return call(*(batch, batch_idx)[:arity], *third, **extra)
 
     return step
 

@@ -27,7 +27,6 @@ from drivetrain.loops.oversights import (
     check_parameters,
     no_batches,
     warn_of_eval_mode,
-    warn_of_swapped_loaders,
     warn_of_what_never_comes,
     watch_losses,
 )
@@ -90,7 +89,7 @@ def _prepare(run: Run) -> None:
     if limits.max_epochs == 0 or limits.max_steps == 0:
         return  # nothing but set-up and teardown: the loader is not even asked for
     progress.expect_batches(run.loaders.count_training())
-    if limits.val_batches != 0 and run.loaders.defined("validate"):
+    if limits.val_batches != 0 and run.loaders.defined("validate") and run.loaders.is_known("validate"):
         loaders = run.loaders.evaluation("validate")
         agree_on_counts(run, "validate", loaders)
         if loaders and not run.validates():
@@ -98,7 +97,6 @@ def _prepare(run: Run) -> None:
     validates = run.validates()
     if validates:
         val_check_every(limits, progress.num_training_batches)
-        warn_of_swapped_loaders(run)
     warn_of_what_never_comes(run, validates)
 
 

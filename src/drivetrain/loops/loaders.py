@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import leaves, map_leaves
-from drivetrain.data.combined import CombinedLoader, arranged, check_iterable
+from drivetrain.data.combined import BatchList, CombinedLoader, arranged, check_iterable
 from drivetrain.data.feed import count_batches, count_of, fetches_ahead, seed_workers, sized_length
 from drivetrain.data.kept import loader_states, set_loader_states
 from drivetrain.data.loader_passes import Passes
@@ -106,6 +106,11 @@ def _is_shared(loader: Any) -> bool:
     return any(isinstance(getattr(loader, place, None), RankBatches) for place in ("batch_sampler", "sampler"))
 
 
+def _own(loader: Any) -> Any:
+    """Return the user's own list of batches, or the loader."""
+    return loader.batches if isinstance(loader, BatchList) else loader
+
+
 @dataclass
 class EvalLoader:
     """One evaluation loader, how many of its batches a pass takes, and whether it is fetched ahead.
@@ -165,6 +170,7 @@ class Loaders:
         self._process = process
         self._evaluation: dict[str, list[EvalLoader]] = {}
         self._training: Any = None
+        self._nested: dict[str, Any] = {}
         self._lengths: list[int | None] = []  # of the training loader on every rank, once it is counted
         self.makes_training = False
         """Whether the training loader is being made: its hook runs."""
@@ -194,6 +200,10 @@ class Loaders:
         """Whether anybody offers a loader for ``stage``."""
         return self._passed.get(stage) is not None or self._owner(stage) is not None
 
+    def is_known(self, stage: str) -> bool:
+        """Whether the evaluation ``stage`` has loaders that were passed, or that a hook has made already."""
+        return self._passed.get(stage) is not None or stage in self._evaluation
+
     def defined(self, stage: str) -> bool:
         """Whether the evaluation ``stage`` has both a loader and a step."""
         step = "validation_step" if stage == "validate" else "test_step"
@@ -211,6 +221,7 @@ class Loaders:
                 made, is_tree = self._prepared("fit")
             finally:
                 self.makes_training = False
+            self._nested["fit"] = map_leaves(_own, made) if is_tree else made
             if is_tree:
                 if not list(leaves(made)):
                     raise ConfigurationError(f"train_dataloader gave an empty {type(made).__name__}. Give a loader.")
@@ -245,8 +256,13 @@ class Loaders:
 
     @property
     def made_training(self) -> Any:
-        """The training loader if it was made already, else ``None``."""
+        """The training loader if it was made already, several as one; else ``None``."""
         return self._training
+
+    def made(self, stage: str) -> Any:
+        """Return the loaders of ``stage`` in the nesting in which they were given; ``None`` before they are made."""
+        is_made = self._training is not None if stage == "fit" else stage in self._evaluation
+        return self._nested[stage] if is_made else None
 
     def count_training(self) -> float:
         """How many batches an epoch takes of the training loader; ``inf`` where that is unknown.
@@ -275,6 +291,7 @@ class Loaders:
         """The loaders of an evaluation stage, flattened in order."""
         if stage not in self._evaluation:
             made, is_tree = self._prepared(stage)
+            self._nested[stage] = map_leaves(_own, made) if is_tree else made
             if isinstance(made, CombinedLoader):
                 found = made.flattened if made.mode == "sequential" else [made]
             else:

@@ -246,9 +246,14 @@ class Run:
             self.restart = None
 
     def validates(self) -> bool:
-        """Whether the fit validates: there are a step and at least one batch for it."""
+        """Whether the fit validates: there are a step and at least one batch for it.
+
+        Loaders that a hook makes are taken to have batches until they are made, when a validation is due.
+        """
         if self.limits.val_batches == 0 or not self.loaders.defined("validate"):
             return False
+        if not self.loaders.is_known("validate"):
+            return True
         return any(source.num_batches for source in self.loaders.evaluation("validate"))
 
     def why_not_validated(self) -> str:

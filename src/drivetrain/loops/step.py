@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -217,7 +218,8 @@ def _closure(
             called = True
             outer = book.enter(training_scope)  # it logs as the window's other batches do
             try:
-                output = forward_backward(batch, batch_idx, position, True, divisor)
+                with torch.enable_grad():  # a step of the user's own may be under no_grad
+                    output = forward_backward(batch, batch_idx, position, True, divisor)
             finally:
                 book.enter(outer)
             loss, weight = loss_of(output, shared)

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.loops.metrics import metrics_in
-from drivetrain.loops.oversights import modules_in_eval_mode, warn_of_eval_mode, warn_of_frozen_statistics
+from drivetrain.loops.oversights import (
+    modules_in_eval_mode,
+    warn_of_eval_mode,
+    warn_of_frozen_statistics,
+    warn_of_swapped_loaders,
+)
 from drivetrain.loops.run import Run
 from drivetrain.module.optimizers import parameters_of
 
@@ -42,6 +47,7 @@ class FitWatch:
         self._kept: dict[int, Any] = {}  # by optimizer, a gradient of its first step
         self._rates = self._learning_rates()
         run.first_look = self._look
+        self._check_loaders()
         if not run.module.automatic_optimization:
             for index, optimizer in enumerate(run.engine.strategy.optimizers):
                 self._idle[index] = optimizer.register_step_post_hook(self._stepped(index))
@@ -117,11 +123,18 @@ class FitWatch:
                 "DistributedSampler by its rank. If this is meant, nothing is wrong."
             )
 
+    def _check_loaders(self) -> None:
+        """Compare the loaders, once those for validation are made: at the start or after the first validation."""
+        if "loaders" not in self._told and self._run.validates() and self._run.loaders.is_known("validate"):
+            self._told.add("loaders")
+            warn_of_swapped_loaders(self._run)
+
     def _learning_rates(self) -> list[Any]:
         return [group.get("lr") for each in self._run.engine.strategy.optimizers for group in each.param_groups]
 
     def epoch_closed(self) -> None:
         """The epoch's hooks, its validation and its schedulers are done."""
+        self._check_loaders()
         warn_of_unreset(self._run, self._updates)
         if len(missing := _left_out(self._run)) > self._left_out:
             self._left_out = len(missing)
@@ -196,7 +209,8 @@ class FitWatch:
                 "A learning-rate scheduler was built, and configure_optimizers has not returned it: the learning rate "
                 "has not changed. Return [optimizer], [scheduler]. If you step it yourself, nothing is wrong."
             )
-        idle = bool(self._first_counts) and self._counts == self._first_counts and run.progress.epochs_done > 0
+        counted = bool(self._counts) and all(isinstance(each, int) for each in self._counts)  # torch's schedulers do
+        idle = counted and self._counts == self._first_counts and run.progress.epochs_done > 0
         if idle and not run.module.automatic_optimization and run.progress.global_step > 0:
             rank_zero_warn(
                 "The learning-rate schedulers that configure_optimizers returned have never stepped. With manual "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from drivetrain.base.introspect import overrides
+from drivetrain.base.tree import map_leaves
 from drivetrain.module.hooks import DataHooks
 from drivetrain.module.hparams import HyperparametersMixin
 from drivetrain.module.loading import LoadableMixin
@@ -55,10 +58,10 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
         Args:
             train_dataset: its loader shuffles, unless it is an iterable-style dataset.
             val_dataset, test_dataset, predict_dataset: one dataset, or a list or dictionary of them: one loader each.
-            batch_size, num_workers: as for every DataLoader.
+            batch_size, num_workers: as for every DataLoader. A constructor that takes them by name gets them too.
             datamodule_kwargs: the constructor's own arguments.
         """
-        module = cls(**datamodule_kwargs)
+        module = cls(**datamodule_kwargs, **_taken(cls, batch_size=batch_size, num_workers=num_workers))
         datasets = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
 
         def loaders(dataset: Any, shuffle: bool) -> Any:
@@ -76,3 +79,39 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
 
     def on_exception(self, exception: BaseException) -> None:
         """The run ends by ``exception``."""
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {_described(getattr(self, name))}" for name in _HOOKS if overrides(self, name, DataHooks)]
+        return "\n  ".join([type(self).__name__, *(lines or ["no loaders"])])
+
+
+_HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
+
+
+def _taken(cls: type, **given: Any) -> dict[str, Any]:
+    """Return those of ``given`` that the constructor of ``cls`` takes."""
+    parameters = inspect.signature(cls).parameters
+    all_of_them = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return {name: value for name, value in given.items() if all_of_them or name in parameters}
+
+
+def _described(hook: Callable[[], Any]) -> str:
+    """Return the loaders that ``hook`` gives, with the number of their samples."""
+    try:
+        given = hook()
+    except Exception as error:  # setup has not run, for example
+        return f"not there yet ({type(error).__name__}: {error})"
+    return str(map_leaves(_size, given)) if isinstance(given, (list, tuple, Mapping)) else _size(given)
+
+
+class _Shown(str):
+    """A text that is printed without quotes inside of a list."""
+
+    __repr__ = str.__str__
+
+
+def _size(loader: Any) -> _Shown:
+    try:
+        return _Shown(f"{type(loader).__name__} of {len(loader.dataset)} samples")
+    except (TypeError, NotImplementedError, AttributeError):
+        return _Shown(f"{type(loader).__name__} of unknown length")

@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,12 @@ class ExportMixin:
     example_input_array: Any = None
     """Inputs for ``forward`` that show its shapes: one argument, a tuple of them, or a mapping of those with names."""
 
-    def to_onnx(self, file_path: str | Path | None = None, input_sample: Any = None, **kwargs: Any) -> Any:
+    def to_onnx(self, file_path: str | Path | IO[bytes] | None = None, input_sample: Any = None, **kwargs: Any) -> Any:
         """Return the model as ONNX.
 
         Args:
-            file_path: where to write it; large weights may go into a file beside it.
+            file_path: where to write it; large weights may go into a file beside it. Or a file that is open for
+                writing, such as ``io.BytesIO()``.
             input_sample: the inputs, as :attr:`example_input_array`, which is the default.
             **kwargs: for ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
 
@@ -54,7 +55,9 @@ class ExportMixin:
         """
         args, kwarg_inputs = _inputs(self, input_sample, "to_onnx", "input_sample")
         _require("to_onnx", *(["onnx", "onnxscript"] if kwargs.get("dynamo", True) else ["onnx"]))
-        with _exportable(self) as model, _replacing(file_path) as target:
+        if file_path is not None and not isinstance(file_path, (str, Path)):
+            kwargs.setdefault("external_data", False)  # all goes into the one file
+        with _exportable(self) as model, _target(file_path) as target:
             return torch.onnx.export(model, args, target, kwargs=kwarg_inputs or None, **kwargs)
 
     def to_torchscript(
@@ -154,6 +157,23 @@ def _require(method: str, *packages: str) -> None:
             f"{method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. "
             f"Run: pip install {names}."
         )
+
+
+@contextmanager
+def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
+    """:func:`_replacing`, and for an open file: yield another path, whose content is written there at the end."""
+    if given is None or isinstance(given, (str, Path)):
+        with _replacing(given) as path:
+            yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder, "model.onnx")
+        yield str(whole)
+        if len(others := os.listdir(folder)) > 1:
+            raise ConfigurationError(
+                f"The weights are too large for one file, and became {', '.join(sorted(others))}. Give to_onnx a path."
+            )
+        given.write(whole.read_bytes())
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class HyperparametersMixin:
         Args:
             *args: nothing: every argument, ``**kwargs`` one by one, ``*args`` not at all. Names: only those. One
                 mapping, namespace or dataclass: its items, as the hyperparameters.
-            ignore: names to leave out.
+            ignore: names to leave out, and to forget if a base class has saved them.
             frame: where to look for ``__init__``, outwards; ``None``: from the caller on.
             logger: whether the Trainer passes them to the loggers.
             given_hparams: the arguments, if they are known already; then no frame is inspected.
@@ -124,7 +124,11 @@ class HyperparametersMixin:
                 )
         own = self.__dict__
         self.hparams.update(saved)
-        own.setdefault("_hparams_initial", AttributeDict()).update(_snapshot(saved))
+        initial = own.setdefault("_hparams_initial", AttributeDict())
+        initial.update(_snapshot(saved))
+        for key in ignored:  # a base class may have saved it
+            self.hparams.pop(key, None)
+            initial.pop(key, None)
         own["_hparams_name"] = name
         own["_log_hyperparams"] = logger
 

@@ -18,6 +18,7 @@ from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
 from drivetrain.errors import CheckpointError, ConfigurationError, DrivetrainError, did_you_mean, shown
 from drivetrain.module.hparams import AttributeDict
+from drivetrain.module.trainable import TrainableModule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -261,7 +262,15 @@ def _cure_of_misfit(cls: type, arguments: Mapping[str, Any], saved: Mapping[str,
 def _restore_module(
     module: Any, checkpoint: dict[str, Any], strict: bool | None, move: bool, source: str, cure: str
 ) -> None:
-    what = f"the weights of {type(module).__name__}"
+    name = type(module).__name__
+    chosen = next((each for each in type(module).__mro__ if "strict_loading" in vars(each)), TrainableModule)
+    sets = chosen is not TrainableModule or "strict_loading" in vars(module)
+    if strict is not None and sets and strict != module.strict_loading:
+        raise ConfigurationError(
+            f"load_from_checkpoint(strict={strict!r}) contradicts {name}.strict_loading, which is "
+            f"{module.strict_loading!r}. Leave strict out, or change strict_loading."
+        )
+    what = f"the weights of {name}"
     with naming(source), restoring(what):
         weights: Mapping[str, Any] = expect(checkpoint["state_dict"], Mapping)
     module.configure_model()

@@ -24,6 +24,7 @@ from drivetrain.module.trainable import TrainableModule
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+    from typing_extensions import Self
 
     from drivetrain.callback import Callback
     from drivetrain.loggers.logger import Logger
@@ -340,17 +341,17 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         found = [config.scheduler for config in self.trainer.strategy.lr_scheduler_configs]
         return None if not found else found[0] if len(found) == 1 else found
 
-    def freeze(self) -> None:
-        """Turn off gradients and go into evaluation mode."""
+    def freeze(self) -> Self:
+        """Turn off gradients and go into evaluation mode; return this module."""
         for parameter in self.parameters():
             parameter.requires_grad = False
-        self.eval()
+        return self.eval()
 
-    def unfreeze(self) -> None:
-        """Turn on gradients and go into training mode."""
+    def unfreeze(self) -> Self:
+        """Turn on gradients and go into training mode; return this module."""
         for parameter in self.parameters():
             parameter.requires_grad = True
-        self.train()
+        return self.train()
 
     def __getstate__(self) -> dict[str, Any]:
         # A run holds threads, files and the whole data: none of it belongs to a copy of the model. A compiled call is

@@ -74,8 +74,12 @@ class LRSchedulerConfig:
     strict: bool = True
 
 
-def normalise(returned: Any) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+def normalise(returned: Any, by_hand: bool = False) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Optimizers and scheduler configurations from any form that ``configure_optimizers`` may return.
+
+    Args:
+        returned: by ``configure_optimizers``.
+        by_hand: the module steps the schedulers itself, so none needs a monitor.
 
     Raises:
         ConfigurationError: the value has none of those forms, or a scheduler's dictionary is wrong.
@@ -88,8 +92,9 @@ def normalise(returned: Any) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
         optimizers: list[Any] = [returned]
     elif isinstance(returned, Mapping):
         optimizers, schedulers, monitor = _from_dict(returned)
-    elif isinstance(returned, (list, tuple)) and len(returned) == 2 and _is_list(returned[0]) and _is_list(returned[1]):
-        optimizers, schedulers = list(returned[0]), list(returned[1])
+    elif isinstance(returned, (list, tuple)) and len(returned) == 2 and _is_list(returned[0]):
+        optimizers = list(returned[0])
+        schedulers = list(returned[1]) if _is_list(returned[1]) else [returned[1]]
     elif isinstance(returned, (list, tuple)) and returned and all(isinstance(item, Mapping) for item in returned):
         optimizers = []
         for item in returned:
@@ -105,7 +110,7 @@ def normalise(returned: Any) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
             raise ConfigurationError(
                 f"configure_optimizers returned {described(optimizer)}, where an optimizer belongs. {_FORMS}"
             )
-    configs = [_config(_with_monitor(scheduler, monitor), optimizers) for scheduler in schedulers]
+    configs = [_config(_with_monitor(scheduler, monitor), optimizers, by_hand) for scheduler in schedulers]
     for entry, config in zip(schedulers, configs, strict=True):
         if isinstance(entry, Mapping) and "monitor" in entry and not config.reduce_on_plateau and config.monitor:
             rank_zero_info(
@@ -144,7 +149,7 @@ def _with_monitor(scheduler: Any, monitor: str | None) -> Any:
     return {"scheduler": scheduler, "monitor": monitor}
 
 
-def _config(entry: Any, optimizers: list[Any]) -> LRSchedulerConfig:
+def _config(entry: Any, optimizers: list[Any], by_hand: bool) -> LRSchedulerConfig:
     known = [field.name for field in dataclasses.fields(LRSchedulerConfig)]
     settings = dict(entry) if isinstance(entry, Mapping) else {"scheduler": entry}
     for key in settings:
@@ -181,7 +186,7 @@ def _config(entry: Any, optimizers: list[Any]) -> LRSchedulerConfig:
             f'ReduceLROnPlateau takes the lowest value of {config.monitor!r} for the best, as its mode is "min". Write '
             'ReduceLROnPlateau(optimizer, mode="max") if a higher value is better.'
         )
-    if config.reduce_on_plateau and config.monitor is None:
+    if config.reduce_on_plateau and config.monitor is None and not by_hand:
         raise ConfigurationError(
             f"{type(scheduler).__name__} needs the name of the value it watches. "
             'Return {"optimizer": ..., "lr_scheduler": {"scheduler": ..., "monitor": "val_loss"}}.'

@@ -186,7 +186,7 @@ class TrainerView(LimitsView, RankFacts):
         self.logbook.logged_metrics.update(given)
         if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
             for logger in self.loggers:
-                logger.log_metrics(given, step)
+                logger.log_metrics(metrics=given, step=step)  # by name: a logger may have them in another order
 
     @property
     def log_dir(self) -> str | None:
@@ -231,8 +231,12 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def logged_metrics(self) -> dict[str, float]:
-        """What the loggers were given last, by name."""
-        return self.logbook.logged_metrics
+        """What the loggers were given last, by name, and the values of this step that they will get.
+
+        The latter are read from their device by this question. With ``sync_dist`` they are there when the ranks have
+        exchanged them, every ``log_every_n_steps`` steps.
+        """
+        return self.logbook.logged_by_now()
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
@@ -329,8 +333,8 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def train_dataloader(self) -> Any:
-        """The training loader, once it exists."""
-        return None if self._run_parts is None else self._run_parts.loaders.made_training
+        """The training loader, or several in the nesting in which they were given, once they exist."""
+        return self._made_loaders("fit")
 
     @property
     def val_dataloaders(self) -> Any:
@@ -348,9 +352,7 @@ class TrainerView(LimitsView, RankFacts):
         return self._made_loaders("predict")
 
     def _made_loaders(self, stage: str) -> Any:
-        made = {} if self._run_parts is None else self._run_parts.loaders.made_evaluation
-        found = [source.loader for source in made.get(stage, [])]
-        return None if not found else found[0] if len(found) == 1 else found
+        return None if self._run_parts is None else self._run_parts.loaders.made(stage)
 
     @property
     def enable_validation(self) -> bool:

@@ -341,7 +341,8 @@ class Trainer(TrainerView):
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
         """What the module's ``configure_optimizers`` returns, as lists; :meth:`Strategy.setup_optimizers` calls it."""
         self._optimizers_made = True
-        return normalise(self.hooks.call_method("configure_optimizers"))
+        returned = self.hooks.call_method("configure_optimizers")
+        return normalise(returned, by_hand=not self.lightning_module.automatic_optimization)
 
     def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
         """Context in which new layers are made on the device and in the precision of this Trainer.
