@@ -5,6 +5,8 @@ python -m torch.distributed.run --nproc-per-node=2 examples/pipeline.py
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,8 +38,8 @@ class Residual(LightningModule):
 
     def configure_pipeline(self, num_stages: int):
         """Return the stages in order, made of the layers of this module, and the loss function."""
-        size = -(-len(self.net) // num_stages)
-        return [self.net[first : first + size] for first in range(0, len(self.net), size)], F.mse_loss
+        bounds = [len(self.net) * number // num_stages for number in range(num_stages + 1)]
+        return [self.net[first:last] for first, last in itertools.pairwise(bounds)], F.mse_loss
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Of one process without a pipeline; a pipeline calls the stages and the loss function instead."""

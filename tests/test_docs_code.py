@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["hardware.md", "own_accelerator.md", "own_store.md", "own_strategy.md"]
 PAGES = [
     "hardware.md", "own_accelerator.md", "own_strategy.md", "own_store.md", "own_precision.md", "own_parts.md",
     "dp.md", "horovod.md", "legacy.md",

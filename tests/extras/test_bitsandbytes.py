@@ -17,6 +17,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.precision import BitsandbytesPrecision
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.fsdp import FSDPStrategy
+from drivetrain.strategies.model_parallel import ModelParallelStrategy
 from drivetrain.testing.strategy_conformance import StrategyConformance, needs_every_rank
 
 PACKED = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8")
@@ -25,11 +26,13 @@ PACKED = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8")
 class Net(LightningModule):
     """A frozen body in the field's sense, and adapters beside it."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, norm: bool = True) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.body = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 16))
+            self.body = nn.Sequential(
+                nn.Linear(16, 32), nn.LayerNorm(32) if norm else nn.Identity(), nn.ReLU(), nn.Linear(32, 16)
+            )
             self.head = nn.Linear(16, 1)
             self.adapter = nn.Parameter(torch.randn(16, 16) / 4)
         self.losses: list[Tensor] = []
@@ -224,6 +227,23 @@ class TestTwoProcesses(StrategyConformance):
             assert states[0] == states[1]
             with pytest.raises(ConfigurationError, match="packs weights into integers, .* cannot shard"):
                 self.trainer(FSDPStrategy(), precision=None, plugins=BitsandbytesPrecision(mode)).fit(Net(), loader(8))
+
+    @needs_every_rank
+    def test_a_layer_that_tensor_parallelism_splits_is_not_packed_for_training(self, folder: Path) -> None:
+        """FSDP gathers weights before they are packed; a layer that is left out of either trains."""
+        plan = {"body.0": "colwise", "body.3": "rowwise"}
+        plan_of = {"split": plan, "ignored": plan, "sharded": {}}
+        for name, tp_plan in plan_of.items():
+            ignored = {"body.0", "body.3"} if name == "ignored" else None
+            strategy = ModelParallelStrategy(1, 2, tp_plan=tp_plan) if tp_plan else FSDPStrategy()
+            precision = BitsandbytesPrecision("int8-training", ignore_modules=ignored)
+            made = self.trainer(strategy, precision=None, plugins=precision)
+            net = Net(norm=False)
+            if name == "split":
+                with pytest.raises(ConfigurationError, match=r"\(32, 16\) that tensor parallelism .* ignore_modules"):
+                    made.fit(net, loader(8))
+            else:
+                made.fit(net, loader(8))
 
 
 for _inherited in [name for name in dir(StrategyConformance) if name.startswith("test_")]:

@@ -102,3 +102,17 @@ def test_the_summary_counts_blocks_by_class() -> None:
         "2 x Block (layers.0 ... layers.1), 1 x Linear (only), the rest of Model"
     )
     assert summary(root, []) == "all of Model in one"
+
+
+@pytest.mark.parametrize("unused", ["Embeding", nn.Embedding])
+def test_what_a_policy_names_in_vain_is_a_warning(unused: Any) -> None:
+    model = Model(layer=nn.Linear(4, 4), norm=nn.LayerNorm(4))
+    with pytest.warns(UserWarning, match=r"auto_wrap_policy names Embed\w*, and Model has no such layer\. .*LayerNorm"):
+        found = matching(model, {unused, nn.Linear, "LayerNorm"}, "auto_wrap_policy")
+    assert names(model, found) == ["layer", "norm"]
+
+
+def test_classes_whose_subclasses_are_there_are_not_named_in_vain() -> None:
+    """Warnings are errors here."""
+    model = Model(layer=nn.Linear(4, 4))
+    assert matching(model, {nn.Module, "Linear"}, "auto_wrap_policy") == [model, model.layer]

@@ -84,7 +84,25 @@ def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
             f"{argument} matches no layer of {class_name(root)}: {asked} selects none. "
             f"{did_you_mean(asked, there)} Name the classes of layers that are there."
         )
+    if isinstance(classes, Collection):
+        _warn_of_unused(root, classes, found, argument)
     return found
+
+
+def _warn_of_unused(root: nn.Module, classes: Collection[Any], found: list[nn.Module], argument: str) -> None:
+    """Warn of classes and class names of which the model has no layer, though it has some of the others."""
+    names = {class_name(module) for module in found}
+    unused = sorted(
+        getattr(each, "__name__", each)
+        for each in classes
+        if not (each in names if isinstance(each, str) else any(isinstance(module, each) for module in found))
+    )
+    if unused:
+        there = {class_name(module) for module in root.modules()}
+        rank_zero_warn(
+            f"{argument} names {', '.join(unused)}, and {class_name(root)} has no such layer. "
+            f"{did_you_mean(unused[0], there)} Leave out what is not there."
+        )
 
 
 _WRITE = "Write {0}={{Block}}, the classes of the layers, or a function of a module that returns True or False."
