@@ -24,6 +24,8 @@ KINDS = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 class Net(LightningModule):
     """Its step uses parameters that are in no block."""
 
+    policy: Any = None
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
@@ -77,11 +79,32 @@ class Weighted(Net):
         return WeightedLoss(super().training_step(batch, batch_idx), batch_idx % 3 + 1)
 
 
+class InBlocks(Net):
+    """None of its parameters is the model's own. Its step calls the model twice, and a pass fails before that."""
+
+    policy = frozenset({nn.Linear})
+
+    def loss(self, batch: Any) -> Tensor:
+        with pytest.raises(TypeError):
+            self(None)
+        return F.mse_loss(self(batch[0]), batch[1]) + self(batch[0] + 1).mean()
+
+
+class Failing(Net):
+    """A pass of its step fails, and it goes on."""
+
+    def loss(self, batch: Any) -> Tensor:
+        with pytest.raises(TypeError):
+            self(None)
+        return super().loss(batch)
+
+
 def fitted(kind: type[Net], sharding: str | None) -> Any:
     module = kind()
     arguments: dict[str, Any] = {} if kind is Manual else {"accumulate_grad_batches": 2}
     if sharding is not None:
-        arguments |= {"strategy": FSDPStrategy(sharding_strategy=sharding), "devices": 2, "split_batches": True}
+        arguments |= {"strategy": FSDPStrategy(sharding_strategy=sharding, auto_wrap_policy=kind.policy)}
+        arguments |= {"devices": 2, "split_batches": True}
     ours = Trainer(
         accelerator="cpu", max_epochs=2, precision="64-true", logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, **arguments,
@@ -101,7 +124,7 @@ def alone(kind: type[Net]) -> Any:
     return fitted(kind, None)
 
 
-MODULES = (Net, Manual, Weighted)
+MODULES = (Net, Manual, Weighted, InBlocks, Failing)
 
 
 def each_module(sharding: str) -> list[Any]:

@@ -25,7 +25,7 @@ def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
     if groups:
         passes = _Passes(root, groups, groups_of(root))
         root.register_forward_pre_hook(passes.begin, prepend=True)
-        root.register_forward_hook(passes.end)
+        root.register_forward_hook(passes.end, always_call=True)  # also of passes that fail, which a step may catch
         root.zero_grad = passes.zero_grad  # type: ignore[method-assign]
     for module in kept:
         if module is not root:
@@ -49,16 +49,15 @@ class _Passes:
         self._root_zero_grad = root.zero_grad
         self._groups, self._own = groups, own
         self._forward, self._idle = TrainingState.FORWARD, TrainingState.IDLE
-        self._is_inner: list[bool] = []
+        self._running = 0
 
     def begin(self, module: nn.Module, args: Any) -> None:
-        is_inner = bool(self._own) and self._own[0]._training_state is self._forward
-        if not is_inner:
-            self._is_inner.clear()  # an exception may have ended passes without their end
+        if not self._running:
             for group in self._groups:
-                if group.is_unsharded and group._training_state is self._idle:
+                # a pass that has failed leaves "forward"; a pass inside of the backward pass needs what is gathered
+                if group.is_unsharded and group._training_state in (self._idle, self._forward):
                     group.reshard()
-        self._is_inner.append(is_inner)
+        self._running += 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the shards too, which the module does not have between forward and backward."""
@@ -68,7 +67,8 @@ class _Passes:
                 shard.grad = None if set_to_none else torch.zeros_like(shard.grad)
 
     def end(self, module: Any, args: Any, output: Any) -> None:
-        if self._is_inner.pop():
+        self._running = max(0, self._running - 1)  # a hook may have failed before the pass has begun
+        if self._running:
             for group in self._own:
                 group._training_state = self._forward
         elif not torch.is_grad_enabled():
