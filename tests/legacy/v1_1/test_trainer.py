@@ -209,6 +209,23 @@ def test_an_accelerator_may_call_the_trainers_loops() -> None:
     assert torch.equal(model.net.weight, expected.net.weight)
 
 
+def test_the_hooks_of_epochs_are_called_in_training_only() -> None:
+    called: list[str] = []
+
+    class Hooked(Net):
+        def on_epoch_start(self) -> None:
+            called.append("start")
+
+        def on_epoch_end(self) -> None:
+            called.append("end")
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            called.append("validation")
+
+    quiet(num_sanity_val_steps=0).fit(Hooked(), loader(), loader())
+    assert called == ["start", "validation", "validation", "end"]
+
+
 # ---- what a step returns ---------------------------------------------------------------------------------------------
 
 

@@ -89,7 +89,7 @@ class _Parts(metaclass=_LateBound):
         """
         choose(self.hardware)  # raises that error, before the strategy for the hardware is made
         self.strategy.engine = None  # that of a loop of the user's has ended
-        found = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds()]}
+        found = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds(in_evaluation=False)]}
         return found if (devices := getattr(self, "nprocs", None)) is None else {**found, "devices": devices}
 
     @property

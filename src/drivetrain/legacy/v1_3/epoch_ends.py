@@ -17,9 +17,14 @@ EXTRA_HOOKS = frozenset({
 
 
 class EpochEnds(Callback):
-    """Keeps what the steps return, for a module that has ``training_epoch_end`` or one of the others."""
+    """Keeps what the steps return, for a module that has ``training_epoch_end`` or one of the others.
 
-    def __init__(self) -> None:
+    Args:
+        in_evaluation: call ``on_epoch_start`` and ``on_epoch_end`` in evaluations too, not only in training.
+    """
+
+    def __init__(self, in_evaluation: bool = True) -> None:
+        self._in_evaluation = in_evaluation
         self._training: list[Any] = []
         self._evaluation: dict[int, list[Any]] = {}
 
@@ -48,7 +53,8 @@ class EpochEnds(Callback):
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._evaluation = {}
-        _call(pl_module, "on_epoch_start")
+        if self._in_evaluation:
+            _call(pl_module, "on_epoch_start")
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -76,7 +82,8 @@ class EpochEnds(Callback):
         kept = [trainer.strategy.epoch_outputs(self._evaluation[index]) for index in sorted(self._evaluation)]
         self._evaluation = {}
         _log(pl_module, _call(pl_module, hook, kept[0] if len(kept) == 1 else kept))
-        _call(pl_module, "on_epoch_end")
+        if self._in_evaluation:
+            _call(pl_module, "on_epoch_end")
 
 
 def _call(module: Any, name: str, *args: Any) -> Any:
