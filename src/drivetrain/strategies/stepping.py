@@ -142,7 +142,8 @@ class Stepping:
     """Whether its :meth:`zero_grad` calls the module's ``optimizer_zero_grad``; otherwise that one replaces it."""
 
     extra_hooks: frozenset[str] = frozenset()
-    """Further methods of a module that this strategy calls; with other strategies, a module that has one is refused."""
+    """Further methods of a module, or of a callback, that this strategy calls; others refuse a module that has one, and
+    warn of a callback."""
 
     extra_step_arguments: frozenset[str] = frozenset()
     """Further arguments with which it calls ``training_step``, by name."""

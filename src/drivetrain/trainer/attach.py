@@ -349,8 +349,10 @@ def _check_step(name: str, method: str, step: Any, further: Container[str]) -> N
             raise ConfigurationError(f"{name}.{method} needs {key!r}, which the loop does not pass. {cure}")
 
 
-def check_hooks(parties: Iterable[Any]) -> None:
+def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) -> None:
     """Check the hooks that module, datamodule and callbacks override; warn of names that are nearly those of hooks.
+
+    Callbacks may have the hooks ``called``, which the strategy calls.
 
     Raises:
         ConfigurationError: a hook is no method, or does not take the arguments it will be given.
@@ -386,7 +388,7 @@ def check_hooks(parties: Iterable[Any]) -> None:
                     about=getattr(type(party), method),
                 )
         for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
-            if callable(getattr(party, gone, None)):
+            if gone not in called and callable(getattr(party, gone, None)):
                 rank_zero_warn(
                     f"{name}.{gone} is never called by the Trainer: this hook no longer exists. Do its work in "
                     f"{instead}.",

@@ -402,7 +402,7 @@ class Trainer(TrainerView):
             passed, datamodule = {**passed, first: None}, passed[first]
         attach.check_passed(model, fn, passed, datamodule)
         attach.check_module(model, fn, self.settings, self.strategy)
-        attach.check_hooks([model, datamodule, *self.callbacks])
+        attach.check_hooks([model, datamodule, *self.callbacks], self.strategy.extra_hooks)
         if fn is TrainerFn.FITTING:
             from drivetrain.trainer import overlooked  # here, so that the import stays quick
 

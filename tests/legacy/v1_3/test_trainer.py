@@ -312,3 +312,68 @@ def test_an_evaluation_without_its_step_does_nothing_and_says_so() -> None:
         assert trainer.validate(pl.LightningModule(), loader()) == []
     with pytest.raises(ConfigurationError, match="Is it test_stepp"):
         trainer.test(Misspelt(), loader())
+
+
+def test_hooks_of_callbacks_that_are_gone_are_called() -> None:
+    called: list[str] = []
+
+    class Hooked(pl.Callback):
+        def on_init_start(self, trainer: Any) -> None:
+            called.append("init start")
+
+        def on_init_end(self, trainer: Any) -> None:
+            called.append(f"init end {type(trainer).__name__}")
+
+        def on_pretrain_routine_start(self, trainer: Any, pl_module: Any) -> None:
+            called.append("routine start")
+
+        def on_pretrain_routine_end(self, trainer: Any, pl_module: Any) -> None:
+            called.append("routine end")
+
+        def on_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            called.append(f"epoch start {type(pl_module).__name__}")
+
+        def on_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            called.append("epoch end")
+
+        def on_batch_start(self, trainer: Any, pl_module: Any) -> None:
+            called.append("batch start")
+
+        def on_batch_end(self, trainer: Any, pl_module: Any) -> None:
+            called.append("batch end")
+
+    quiet(callbacks=[Hooked()]).fit(Net(), loader())
+    batches = ["batch start", "batch end"] * 2
+    assert called == [
+        "init start", "init end Trainer", "routine start", "routine end", "epoch start Net", *batches, "epoch end",
+    ]  # fmt: skip
+
+
+def test_ctrl_c_is_told_to_callbacks() -> None:
+    called: list[Any] = []
+
+    class Hooked(pl.Callback):
+        def on_keyboard_interrupt(self, trainer: Any, pl_module: Any) -> None:
+            called.append(pl_module)
+
+    class Interrupted(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise KeyboardInterrupt
+
+    model = Interrupted()
+    with pytest.raises(SystemExit):
+        quiet(callbacks=[Hooked()]).fit(model, loader())
+    assert called == [model]
+
+
+def test_todays_trainer_says_that_such_a_hook_is_not_called() -> None:
+    class Hooked(pl.Callback):
+        def on_batch_end(self, trainer: Any, pl_module: Any) -> None:
+            pass
+
+    trainer = drivetrain.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, callbacks=[Hooked()], enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="Hooked.on_batch_end is never called.*on_train_batch_end"):
+        trainer.fit(Net(), loader())

@@ -1,4 +1,4 @@
-"""The callback that calls a module's hooks of the 1.3 generation at the ends of epochs, with the steps' outputs."""
+"""The callback that calls hooks of earlier generations that are gone, at the ends of epochs with the outputs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from drivetrain.callback import Callback
 EXTRA_HOOKS = frozenset({
     "training_epoch_end", "validation_epoch_end", "test_epoch_end", "on_epoch_start", "on_epoch_end",
     "on_pretrain_routine_start", "on_pretrain_routine_end", "configure_sharded_model", "tbptt_split_batch",
-    "get_progress_bar_dict",
+    "get_progress_bar_dict", "on_batch_start", "on_batch_end", "on_init_start", "on_init_end", "on_keyboard_interrupt",
 })  # fmt: skip
-"""The hooks of modules that are called for accelerators of this generation, and by no other strategy."""
+"""The hooks of modules and callbacks that are called for accelerators of these generations, and nowhere else."""
 
 
 class EpochEnds(Callback):
@@ -29,18 +29,26 @@ class EpochEnds(Callback):
         self._evaluation: dict[int, list[Any]] = {}
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        _call(pl_module, "on_pretrain_routine_start")
-        _call(pl_module, "on_pretrain_routine_end")
+        _call_all(trainer, "on_pretrain_routine_start")
+        _call_all(trainer, "on_pretrain_routine_end")
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        _call_all(trainer, "on_batch_start")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt):
+            _call_all(trainer, "on_keyboard_interrupt")
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._training = vars(pl_module)["_outputs_of_epoch"] = []
-        _call(pl_module, "on_epoch_start")
+        _call_all(trainer, "on_epoch_start")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         takes_outputs = getattr(pl_module.on_train_epoch_end, "takes_outputs", False)
         if takes_outputs or hasattr(pl_module, "training_epoch_end"):
             several = trainer.strategy.outputs_of_batch
             self._training.append(outputs if several is None else several)
+        _call_all(trainer, "on_batch_end")
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         outputs, self._training = self._training, []
@@ -49,12 +57,12 @@ class EpochEnds(Callback):
         outputs = [each for each in outputs if each is not None]
         vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end that takes them
         _log(pl_module, _call(pl_module, "training_epoch_end", trainer.strategy.epoch_outputs(outputs)))
-        _call(pl_module, "on_epoch_end")
+        _call_all(trainer, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._evaluation = {}
         if self._in_evaluation:
-            _call(pl_module, "on_epoch_start")
+            _call_all(trainer, "on_epoch_start")
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -83,7 +91,14 @@ class EpochEnds(Callback):
         self._evaluation = {}
         _log(pl_module, _call(pl_module, hook, kept[0] if len(kept) == 1 else kept))
         if self._in_evaluation:
-            _call(pl_module, "on_epoch_end")
+            _call_all(trainer, "on_epoch_end")
+
+
+def _call_all(trainer: Any, name: str) -> None:
+    """Call a hook of that time: of the callbacks, and then of the module."""
+    for callback in trainer.callbacks:
+        _call(callback, name, trainer, trainer.lightning_module)
+    _call(trainer.lightning_module, name)
 
 
 def _call(module: Any, name: str, *args: Any) -> Any:

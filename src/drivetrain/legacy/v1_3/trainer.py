@@ -38,6 +38,9 @@ class _Flagged(drivetrain.trainer.trainer.Trainer):
         rate = given.get("progress_bar_refresh_rate")
         for bar in (each for each in self._callbacks if rate and hasattr(each, "refresh_rate")):
             bar.refresh_rate = rate
+        for hook in ("on_init_start", "on_init_end"):
+            for callback in (each for each in self._callbacks if callable(getattr(each, hook, None))):
+                getattr(callback, hook)(self)
 
 
 class _Calls(_Flagged):
