@@ -202,6 +202,22 @@ def test_s3_4_train_owns_the_run(make_trainer: Any, regression: Any, data: Any) 
         v1_1.CPUAccelerator().train()
 
 
+def test_s3_4_train_may_set_up_what_is_set_up_already(make_trainer: Any, regression: Any, data: Any) -> None:
+    class AsThen(v1_1.CPUAccelerator):
+        def setup(self, model: Any = None) -> None:
+            self.trainer.strategy.lightning_module = model
+
+        def train(self) -> Any:
+            before = list(self.optimizers)
+            self.setup_optimizers(self.strategy.lightning_module)
+            assert self.optimizers == before
+            return self.train_or_test()
+
+    expected, _ = trained(make_trainer, regression, data, accelerator="cpu")
+    found, _ = trained(make_trainer, regression, data, accelerator=AsThen())
+    assert same(found, expected)
+
+
 def test_s3_4_train_may_leave_the_loop_out_or_run_its_own(make_trainer: Any, regression: Any, data: Any) -> None:
     class Own(v1_1.CPUAccelerator):
         def train(self) -> Any:
@@ -320,6 +336,9 @@ def test_s3_10_the_cluster_of_the_plugins_is_the_accelerators(monkeypatch: pytes
     trainer = Trainer(plugins=[cluster], accelerator=accelerator)
     assert accelerator.cluster_environment is cluster
     assert trainer.strategy.cluster_environment is cluster
+    single = v1_1.CPUAccelerator()
+    Trainer(plugins=[cluster], accelerator=single)
+    assert single.cluster_environment is cluster
     given = Printed(None, cluster)
     Trainer(accelerator=given)
     assert given.cluster_environment is cluster

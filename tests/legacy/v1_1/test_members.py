@@ -144,8 +144,8 @@ class Noted(CPUAccelerator):
     """Writes down which of its members are called, and goes on."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.called: list[str] = []
+        super().__init__()
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)

@@ -75,7 +75,8 @@ def messages(**given: Any) -> list[str]:
         ({"accelerator": "horovod"}, "HorovodAccelerator"), ({"num_processes": 2}, "DDPCPUSpawnAccelerator"),
         ({"plugins": [pl.DDPPlugin()]}, "DDPCPUSpawnAccelerator"),
         ({"plugins": "ddp_sharded"}, "DDPCPUSpawnAccelerator"),
-        ({"plugins": [pl.NativeAMPPlugin()]}, "CPUAccelerator"),
+        ({"plugins": [pl.NativeAMPPlugin()]}, "CPUAccelerator"), ({"accelerator": "cpu"}, "CPUAccelerator"),
+        ({"accelerator": "dp", "distributed_backend": "ddp"}, "DataParallelAccelerator"),
     ],
 )  # fmt: skip
 def test_the_accelerator_for_the_flags(given: dict[str, Any], expected: str) -> None:
@@ -269,6 +270,18 @@ def test_results_are_logged_and_their_loss_is_minimized() -> None:
     assert metrics["val_loss"] == metrics["early_stop_on"] == metrics["checkpoint_on"]
     assert model.seen["training"].own.tolist() == [0, 1]
     assert model.seen["validation"].val_loss.shape == (2,)
+
+
+def test_only_the_steps_that_return_results_have_them_at_the_epochs_end() -> None:
+    class Mixed(WithResults):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"val_loss": self.loss(batch)}
+
+    model = Mixed()
+    with pytest.warns(FutureWarning, match="Mixed returns TrainResult"):
+        quiet(num_sanity_val_steps=0).fit(model, loader(), loader())
+    assert isinstance(model.seen["training"], Result)
+    assert [list(each) for each in model.seen["validation"]] == [["val_loss"]] * 2
 
 
 def test_a_result_is_a_dictionary_with_attributes() -> None:

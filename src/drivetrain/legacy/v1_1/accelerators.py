@@ -41,6 +41,7 @@ class _Parts(metaclass=_LateBound):
         trainer: the Trainer that runs; one that has taken the accelerator replaces what the constructor was given.
         nickname: what ``distributed_backend`` says.
         ddp_plugin: how DDP wraps the model.
+        train_loop, validation_loop, test_loop: other names of :meth:`train_or_test`.
         step_args: the arguments of the step that runs: batch, batch_idx and what else it takes.
         hardware: the name of today's accelerator.
         strategy_name: the registered name of today's strategy.
@@ -53,6 +54,7 @@ class _Parts(metaclass=_LateBound):
     nickname: str | None = None
     optimizer_frequencies: Any = ()
     step_args: list[Any]
+    train_or_test: Callable[[], Any]
     _strategy: Any = None
     _cluster: Any = None
     _dist: Any = None
@@ -62,6 +64,7 @@ class _Parts(metaclass=_LateBound):
         self.cluster_environment = cluster_environment
         self.ddp_plugin = ddp_plugin
         self.step_args = []
+        self.train_loop = self.validation_loop = self.test_loop = self.train_or_test
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(nickname={self.nickname!r})"
@@ -95,7 +98,7 @@ class _Parts(metaclass=_LateBound):
     @property
     def cluster_environment(self) -> Any:
         """Which process of the job this is: as it was passed, or as the Trainer was told or has found out."""
-        return self._cluster or getattr(self._strategy, "cluster_environment", None)
+        return self._cluster or getattr(self._strategy, "environment", None)
 
     @cluster_environment.setter
     def cluster_environment(self, given: Any) -> None:
@@ -186,9 +189,9 @@ class _Run(_Facts):
         return self.ddp_plugin.configure_ddp(model, device_ids)
 
     def setup_optimizers(self, model: Any = None) -> None:
-        """Make the optimizers of a fit; a run that does not train has none."""
+        """Make the optimizers of a fit, once; a run that does not train has none."""
         trainer = self.strategy.trainer
-        if trainer is None or trainer.progress.fn == "fit":
+        if (trainer is None or trainer.progress.fn == "fit") and self.strategy.once("optimizers"):
             self.strategy.make_optimizers(trainer)
             self.ddp_plugin.on_after_setup_optimizers(trainer)
 
@@ -199,13 +202,6 @@ class _Run(_Facts):
     def train_or_test(self) -> Any:
         """Run the loop of this run: a training, or a validation or a test; return its results."""
         return self.strategy.run_stage()
-
-    @property
-    def train_loop(self) -> Callable[[], Any]:
-        """What :meth:`train` calls; so are the two others."""
-        return self.train_or_test
-
-    validation_loop = test_loop = train_loop
 
     def teardown(self) -> None:
         """Free the device; the model is on the host afterwards."""

@@ -53,7 +53,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the accelerator, the devices, the precision and what else of ``plugins`` is left."""
-    given = flags["distributed_backend"] or flags["accelerator"]
+    given = flags["accelerator"] or flags["distributed_backend"]
     plugins = flags["plugins"] or []
     plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
     plugins = [DDPShardedPlugin() if each == "ddp_sharded" else each for each in plugins]
@@ -61,6 +61,8 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     if len(wraps) > 1:
         raise ConfigurationError(f"Trainer(plugins=...) got {len(wraps)} plugins for DDP. Keep one.")
     hardware, devices = _devices(flags)
+    if given in ("cpu", "gpu", "tpu", "auto"):  # today's argument
+        hardware, given = str(given), None
     if not isinstance(given, Accelerator):
         several = flags["num_nodes"] > 1 or devices.get("devices", 1) not in (1, "1", [0], "0")
         given = _class_of(given, hardware, several or bool(wraps))()

@@ -24,13 +24,17 @@ from drivetrain.legacy.v1_3.stepping import Stepped
 class _Run(Stepped):
     """Set-up, the run and its end."""
 
+    environment: Any = None
     takes: dict[str, bool]
+    results_of: frozenset[str]
+    log_of_run: Any = None
 
     def connect(self, module: nn.Module) -> None:
-        self.done, self.loop, self.takes = frozenset(), None, {}
+        self.done, self.loop, self.takes, self.results_of = frozenset(), None, {}, frozenset()
         self.usual.connect(module)
 
     def set_ranks(self, environment: Any, num_nodes: int) -> None:
+        self.environment = environment
         if self.source.made_by_cluster and not environment.creates_processes_externally:
             raise ConfigurationError(
                 f"{type(self.source).__name__} trains in processes that a cluster has started, and nothing has started "
@@ -47,13 +51,13 @@ class _Run(Stepped):
         if self.source.nickname is not None:
             rank_zero_info(f"{self.source!r} trains by {type(self).__bases__[1].__name__}.")
         if defined_by_user(self.source, "sync_tensor"):
-            self.lightning_module.log = log_through(self.source, self.lightning_module)
+            self.lightning_module.log = self.log_of_run = log_through(self.source, self.lightning_module)
         self.call("setup", self.lightning_module)
         self.prepare()  # where a setup of the user's has not
 
     def setup_optimizers(self, trainer: Any) -> None:
         self.source.setup_optimizers(self.lightning_module)
-        if not self.optimizers:  # an override has made none
+        if self.once("optimizers"):  # an override has made none
             self.make_optimizers(trainer)
 
     def model_to_device(self) -> None:
@@ -78,8 +82,9 @@ class _Run(Stepped):
         return self.loop()
 
     def teardown(self) -> None:
-        if self.lightning_module is not None:
-            vars(self.lightning_module).pop("log", None)
+        if self.log_of_run is not None and vars(self.lightning_module).get("log") is self.log_of_run:
+            del self.lightning_module.log
+        self.log_of_run = None
         super().teardown()
         self.trainer = None  # the accelerator's next set-up may be in a loop of the user's
 
@@ -95,17 +100,18 @@ class _Steps(_Run):
     """What happens in a step."""
 
     dataloader_idx = 0
-    returns_results = False
     norm_options: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     def ask(self, name: str, arguments: dict[str, Any]) -> Any:
         self.source.step_args = list(arguments.values())
         output = self.call(name, self.source.step_args)
-        self.returns_results = isinstance(output, Result)
-        return output.logged_by(self.lightning_module) if self.returns_results else output
+        if not isinstance(output, Result):
+            return output
+        self.results_of |= {name}
+        return output.logged_by(self.lightning_module)
 
-    def epoch_outputs(self, outputs: list[Any]) -> Any:
-        return Result.of_epoch(outputs) if self.returns_results else outputs
+    def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:
+        return Result.of_epoch(outputs) if name in self.results_of else outputs
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         return self.usual.predict_step(*args, **kwargs)

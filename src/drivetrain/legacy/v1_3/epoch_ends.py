@@ -56,7 +56,8 @@ class EpochEnds(Callback):
             outputs = [[each for each in column if each is not None] for column in zip(*outputs, strict=True)]
         outputs = [each for each in outputs if each is not None]
         vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end that takes them
-        _log(pl_module, _call(pl_module, "training_epoch_end", trainer.strategy.epoch_outputs(outputs)))
+        outputs = trainer.strategy.epoch_outputs("training_step", outputs)
+        _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
         _call_all(trainer, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -87,7 +88,8 @@ class EpochEnds(Callback):
         self._end(trainer, pl_module, "test_epoch_end")
 
     def _end(self, trainer: Any, pl_module: Any, hook: str) -> None:
-        kept = [trainer.strategy.epoch_outputs(self._evaluation[index]) for index in sorted(self._evaluation)]
+        step = hook.replace("_epoch_end", "_step")
+        kept = [trainer.strategy.epoch_outputs(step, self._evaluation[index]) for index in sorted(self._evaluation)]
         self._evaluation = {}
         _log(pl_module, _call(pl_module, hook, kept[0] if len(kept) == 1 else kept))
         if self._in_evaluation:

@@ -27,7 +27,7 @@ class _Beginning(Adapted):
     loop: Callable[[], Any] | None = None
     done: frozenset[str] = frozenset()
 
-    def _once(self, what: str) -> bool:
+    def once(self, what: str) -> bool:
         """Whether ``what`` happens for the first time in this run."""
         first = what not in self.done
         self.done |= {what}
@@ -41,7 +41,7 @@ class _Beginning(Adapted):
 
     def prepare(self) -> None:
         """Convert, move and wrap the model, once in a run."""
-        if self._once("prepare"):
+        if self.once("prepare"):
             self.usual.setup(self.trainer)
 
     def make_optimizers(self, trainer: Any) -> None:
@@ -117,8 +117,8 @@ class _Steps(_Beginning):
             log_dictionaries(self.lightning_module, output)
         return output
 
-    def epoch_outputs(self, outputs: list[Any]) -> Any:
-        """Return what an ``*_epoch_end`` hook gets for the outputs of the steps."""
+    def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:
+        """Return what an ``*_epoch_end`` hook gets for the outputs of the steps of this name."""
         return outputs
 
     def run_module(self, name: str, *args: Any) -> Any:

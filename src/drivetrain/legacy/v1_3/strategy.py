@@ -50,7 +50,7 @@ class _SetUp(Stepped):
             self.source.setup_optimizers(trainer)
 
     def connect_precision(self) -> None:
-        if self._once("precision"):
+        if self.once("precision"):
             self.source.setup_precision_plugin()
 
 
@@ -59,7 +59,7 @@ class _Life(_SetUp):
 
     def pre_dispatch(self, trainer: Any) -> None:
         """Let the accelerator prepare the run, once."""
-        if self._once("dispatch"):
+        if self.once("dispatch"):
             self.source.pre_dispatch(trainer)
 
     def run(self, function: Callable[[], Any]) -> Any:
