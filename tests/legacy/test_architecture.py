@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 LEGACY = Path(__file__).parents[2] / "src" / "drivetrain" / "legacy"
+ADAPTERS = [path for path in sorted(LEGACY.rglob("*.py")) if path.parent.name != "migrate"]
 
 
-@pytest.mark.parametrize("path", sorted(LEGACY.rglob("*.py")), ids=lambda path: path.relative_to(LEGACY).as_posix())
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.relative_to(LEGACY).as_posix())
 def test_no_adapter_class_has_more_than_80_lines(path: Path) -> None:
     classes = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)]
     lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in classes}

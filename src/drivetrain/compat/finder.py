@@ -99,9 +99,9 @@ class _TableLoader:
         """Nothing: a served module is complete when it is made."""
 
 
-def offers(path: str) -> Iterator[tuple[str, str, str]]:
-    """What the table offers in a module: the name there, our module, and our name."""
-    for source in table.in_use().served[path]:
+def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str, str]]:
+    """What a table, by default the one in use, offers in a module: the name there, our module, and our name."""
+    for source in (of or table.in_use()).served[path]:
         home, _, names = source.partition(":")
         listed: Iterable[str] = names.split() or importlib.import_module(home).__all__
         for name in listed:

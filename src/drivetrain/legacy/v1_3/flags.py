@@ -224,3 +224,34 @@ def _backend(given: Any, hardware: type[Accelerator], devices: Mapping[str, Any]
 
 def _is_one(devices: Any) -> bool:
     return (isinstance(devices, (list, tuple)) and len(devices) == 1) or devices == "auto"
+
+
+# ---- what a program's text should say today --------------------------------------------------------------------------
+
+SUPERSEDED = frozenset(_NEW_SPELLING)
+"""Flags that have a new spelling."""
+
+WITHOUT_EFFECT, OF_THE_TUNER = frozenset(_NO_EFFECT), frozenset(_TUNER)
+"""Flags that do nothing, and those that this version does not support."""
+
+
+def spelling_of(name: str, value: str, is_off: bool = False) -> str:
+    """Return what to write today for a flag, whose value is given as text; "off" has a spelling of its own."""
+    if is_off and name in _INSTEAD_OF_OFF:
+        return _INSTEAD_OF_OFF[name]
+    return _NEW_SPELLING[name].format(value=value)
+
+
+def is_off(value: Any) -> bool:
+    """Whether a flag's value switches it off."""
+    return value in _OFF
+
+
+def is_default(name: str, value: Any) -> bool:
+    """Whether a flag may as well be left out."""
+    return name in FLAGS and not _differs(value, FLAGS[name])
+
+
+def is_backend(value: Any) -> bool:
+    """Whether a value of ``accelerator=`` named what is a strategy today."""
+    return _is_backend(value)

@@ -1,0 +1,1 @@
+"""``drivetrain migrate``: programs written for Lightning, rewritten for drivetrain as far as that is safe."""

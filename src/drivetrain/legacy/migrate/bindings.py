@@ -1,0 +1,179 @@
+"""What the names in a program mean: which of them are Lightning's modules, classes and functions."""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple
+
+from drivetrain.legacy.migrate.names import Names, Today
+from drivetrain.legacy.migrate.source import Source
+
+
+class Bound(NamedTuple):
+    """A local name that an import binds to something of Lightning.
+
+    Attributes:
+        local: the name in the program.
+        module: the module that it is, or that it was imported from.
+        name: what it is in the module; "" if it is the module itself.
+        statement, alias: where it is imported.
+    """
+
+    local: str
+    module: str
+    name: str
+    statement: ast.Import | ast.ImportFrom
+    alias: ast.alias
+
+
+class Chain(NamedTuple):
+    """An expression such as ``pl.callbacks.Timer``, as far as it names something of Lightning.
+
+    Attributes:
+        bound: the local name with which it begins.
+        node: the expression up to the name, without what follows.
+        module: the module in which the name is.
+        name: the name; "" if the expression is the module itself.
+        today: what it is today; ``None`` if it is nothing.
+    """
+
+    bound: Bound
+    node: ast.expr
+    module: str
+    name: str
+    today: Today | None
+
+
+class Bindings:
+    """The names of one program.
+
+    Args:
+        source: the program.
+        names: what Lightning's names are today.
+
+    Attributes:
+        is_of_version_1: whether the program was written for version 1 of Lightning.
+        callbacks: those of today that rewritten calls need.
+    """
+
+    def __init__(self, source: Source, names: Names) -> None:
+        self.source, self.names = source, names
+        self.is_of_version_1 = False
+        self.bound: list[Bound] = []
+        self.callbacks: list[str] = []
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Import):
+                self.bound += [self._of_import(node, alias) for alias in node.names if names.belongs(alias.name)]
+            elif isinstance(node, ast.ImportFrom) and not node.level and names.belongs(node.module or ""):
+                self.bound += [self._of_from(node, alias) for alias in node.names if alias.name != "*"]
+        self.taken = _stored(source.tree, {id(each.alias) for each in self.bound})
+        self.by_local = {each.local: each for each in self.bound if each.local not in self.taken}
+        self._classes = {node.name: node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)}
+        self._ours = _imports_of_ours(source.tree)
+
+    def _of_import(self, node: ast.Import, alias: ast.alias) -> Bound:
+        if alias.asname is not None:
+            return Bound(alias.asname, alias.name, "", node, alias)
+        root = alias.name.partition(".")[0]
+        return Bound(root, root, "", node, alias)
+
+    def _of_from(self, node: ast.ImportFrom, alias: ast.alias) -> Bound:
+        module, local = node.module or "", alias.asname or alias.name
+        inner = f"{module}.{alias.name}"
+        if self.names.find(module, alias.name) is None and self.names.is_module(inner):
+            return Bound(local, inner, "", node, alias)
+        return Bound(local, module, alias.name, node, alias)
+
+    @property
+    def star_imports(self) -> list[ast.ImportFrom]:
+        """``from lightning.pytorch import *`` and the like."""
+        found = [node for node in ast.walk(self.source.tree) if isinstance(node, ast.ImportFrom) and not node.level]
+        return [node for node in found if self.names.belongs(node.module or "") and node.names[0].name == "*"]
+
+    def imports_us(self, node: ast.AST) -> bool:
+        """Whether a statement imports Lightning or drivetrain."""
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        return any(self.names.belongs(each) or each.partition(".")[0] == "drivetrain" for each in modules)
+
+    def chains(self) -> list[Chain]:
+        """Return the expressions that begin with one of Lightning's modules."""
+        found = []
+        for node in ast.walk(self.source.tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in self.by_local:
+                bound = self.by_local[node.id]
+                if not bound.name:
+                    found.append(self._chain(node, bound))
+        return found
+
+    def _chain(self, node: ast.Name, bound: Bound) -> Chain:
+        module, expression, parent = bound.module, node, self.source.parents.get(node)
+        reached: ast.expr = expression
+        while isinstance(parent, ast.Attribute):
+            today = self.names.find(module, parent.attr)
+            if today is not None or not self.names.is_module(f"{module}.{parent.attr}"):
+                return Chain(bound, parent, module, parent.attr, today)
+            module, reached = f"{module}.{parent.attr}", parent
+            parent = self.source.parents.get(parent)
+        return Chain(bound, reached, module, "", None)
+
+    def meaning(self, node: ast.expr) -> Today | None:
+        """Return what an expression names; ``None`` if it is nothing of Lightning's or drivetrain's."""
+        if isinstance(node, ast.Subscript):
+            return self.meaning(node.value)
+        if isinstance(node, ast.Name):
+            bound = self.by_local.get(node.id)
+            if bound is not None and bound.name:
+                return self.names.find(bound.module, bound.name)
+            return self._ours.get(node.id)
+        start: ast.expr = node
+        while isinstance(start, ast.Attribute):
+            start = start.value
+        if not isinstance(start, ast.Name) or not isinstance(node, ast.Attribute):
+            return None
+        if (bound := self.by_local.get(start.id)) is not None:
+            chain = self._chain(start, bound)
+            return chain.today if chain.node is node else None
+        ours = self._ours.get(start.id)
+        is_package = ours is not None and not ours.name and node.value is start
+        return Today(ours.home, node.attr) if is_package and ours is not None else None
+
+    def is_a(self, node: ast.ClassDef, name: str, seen: frozenset[str] = frozenset()) -> bool:
+        """Whether a class extends the one of today that is called ``name``, also through others in this file."""
+        for base in node.bases:
+            if (today := self.meaning(base)) is not None and today.name == name:
+                return True
+            local = self._classes.get(base.id) if isinstance(base, ast.Name) else None
+            if local is not None and local.name not in seen and self.is_a(local, name, seen | {local.name}):
+                return True
+        return False
+
+
+def _stored(tree: ast.Module, imports: set[int]) -> set[str]:
+    """Return the names that anything but Lightning's imports binds somewhere in the program."""
+    found: set[str | None] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found.add(node.id)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.alias) and id(node) not in imports:
+            found.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, _NAMED):
+            found.add(node.name)
+    return {name for name in found if name}
+
+
+_NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+
+
+def _imports_of_ours(tree: ast.Module) -> dict[str, Today]:
+    """Return what is imported from drivetrain already."""
+    found: dict[str, Today] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            named = [alias for alias in node.names if alias.name.partition(".")[0] == "drivetrain"]
+            found |= {alias.asname or "drivetrain": Today(alias.name, "") for alias in named}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "drivetrain":
+            found |= {alias.asname or alias.name: Today(node.module or "", alias.name) for alias in node.names}
+    return found

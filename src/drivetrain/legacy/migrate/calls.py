@@ -1,0 +1,206 @@
+"""Calls and classes of earlier generations: what was renamed is rewritten, and what works otherwise is reported."""
+
+from __future__ import annotations
+
+import ast
+
+import drivetrain.trainer.trainer
+from drivetrain.legacy.migrate.bindings import Bindings
+from drivetrain.legacy.migrate.flags import rewrite_trainer
+from drivetrain.legacy.v1_3 import hooks
+from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS
+from drivetrain.legacy.v1_3.trainer import Trainer
+
+RENAMED = {
+    ("fit", "train_dataloader"): "train_dataloaders",
+    ("validate", "val_dataloaders"): "dataloaders",
+    ("test", "test_dataloaders"): "dataloaders",
+    ("log", "sync_dist_op"): "reduce_fx",
+    ("log_dict", "sync_dist_op"): "reduce_fx",
+}
+"""Arguments of methods that have another name today."""
+
+_OF_CLASSES = {
+    ("ModelCheckpoint", "every_n_val_epochs"): "every_n_epochs",
+    ("ModelCheckpoint", "period"): "every_n_epochs",
+}
+"""The same for constructors."""
+
+_GONE = sorted(
+    name for name in set(dir(Trainer)) - set(dir(drivetrain.trainer.trainer.Trainer)) if not name.startswith("_")
+)
+_TODAY = {
+    "add_argparse_args": "LightningCLI, or an argument of the parser for each flag",
+    "distributed_backend": "trainer.strategy",
+    "from_argparse_args": "Trainer(max_epochs=args.max_epochs, ...), or LightningCLI",
+    "get_model": "trainer.lightning_module",
+    "gpus": "trainer.num_devices",
+    "num_gpus": "trainer.num_devices",
+    "on_gpu": 'trainer.strategy.root_device.type == "cuda"',
+    "parse_argparser": "parser.parse_args()",
+    "progress_bar_dict": "trainer.progress_bar_metrics",
+    "resume_from_checkpoint": "trainer.ckpt_path",
+    "root_gpu": "trainer.strategy.root_device.index",
+    "tpu_cores": "trainer.num_devices",
+    "training_type_plugin": "trainer.strategy",
+    "tune": "a learning rate and a batch size of your own; the tuner does not exist yet",
+}
+_HOOKS = {
+    "training_epoch_end": "on_train_epoch_end(self), and keep what training_step returns in a list yourself",
+    "validation_epoch_end": "on_validation_epoch_end(self), and keep what validation_step returns in a list yourself",
+    "test_epoch_end": "on_test_epoch_end(self), and keep what test_step returns in a list yourself",
+    "on_epoch_start": "on_train_epoch_start, on_validation_epoch_start or on_test_epoch_start",
+    "on_epoch_end": "on_train_epoch_end, on_validation_epoch_end or on_test_epoch_end",
+    "on_pretrain_routine_start": "on_fit_start",
+    "on_pretrain_routine_end": "on_fit_start",
+    "configure_sharded_model": "configure_model",
+    "get_progress_bar_dict": "self.log(..., prog_bar=True)",
+    "tbptt_split_batch": "a loop over the parts of the batch in training_step, with manual optimization",
+}
+_STEPS = ("training_step", "validation_step", "test_step")
+
+
+def rewrite_calls(bindings: Bindings) -> None:
+    """Rewrite the calls and the classes of a program."""
+    source = bindings.source
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            _rewrite_call(bindings, node)
+        elif isinstance(node, ast.Attribute):
+            _report_attribute(bindings, node)
+        elif isinstance(node, ast.ClassDef):
+            if bindings.is_a(node, "LightningModule"):
+                _report_module(bindings, node)
+            elif bindings.is_a(node, "LightningDataModule"):
+                _report_data(bindings, node)
+            elif bindings.is_a(node, "Callback"):
+                _report_hooks(bindings, node, hooks.OF_CALLBACKS)
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+def _rewrite_call(bindings: Bindings, node: ast.Call) -> None:
+    today = bindings.meaning(node.func)
+    if today is not None and today.name == "Trainer":
+        bindings.callbacks += rewrite_trainer(bindings, node)
+    renamed = dict(_OF_CLASSES) if today is not None else RENAMED if bindings.bound else {}
+    called = today.name if today is not None else node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    for keyword in node.keywords:
+        if (new := renamed.get((called, keyword.arg or ""))) is None:
+            continue
+        start = bindings.source.span(keyword)[0]
+        bindings.source.replace(start, start + len(keyword.arg or ""), new)
+        bindings.source.changed(keyword, f"{called}({keyword.arg}=...)", f"{called}({new}=...)")
+    if today is not None and today.name == "EarlyStopping" and not node.args:
+        monitors = any(keyword.arg in ("monitor", None) for keyword in node.keywords)
+        if not monitors:
+            bindings.source.left(node, 'EarlyStopping(...): write monitor="...", which was "early_stop_on" by default')
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "manual_backward" and len(node.args) > 1:
+        bindings.source.left(node, "manual_backward(loss, optimizer): leave the optimizer out")
+
+
+def _report_attribute(bindings: Bindings, node: ast.Attribute) -> None:
+    """Report members that only the Trainer of an earlier generation has."""
+    owner = node.value
+    last = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+    today = bindings.meaning(owner)
+    is_class = today is not None and today.name in ("Trainer", "LightningDataModule")
+    if node.attr in _GONE and bindings.bound and (last == "trainer" or is_class):
+        bindings.source.left(node, f"{bindings.source.text_of(node)}: write {_TODAY[node.attr]}")
+
+
+# ---- classes ---------------------------------------------------------------------------------------------------------
+
+
+def _report_module(bindings: Bindings, node: ast.ClassDef) -> None:
+    source = bindings.source
+    _report_hooks(bindings, node, hooks.OF_MODULES)
+    for method in _methods(node):
+        if method.name in EXTRA_HOOKS:
+            source.left(method, f"{method.name} is not called any more: write {_HOOKS[method.name]}")
+        elif method.name in (f"{step}_end" for step in _STEPS):
+            instead = method.name.removesuffix("_end")
+            source.left(
+                method, f'{method.name} is only called under strategy="dp" and "ddp2": do its work in {instead}'
+            )
+        if method.name in _STEPS:
+            _report_step(bindings, method)
+        for statement in ast.walk(method):
+            if isinstance(statement, ast.Assign):
+                _rewrite_hparams(bindings, statement)
+            elif isinstance(statement, (ast.Return, ast.Call)) and method.name in (*_STEPS, *_HOOKS):
+                _report_dictionary(bindings, statement)
+
+
+def _report_data(bindings: Bindings, node: ast.ClassDef) -> None:
+    name = "transfer_batch_to_device"
+    _report_hooks(bindings, node, {name: hooks.OF_MODULES[name]})
+    for inner in ast.walk(node):
+        given = isinstance(inner, ast.Call) and (inner.args or inner.keywords)
+        if isinstance(inner, ast.Call) and given and bindings.source.text_of(inner.func) == "super().__init__":
+            bindings.source.left(inner, "LightningDataModule takes no arguments: keep them as attributes")
+
+
+def _report_step(bindings: Bindings, method: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    taken = {argument.arg for argument in (*method.args.args, *method.args.kwonlyargs)}
+    if "optimizer_idx" in taken:
+        bindings.source.left(
+            method, "training_step(..., optimizer_idx): write self.automatic_optimization = False, and step the "
+            "optimizers of self.optimizers() in training_step",
+        )  # fmt: skip
+    if "hiddens" in taken:
+        bindings.source.left(
+            method, "training_step(..., hiddens): loop over the parts of the batch, with manual optimization"
+        )
+
+
+def _report_dictionary(bindings: Bindings, node: ast.Return | ast.Call) -> None:
+    """Report a step's dictionary with "log" or "progress_bar"."""
+    for inner in ast.walk(node):
+        if not isinstance(inner, ast.Dict):
+            continue
+        values = [key.value for key in inner.keys if isinstance(key, ast.Constant)]
+        if keys := [key for key in ("log", "progress_bar") if key in values]:
+            bindings.source.left(
+                inner, f"{' and '.join(map(repr, keys))} in a dictionary is not logged any more: write "
+                "self.log(name, value, prog_bar=True)",
+            )  # fmt: skip
+
+
+def _rewrite_hparams(bindings: Bindings, node: ast.Assign) -> None:
+    """``self.hparams = value`` is ``self.save_hyperparameters(value)``."""
+    target = node.targets[0]
+    if len(node.targets) > 1 or not isinstance(target, ast.Attribute) or target.attr != "hparams":
+        return
+    if not isinstance(target.value, ast.Name) or target.value.id != "self":
+        return
+    source = bindings.source
+    (start, end), target_end = source.span(node), source.span(target)[1]
+    value = source.text.index("=", target_end) + 1
+    value += len(source.text[value:end]) - len(source.text[value:end].lstrip(" \t"))
+    source.replace(start, end, "self.save_hyperparameters(", (value, end), ")")
+    source.changed(node, source.text_of(node), f"self.save_hyperparameters({source.text[value:end]})")
+
+
+def _report_hooks(bindings: Bindings, node: ast.ClassDef, table: dict[str, tuple[str, str]]) -> None:
+    """Report hooks that take the arguments of an earlier generation."""
+    for method in _methods(node):
+        if method.name not in table:
+            continue
+        today, then = (text.split() for text in table[method.name])
+        takes = [argument.arg for argument in (*method.args.posonlyargs, *method.args.args)][1:]
+        if _fits(len(takes), len(method.args.defaults), len(today)) or method.args.vararg is not None:
+            continue
+        if len(takes) <= len(then):
+            further = ["dataloader_idx=0"] if then == [*today, "dataloader_idx"] and "train" not in method.name else []
+            was, now = (f"{method.name}({', '.join(['self', *names])})" for names in (takes, [*today, *further]))
+            bindings.source.left(method, f"{was}: write {now}")
+
+
+def _fits(takes: int, defaults: int, given: int) -> bool:
+    return takes - defaults <= given <= takes
+
+
+def _methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]

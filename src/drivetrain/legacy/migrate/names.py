@@ -1,0 +1,145 @@
+"""Which name of today each name of Lightning is, by the tables that ``drivetrain exec`` serves."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import drivetrain
+from drivetrain.base.missing import MISSING, why_missing
+from drivetrain.compat import table
+from drivetrain.compat.finder import offers
+from drivetrain.compat.table import LATEST, Table
+
+_LEGACY = "drivetrain.legacy."
+_ABSENT = "drivetrain.legacy.absent"
+
+
+class Today(NamedTuple):
+    """A name of today.
+
+    Attributes:
+        home: the module to import it from.
+        name: there.
+    """
+
+    home: str
+    name: str
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether it is of an earlier generation, and has no counterpart of today."""
+        return self.home.startswith(_LEGACY)
+
+
+class Names:
+    """Lightning's modules and names.
+
+    Args:
+        generation: the one whose meaning wins where several have a name; "": the latest.
+    """
+
+    def __init__(self, generation: str = "") -> None:
+        earlier = {name: _table_of(name) for name in sorted(table.GENERATIONS, reverse=True)}
+        first = [earlier.pop(generation)] if generation else []
+        self.tables: list[Table] = [*first, LATEST, *earlier.values()]
+        self._found: dict[tuple[str, str], Today | None] = {}
+
+    def belongs(self, module: str) -> bool:
+        """Whether a dotted name is Lightning, or something in it."""
+        return any(module.partition(".")[0] in each.roots for each in self.tables)
+
+    def is_module(self, module: str) -> bool:
+        """Whether there is such a module in any generation."""
+        return any(True for _ in self._places(module))
+
+    def is_only_earlier(self, module: str, name: str = "") -> bool:
+        """Whether an earlier generation has a module, or a name in it, and the latest has not."""
+        places = [(each, path) for each, path in self._places(module)]
+        in_latest = [path for each, path in places if each is LATEST]
+        if not name or self.is_module(f"{module}.{name}"):
+            module = f"{module}.{name}" if name else module
+            return not any(each is LATEST for each, _ in self._places(module)) and self.is_module(module)
+        known = any(name in _offered(LATEST, path) for path in in_latest)
+        return not known and any(name in _offered(each, path) for each, path in places)
+
+    def find(self, module: str, name: str) -> Today | None:
+        """Return what a name in one of Lightning's modules is today; ``None`` if it is nothing."""
+        if (module, name) not in self._found:
+            self._found[module, name] = next(
+                (
+                    _public(home, ours)
+                    for each, path in self._places(module)
+                    for offered, home, ours in offers(path, each)
+                    if offered == name and home != _ABSENT
+                ),
+                None,
+            )
+        return self._found[module, name]
+
+    def all_of(self, module: str) -> dict[str, Today]:
+        """Return the public names in a module, which ``import *`` binds."""
+        names = {name for each, path in self._places(module) for name in _offered(each, path)}
+        found = {name: self.find(module, name) for name in sorted(names) if not name.startswith("_")}
+        return {name: today for name, today in found.items() if today is not None}
+
+    def module(self, module: str) -> str | None:
+        """Return the module of today that stands for one of Lightning's; ``None`` if there is none."""
+        for _, path in self._places(module):
+            rest = path.removeprefix("pytorch").removeprefix("fabric").strip(".")
+            if not rest:
+                return "drivetrain"
+            if rest in drivetrain._MODULES:
+                return f"drivetrain.{rest}"
+            homes = {today.home for today in self.all_of(module).values()}
+            return homes.pop() if len(homes) == 1 and not next(iter(homes)).startswith(_LEGACY) else None
+        return None
+
+    def why_missing(self, module: str, name: str) -> str:
+        """Return what to say of a name that is nothing today."""
+        package = self.module(module) or "drivetrain"
+        if name in MISSING.get(package, {}):
+            return f"{module}.{name}: {why_missing(package, name)}"
+        return f"{module}.{name}: drivetrain has no such name. Look for it in docs/compat_names.md."
+
+    def _places(self, module: str) -> Iterator[tuple[Table, str]]:
+        root, _, rest = module.partition(".")
+        for each in self.tables:
+            path = ".".join(part for part in (each.roots.get(root, ""), rest) if part)
+            if root in each.roots and path in each.served:
+                yield each, path
+
+    @cached_property
+    def roots(self) -> set[str]:
+        """The names of Lightning's top-level packages."""
+        return {root for each in self.tables for root in each.roots}
+
+
+def _table_of(generation: str) -> Table:
+    found: Table = importlib.import_module(table.GENERATIONS[generation]).TABLE
+    return found
+
+
+def _offered(each: Table, path: str) -> set[str]:
+    return {offered for offered, _, _ in offers(path, each)}
+
+
+def _public(home: str, name: str) -> Today:
+    """Return where users import a name of ours: in the package that lists it among its public names."""
+    if home.startswith(_LEGACY):
+        value = getattr(importlib.import_module(home), name)
+        for base in getattr(value, "__mro__", ())[:-1]:
+            if base.__module__.startswith("drivetrain.") and not base.__module__.startswith(_LEGACY):
+                return _public(base.__module__, base.__name__)  # what it extends, which has its meaning
+        root = getattr(value, "__module__", home).partition(".")[0]
+        is_foreign = root != "drivetrain" and getattr(sys.modules.get(root), name, None) is value
+        return Today(root if is_foreign else home, name)
+    if home.count(".") == 1 and name in getattr(importlib.import_module(home), "__all__", ()):
+        return Today(home, name)
+    parts = home.split(".")
+    packages = [".".join(parts[: length + 1]) for length in range(len(parts))]
+    public = (each for each in packages if name in getattr(importlib.import_module(each), "__all__", ()))
+    return Today(next(public, home), name)

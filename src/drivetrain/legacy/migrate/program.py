@@ -1,0 +1,58 @@
+"""One program, rewritten for drivetrain."""
+
+from __future__ import annotations
+
+import ast
+
+from drivetrain.legacy.migrate.bindings import Bindings
+from drivetrain.legacy.migrate.calls import rewrite_calls
+from drivetrain.legacy.migrate.flags import KNOWN
+from drivetrain.legacy.migrate.imports import rewrite_imports
+from drivetrain.legacy.migrate.names import Names
+from drivetrain.legacy.migrate.source import Source
+from drivetrain.legacy.v1_3 import flags
+from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS
+
+EARLIER = "1.3"
+"""The generation whose meaning names have in a program of version 1, if the user does not say which it is."""
+
+
+def migrate(name: str, content: bytes, generation: str = "") -> Source:
+    """Return a program with its edits and its report.
+
+    Args:
+        name: how messages call it.
+        content: its bytes.
+        generation: of Lightning, for which it was written: "2" or an earlier one; "": found out.
+
+    Raises:
+        ConfigurationError: it cannot be parsed.
+    """
+    source = Source(name, content)
+    if not generation:
+        generation = EARLIER if is_of_version_1(Bindings(source, Names())) else "2"
+    bindings = Bindings(source, Names("" if generation == "2" else generation))
+    bindings.is_of_version_1 = generation != "2"
+    rewrite_calls(bindings)
+    rewrite_imports(bindings)
+    source.remarks.sort(key=lambda remark: remark.line)
+    return source
+
+
+def is_of_version_1(bindings: Bindings) -> bool:
+    """Whether a program has an import, an argument or a hook that only earlier generations have."""
+    for bound in bindings.bound:
+        if bindings.names.is_only_earlier(bound.module, bound.name):
+            return True
+    if any(bindings.names.is_only_earlier(chain.module, chain.name) for chain in bindings.chains()):
+        return True
+    for node in ast.walk(bindings.source.tree):
+        if isinstance(node, ast.Call) and (today := bindings.meaning(node.func)) is not None:
+            arguments = {keyword.arg for keyword in node.keywords}
+            if today.name == "Trainer" and arguments & (flags.FLAGS.keys() - KNOWN):
+                return True
+        elif isinstance(node, ast.ClassDef) and bindings.is_a(node, "LightningModule"):
+            hooks = EXTRA_HOOKS & {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+            if hooks:
+                return True
+    return False

@@ -1,0 +1,113 @@
+"""Calls and classes of earlier generations: rewritten where a name has changed, else reported with the line."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+import drivetrain
+from drivetrain.legacy.migrate import calls
+from drivetrain.legacy.migrate.program import migrate
+from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS
+from drivetrain.legacy.v1_3.hooks import OF_CALLBACKS, OF_MODULES
+
+IMPORT = "import pytorch_lightning as pl\n"
+
+REWRITTEN = {
+    "trainer.fit(m, train_dataloader=a, val_dataloaders=b)": "trainer.fit(m, train_dataloaders=a, val_dataloaders=b)",
+    "self.trainer.validate(val_dataloaders=a)": "self.trainer.validate(dataloaders=a)",
+    "trainer.test(test_dataloaders=a)": "trainer.test(dataloaders=a)",
+    "pl.callbacks.ModelCheckpoint(period=2)": "pl.callbacks.ModelCheckpoint(every_n_epochs=2)",
+    "self.log('a', 1, sync_dist_op='sum')": "self.log('a', 1, reduce_fx='sum')",
+    "self.hparams = h": "self.save_hyperparameters(h)",
+    "self.hparams = (  # given\n        h\n    )": "self.save_hyperparameters((  # given\n        h\n    ))",
+}
+
+
+@pytest.mark.parametrize("before", REWRITTEN, ids=range(len(REWRITTEN)))
+def test_a_renamed_call_is_rewritten(before: str) -> None:
+    text = f"{IMPORT}class Net(pl.LightningModule):\n    def setup(self, stage):\n        {before}\n"
+    source = migrate("train.py", text.encode())
+    assert source.result() == text.replace("pytorch_lightning", "drivetrain").replace(before, REWRITTEN[before])
+    assert [each.line for each in source.remarks if not each.is_left] == [1, 4]
+    assert migrate("train.py", source.content()).result() == source.result()
+
+
+def left(text: str) -> list[tuple[int, str]]:
+    source = migrate("train.py", text.encode())
+    ast.parse(source.result())
+    return [(each.line, each.text) for each in source.remarks if each.is_left]
+
+
+EVALUATION = ("on_validation_", "on_test_", "on_predict_")
+CALLS = {
+    "trainer.tune(m)": "the tuner does not exist yet",
+    "trainer.get_model()": "write trainer.lightning_module",
+    "trainer.training_type_plugin": "write trainer.strategy",
+    "pl.Trainer.from_argparse_args(args, gpus=1)": "write Trainer(max_epochs=args.max_epochs, ...), or LightningCLI",
+    "pl.Trainer.add_argparse_args(parser)": "an argument of the parser for each flag",
+    "pl.callbacks.EarlyStopping(patience=3)": '"early_stop_on" by default',
+    "self.manual_backward(loss, opt)": "leave the optimizer out",
+}
+
+
+@pytest.mark.parametrize("before", CALLS, ids=range(len(CALLS)))
+def test_a_call_that_needs_a_person_is_reported(before: str) -> None:
+    [(line, text)] = left(f"{IMPORT}\n{before}\n")
+    assert line == 3
+    assert CALLS[before] in text
+
+
+def test_the_same_words_without_lightning_are_nothing() -> None:
+    assert left("trainer.tune(m)\ntrainer.fit(train_dataloader=1)\nself.manual_backward(loss)\n") == []
+
+
+@pytest.mark.parametrize("hook", sorted(EXTRA_HOOKS))
+def test_a_hook_that_is_not_called_any_more_is_reported(hook: str) -> None:
+    [(line, text)] = left(f"{IMPORT}class A(pl.LightningModule):\n    x = 1\n    def {hook}(self, outputs): ...\n")
+    assert line == 4
+    assert text.startswith(f"left: {hook} is not called any more: write ")
+
+
+@pytest.mark.parametrize("base", ["LightningModule", "Callback"])
+def test_a_hook_with_the_arguments_of_its_time_is_reported_and_one_of_today_is_not(base: str) -> None:
+    table = OF_MODULES if base == "LightningModule" else OF_CALLBACKS
+    for name, (today, then) in table.items():
+        now, was = (", ".join(["self", *arguments.split()]) for arguments in (today, then))
+        text = f"{IMPORT}class A(pl.{base}):\n    def {name}({{}}): ...\n"
+        assert left(text.format(now)) == []
+        assert left(text.format("self, *args, **kwargs")) == []
+        if then != today:
+            further = ", dataloader_idx=0" if name.startswith(EVALUATION) else ""
+            assert left(text.format(was)) == [(3, f"left: {name}({was}): write {name}({now}{further})")]
+            assert left(text.format(now + further)) == []
+
+
+def test_the_constructor_of_a_data_module_has_no_arguments() -> None:
+    text = f"{IMPORT}class A(pl.LightningDataModule):\n    def __init__(self):\n        super().__init__({{}})\n"
+    assert left(text.format("")) == []
+    assert left(text.format("*args")) == [(4, "left: LightningDataModule takes no arguments: keep them as attributes")]
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        ("def training_step(self, batch, batch_idx, optimizer_idx): ...", "self.automatic_optimization = False"),
+        ("def training_step(self, batch, batch_idx, hiddens): ...", "loop over the parts of the batch"),
+        ("def validation_step_end(self, outputs): ...", "do its work in validation_step"),
+        ("def training_step(self, b, i): return {'loss': 1, 'log': {'a': 1}}", "'log' in a dictionary is not logged"),
+    ],
+)
+def test_a_step_of_its_time_is_reported(method: str, text: str) -> None:
+    program = f"{IMPORT}class Base(pl.LightningModule): ...\n\nclass Net(Base):\n    {method}\n"
+    [(line, found)] = left(program)
+    assert line == 5
+    assert text in found
+    assert left(program.replace("pl.LightningModule", "object")) == []
+
+
+def test_every_member_that_is_gone_has_a_line() -> None:
+    assert set(calls._GONE) == calls._TODAY.keys()
+    assert calls._HOOKS.keys() == EXTRA_HOOKS
+    assert not [name for name in calls._GONE if hasattr(drivetrain.Trainer, name)]

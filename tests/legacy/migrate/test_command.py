@@ -1,0 +1,109 @@
+"""The command ``drivetrain migrate``: what it writes, shows and refuses."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from drivetrain.cli.command import main as drivetrain_command
+from drivetrain.legacy.migrate.command import main
+
+PROGRAM = "import pytorch_lightning as pl\r\n\r\ntrainer = pl.Trainer(gpus=0, terminate_on_nan=True)\r\n"
+MIGRATED = 'import drivetrain as pl\r\n\r\ntrainer = pl.Trainer(accelerator="cpu", terminate_on_nan=True)\r\n'
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_bytes(PROGRAM.encode())
+    return path
+
+
+def test_a_file_is_rewritten_in_place_and_reported_by_line(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program.chmod(0o750)
+    assert drivetrain_command(["migrate", str(program)]) == 1  # something is left
+    assert program.read_bytes() == MIGRATED.encode()
+    assert stat.S_IMODE(program.stat().st_mode) == 0o750
+    assert os.listdir(program.parent) == ["train.py"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{program}:1: import pytorch_lightning -> import drivetrain",
+        f'{program}:3: Trainer(gpus=0) -> Trainer(accelerator="cpu")',
+        f"{program}:3: left: Trainer(terminate_on_nan=True): write detect_anomaly=True, or "
+        "callbacks=[EarlyStopping(..., check_finite=True)]",
+        "1 file: 1 changed, 1 line left for you.",
+    ]
+
+
+def test_a_second_run_changes_nothing(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(program)])
+    before = program.stat()
+    main([str(program)])
+    assert program.stat().st_mtime_ns == before.st_mtime_ns
+    assert capsys.readouterr().out.splitlines()[-1] == "1 file: 0 changed, 1 line left for you."
+
+
+@pytest.mark.parametrize("option", ["--diff", "--check"])
+def test_options_that_write_nothing(program: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([option, str(program)]) == 1
+    assert program.read_bytes() == PROGRAM.encode()
+    output = capsys.readouterr().out
+    assert "1 would change" in output
+    assert ("+import drivetrain as pl" in output) is (option == "--diff")
+
+
+def test_the_exit_code_tells_whether_there_is_something_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("import lightning as L\n", encoding="utf-8")
+    assert main(["--check", str(path)]) == 1
+    assert main(["--diff", str(path)]) == 0
+    assert main([str(path)]) == 0
+    assert main(["--check", str(path)]) == 0
+
+
+def test_nothing_is_written_if_one_file_cannot_be_parsed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program.parent / "old.py").write_text("x = 1\nprint 'two'\n", encoding="utf-8")
+    assert main([str(program), str(program.parent / "old.py")]) == 2
+    assert program.read_bytes() == PROGRAM.encode()
+    error = capsys.readouterr().err
+    assert f"{program.parent / 'old.py'}:2: this is no Python 3" in error
+    assert "Nothing was written." in error
+
+
+def test_a_notebook_and_a_missing_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.ipynb").write_text("{}", encoding="utf-8")
+    assert main([str(tmp_path / "train.ipynb")]) == 2
+    assert "notebooks are not rewritten. Convert it with `jupyter nbconvert --to script`" in capsys.readouterr().err
+    assert main([str(tmp_path / "train.py")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def test_a_folder_stands_for_its_python_files(program: Path) -> None:
+    for name in ("package/a.py", ".hidden/b.py", "package/data.txt"):
+        path = program.parent / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(PROGRAM.encode())
+    main([str(program.parent), str(program)])
+    assert program.read_bytes() == (program.parent / "package" / "a.py").read_bytes() == MIGRATED.encode()
+    assert (program.parent / ".hidden" / "b.py").read_bytes() == PROGRAM.encode()
+    assert (program.parent / "package" / "data.txt").read_bytes() == PROGRAM.encode()
+
+
+def test_a_link_keeps_pointing_to_its_file(program: Path) -> None:
+    link = program.parent / "link.py"
+    link.symlink_to(program)
+    main([str(link)])
+    assert link.is_symlink()
+    assert program.read_bytes() == MIGRATED.encode()
+
+
+def test_the_generation_can_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.py"
+    path.write_text("from pytorch_lightning.callbacks import ProgressBar\n", encoding="utf-8")
+    assert main(["--generation", "1.3", str(path)]) == 0
+    assert path.read_text(encoding="utf-8") == "from drivetrain.callbacks import TQDMProgressBar as ProgressBar\n"
+    with pytest.raises(SystemExit):
+        main(["--generation", "0.9", str(path)])
+    assert "invalid choice: '0.9'" in capsys.readouterr().err
