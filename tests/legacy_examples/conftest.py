@@ -37,7 +37,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def offline() -> None:
     """Let programs that are started have no network."""
-    os.environ["PYTHONPATH"] = str(HERE / "offline")  # for the rest of the session
+    paths = [str(HERE / "offline"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for the rest of the session
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

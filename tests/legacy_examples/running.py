@@ -57,11 +57,12 @@ def result_of(row: Row, package: str, data: Path, programs: Any, folder: Path) -
     if (absent := re.search(r"No module named '(torchvision|gym)'", done.stdout)) is not None:
         pytest.skip(f"{absent[1]} is not installed: see the output of make test-legacy")
     if done.returncode == 0 and row.result.startswith("does nothing"):
-        return "" if trained or tested else row.result
+        return "" if trained or tested else row.does
     if done.returncode == 0:
         return " and ".join([word for word, found in (("trains", trained), ("tests", tested)) if found])
-    stopped = bool(row.message) and row.message in done.stdout.rpartition("Traceback")[2]
-    return row.result if stopped and not tested else done.stdout[-1000:]
+    last = done.stdout.rpartition("Traceback")[2]
+    stopped = any(message in last for message in row.messages)
+    return row.does if stopped and not tested else done.stdout[-1000:]
 
 
 def programs_in(package: str) -> set[str]:

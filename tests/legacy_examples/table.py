@@ -19,7 +19,8 @@ class Row(NamedTuple):
         version: of Lightning, whose wheel contains it.
         path: below ``pl_examples``.
         options: what follows its name on the command line.
-        result: "trains", "trains and tests", "does nothing ...", or a sentence with the message between backticks.
+        result: "trains", "trains and tests", "does nothing ...", or a sentence with messages between backticks; a remark
+            may follow a semicolon.
     """
 
     version: str
@@ -28,10 +29,14 @@ class Row(NamedTuple):
     result: str
 
     @property
-    def message(self) -> str:
-        """What the example prints when it stops; "" if it does not."""
-        found = re.search(r"`([^`]*)`", self.result)
-        return found[1] if found else ""
+    def does(self) -> str:
+        """What it does, without a remark on it."""
+        return self.result.partition(";")[0]
+
+    @property
+    def messages(self) -> list[str]:
+        """What the example prints when it stops, one of these."""
+        return re.findall(r"`([^`]*)`", self.result)
 
 
 def rows(version: str) -> list[Row]:

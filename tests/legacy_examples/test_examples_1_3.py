@@ -13,7 +13,7 @@ PACKAGE = "examples_1_3"
 
 @examples(PACKAGE)
 def test_an_example(row: Row, offline: None, data: Path, programs: Any, tmp_path: Path) -> None:
-    assert result_of(row, PACKAGE, data, programs, tmp_path) == row.result
+    assert result_of(row, PACKAGE, data, programs, tmp_path) == row.does
 
 
 def test_the_table_lists_every_example() -> None:
