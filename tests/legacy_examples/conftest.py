@@ -6,6 +6,7 @@ What cannot be fetched is skipped and said at the end; a version that is there a
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     stand_ins.make(folder)
     links = [folder_of(package) / "Datasets" for package in VERSIONS]
     for link in links:
+        if link.is_dir() and not link.is_symlink():
+            shutil.rmtree(link)  # an example was run by hand
         link.unlink(missing_ok=True)
         link.symlink_to(folder)
     yield folder

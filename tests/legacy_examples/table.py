@@ -19,8 +19,8 @@ class Row(NamedTuple):
         version: of Lightning, whose wheel contains it.
         path: below ``pl_examples``.
         options: what follows its name on the command line.
-        result: "trains", "trains and tests", "does nothing ...", or a sentence with messages between backticks; a remark
-            may follow a semicolon.
+        result: "trains", "trains and tests", "does nothing ...", or a sentence with messages between backticks; a
+            remark may follow a semicolon.
     """
 
     version: str
