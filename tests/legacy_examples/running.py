@@ -43,26 +43,35 @@ def result_of(row: Row, package: str, data: Path, programs: Any, folder: Path) -
     """
     for each in data.iterdir():
         (folder / each.name).symlink_to(each)
-    root = folder_of(package)
-    paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(paths), "DRIVETRAIN_STAND_INS": str(data),
-        "TORCH_HOME": str(data / "torch"), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    command = ["--generation", GENERATION[row.version], root / "pl_examples" / row.path, *row.options]
-    done = programs.run("-m", "drivetrain.compat", *command, cwd=folder, env=environment, merged=True)
-    trained = re.search(r"^Epoch (\d+)/\1: (\d+)/\2 batches", done.stdout, re.MULTILINE)
-    tested = re.search(r"^Test: (\d+)/\1 batches", done.stdout, re.MULTILINE)
-    print(done.stdout)
+    environment = {"DRIVETRAIN_STAND_INS": str(data), "TORCH_HOME": str(data / "torch")}
+    command = ["--generation", GENERATION[row.version], folder_of(package) / "pl_examples" / row.path, *row.options]
+    done = run(programs, folder, package, "-m", "drivetrain.compat", *command, **environment)
     if (absent := re.search(r"No module named '(torchvision|gym)'", done.stdout)) is not None:
         pytest.skip(f"{absent[1]} is not installed: see the output of make test-legacy")
+    what = what_was_done(done.stdout)
     if done.returncode == 0 and row.result.startswith("does nothing"):
-        return "" if trained or tested else row.does
+        return what or row.does
     if done.returncode == 0:
-        return " and ".join([word for word, found in (("trains", trained), ("tests", tested)) if found])
+        return what
     last = done.stdout.rpartition("Traceback")[2]
     stopped = any(message in last for message in row.messages)
-    return row.does if stopped and not tested else done.stdout[-1000:]
+    return row.does if stopped and "tests" not in what else done.stdout[-1000:]
+
+
+def run(programs: Any, folder: Path, package: str, *command: str | Path, **environment: str) -> Any:
+    """Run a Python program that can import ``pl_examples``; its output is printed, for the report of a failure."""
+    paths = [str(folder_of(package)), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **environment}
+    done = programs.run(*command, cwd=folder, env=environ, merged=True)
+    print(done.stdout)
+    return done
+
+
+def what_was_done(output: str) -> str:
+    """Return "trains", "trains and tests", or "", by the progress that a program has printed."""
+    trained = re.search(r"^Epoch (\d+)/\1: (\d+)/\2 batches", output, re.MULTILINE)
+    tested = re.search(r"^Test: (\d+)/\1 batches", output, re.MULTILINE)
+    return " and ".join(word for word, found in (("trains", trained), ("tests", tested)) if found)
 
 
 def programs_in(package: str) -> set[str]:

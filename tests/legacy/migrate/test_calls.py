@@ -48,6 +48,7 @@ CALLS = {
     "pl.Trainer.from_argparse_args(args, gpus=1)": "write Trainer(max_epochs=args.max_epochs, ...), or LightningCLI",
     "pl.Trainer.add_argparse_args(parser)": "an argument of the parser for each flag",
     "pl.callbacks.EarlyStopping(patience=3)": '"early_stop_on" by default',
+    "pl.callbacks.ModelCheckpoint(filepath='a')": "ModelCheckpoint has no argument filepath",
     "self.manual_backward(loss, opt)": "leave the optimizer out",
 }
 
@@ -111,3 +112,19 @@ def test_every_member_that_is_gone_has_a_line() -> None:
     assert set(calls._GONE) == calls._TODAY.keys()
     assert calls._HOOKS.keys() == EXTRA_HOOKS
     assert not [name for name in calls._GONE if hasattr(drivetrain.Trainer, name)]
+
+
+def test_a_class_that_only_extends_the_trainer_takes_its_arguments() -> None:
+    text = "import drivetrain as dt\nclass Mine(dt.Trainer): ...\nMine(gpus=0)\n"
+    assert 'Mine(accelerator="cpu")' in migrate("train.py", text.encode()).result()
+    own = text.replace("...", "\n  def __init__(self, gpus): ...")
+    assert migrate("train.py", own.encode()).result() == own
+
+
+def test_the_command_line_of_its_time_differs() -> None:
+    text = "from pytorch_lightning.utilities.cli import LightningCLI\nLightningCLI(Net)\n"
+    source = migrate("train.py", text.encode())
+    assert source.result().startswith("from drivetrain.cli import LightningCLI\n")
+    assert [each.text for each in source.remarks if each.line == 2] == [
+        "differs: LightningCLI has subcommands: write fit before the options of the command line"
+    ]

@@ -29,7 +29,7 @@ def test_a_file_is_rewritten_in_place_and_reported_by_line(program: Path, capsys
     assert stat.S_IMODE(program.stat().st_mode) == 0o750
     assert os.listdir(program.parent) == ["train.py"]
     assert capsys.readouterr().out.splitlines() == [
-        f"{program}:1: import pytorch_lightning -> import drivetrain",
+        f"{program}:1: import pytorch_lightning as pl -> import drivetrain as pl",
         f'{program}:3: Trainer(gpus=0) -> Trainer(accelerator="cpu")',
         f"{program}:3: left: Trainer(terminate_on_nan=True): write detect_anomaly=True, or "
         "callbacks=[EarlyStopping(..., check_finite=True)]",

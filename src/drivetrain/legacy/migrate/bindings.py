@@ -138,6 +138,13 @@ class Bindings:
         is_package = ours is not None and not ours.name and node.value is start
         return Today(ours.home, node.attr) if is_package and ours is not None else None
 
+    def makes(self, node: ast.expr) -> Today | None:
+        """Return what calling an expression makes: also a class of this file that only extends one."""
+        own = self._classes.get(node.id) if isinstance(node, ast.Name) else None
+        if own is None or len(own.bases) != 1 or any(getattr(each, "name", "") == "__init__" for each in own.body):
+            return self.meaning(node)
+        return self.meaning(own.bases[0])
+
     def is_a(self, node: ast.ClassDef, name: str, seen: frozenset[str] = frozenset()) -> bool:
         """Whether a class extends the one of today that is called ``name``, also through others in this file."""
         for base in node.bases:
@@ -152,8 +159,14 @@ class Bindings:
 def _stored(tree: ast.Module, imports: set[int]) -> set[str]:
     """Return the names that anything but Lightning's imports binds somewhere in the program."""
     found: set[str | None] = set()
+    absent = {  # pl = None, where the import has failed
+        id(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is None
+        for target in node.targets
+    }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and id(node) not in absent:
             found.add(node.id)
         elif isinstance(node, ast.arg):
             found.add(node.arg)

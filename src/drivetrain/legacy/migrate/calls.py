@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 
 import drivetrain.trainer.trainer
 from drivetrain.legacy.migrate.bindings import Bindings
 from drivetrain.legacy.migrate.flags import rewrite_trainer
+from drivetrain.legacy.migrate.names import Today
 from drivetrain.legacy.v1_3 import hooks
 from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS
 from drivetrain.legacy.v1_3.trainer import Trainer
@@ -81,23 +84,52 @@ def rewrite_calls(bindings: Bindings) -> None:
 
 
 def _rewrite_call(bindings: Bindings, node: ast.Call) -> None:
-    today = bindings.meaning(node.func)
+    today = bindings.makes(node.func)
+    if bindings.source.is_in_f_string(node):
+        return
     if today is not None and today.name == "Trainer":
         bindings.callbacks += rewrite_trainer(bindings, node)
-    renamed = dict(_OF_CLASSES) if today is not None else RENAMED if bindings.bound else {}
-    called = today.name if today is not None else node.func.attr if isinstance(node.func, ast.Attribute) else ""
-    for keyword in node.keywords:
-        if (new := renamed.get((called, keyword.arg or ""))) is None:
-            continue
+    elif today is not None and today.home.startswith("drivetrain"):
+        _rewrite_object(bindings, node, today)
+    elif isinstance(node.func, ast.Attribute) and bindings.bound:
+        for keyword in node.keywords:
+            _rename(bindings, node.func.attr, keyword, RENAMED.get((node.func.attr, keyword.arg or "")))
+        if node.func.attr == "manual_backward" and len(node.args) > 1:
+            bindings.source.left(node, "manual_backward(loss, optimizer): leave the optimizer out")
+
+
+def _rename(bindings: Bindings, called: str, keyword: ast.keyword, new: str | None) -> None:
+    if new is not None and keyword.arg is not None:
         start = bindings.source.span(keyword)[0]
-        bindings.source.replace(start, start + len(keyword.arg or ""), new)
+        bindings.source.replace(start, start + len(keyword.arg), new)
         bindings.source.changed(keyword, f"{called}({keyword.arg}=...)", f"{called}({new}=...)")
-    if today is not None and today.name == "EarlyStopping" and not node.args:
-        monitors = any(keyword.arg in ("monitor", None) for keyword in node.keywords)
-        if not monitors:
-            bindings.source.left(node, 'EarlyStopping(...): write monitor="...", which was "early_stop_on" by default')
-    if isinstance(node.func, ast.Attribute) and node.func.attr == "manual_backward" and len(node.args) > 1:
-        bindings.source.left(node, "manual_backward(loss, optimizer): leave the optimizer out")
+
+
+def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
+    """Rewrite the arguments of an object of today other than the Trainer; report those that it does not take."""
+    takes = _parameters(today)
+    for keyword in node.keywords:
+        new = _OF_CLASSES.get((today.name, keyword.arg or ""))
+        _rename(bindings, today.name, keyword, new)
+        if new is None and keyword.arg is not None and takes is not None and keyword.arg not in takes:
+            bindings.source.left(keyword, f"{today.name} has no argument {keyword.arg}: see help({today.name})")
+    given = {keyword.arg for keyword in node.keywords}
+    if today.name == "EarlyStopping" and not node.args and not given & {"monitor", None}:
+        bindings.source.left(node, 'EarlyStopping(...): write monitor="...", which was "early_stop_on" by default')
+    if today.name == "LightningCLI" and bindings.is_of_version_1:
+        bindings.source.differs(node, "LightningCLI has subcommands: write fit before the options of the command line")
+
+
+def _parameters(today: Today) -> frozenset[str] | None:
+    """Return the names of the arguments that an object of today takes; ``None`` if it takes any."""
+    value = getattr(importlib.import_module(today.home), today.name, None)
+    try:
+        parameters = inspect.signature(value).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return frozenset(each.name for each in parameters)
 
 
 def _report_attribute(bindings: Bindings, node: ast.Attribute) -> None:

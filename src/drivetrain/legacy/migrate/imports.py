@@ -79,32 +79,35 @@ class _Rewriter:
     # ---- expressions -------------------------------------------------------------------------------------------------
 
     def _rewrite_chain(self, chain: Chain) -> None:
-        local, start = chain.bound.local, self.source.span(chain.node)[0]
-        was = self.source.text_of(chain.node)
-        now_local, module = self._binding_today(chain.bound)
+        was = re.sub(r"\s", "", ast.unparse(chain.node))
+        now = self._chain_today(chain, was)
+        if now == was:
+            return
+        if self.source.is_in_f_string(chain.node):
+            self.source.left(chain.node, f"{was} in an f-string: write {now}")
+            return
+        self.source.replace(*self.source.span(chain.node), now)
+        self.source.changed(chain.node, was, now)
+
+    def _chain_today(self, chain: Chain, was: str) -> str:
+        """Return the expression for ``chain`` of today; as it is where that is nothing."""
+        local, module = self._binding_today(chain.bound)
         if chain.name and chain.today is None:
-            if not chain.name.startswith("__"):
-                self.source.left(chain.node, self.names.why_missing(chain.module, chain.name))
             if chain.name == "__version__":
                 self.source.left(chain.node, f"{was} is drivetrain's version now, {drivetrain.__version__}")
-            if now_local not in (None, local):
-                self.source.replace(start, start + len(local), str(now_local))
-            return
+            elif not chain.name.startswith("__"):
+                self.source.left(chain.node, self.names.why_missing(chain.module, chain.name))
+            return was if local is None else f"{local}{was[len(chain.bound.local) :]}"
         today = chain.today or Today(self.names.module(chain.module) or "", "")
         full = ".".join(part for part in today if part)
         if not full:
             self.source.left(chain.node, f"drivetrain has no module in the place of {chain.module}")
-            return
-        rest = full[len(module or "") :].lstrip(".") if _reaches(module, today) else None
-        if rest is None:
-            now = self._import_for(chain.bound, today)
-        else:
-            now = f"{now_local}.{rest}" if rest else str(now_local)
+            return was
         if today.is_legacy:
             self._say_legacy(chain.node, today)
-        if re.sub(r"\s", "", was) != now:
-            self.source.replace(*self.source.span(chain.node), now)
-            self.source.changed(chain.node, was, now)
+        if not _reaches(module, today):
+            return self._import_for(chain.bound, today)
+        return f"{local}{full[len(module or '') :]}"
 
     def _binding_today(self, bound: Bound) -> tuple[str | None, str | None]:
         """Return the local name of an imported module afterwards, and the module of today that it is."""
@@ -144,7 +147,8 @@ class _Rewriter:
             if module is not None and bound.local not in self.bindings.taken:
                 now = module
                 self.source.replace(start, start + len(alias.name), now)
-                self.source.changed(node, f"import {alias.name}", f"import {now}")
+                rest = self.source.text_of(alias)[len(alias.name) :]
+                self.source.changed(node, f"import {alias.name}{rest}", f"import {now}{rest}")
             elif self.needed.get(id(alias)):
                 doomed.add(index)
             elif not self.names.is_module(alias.name):
@@ -221,9 +225,7 @@ class _Rewriter:
         self.source.replace(start + found.start(1), start + found.end(1), module)
 
     def _say_legacy(self, node: ast.AST, today: Today) -> None:
-        self.source.left(
-            node, f"{today.name} is imported from {today.home}, which works; docs/legacy.md says what to write today"
-        )
+        self.source.differs(node, f"{today.name} is an adapter of its time: docs/legacy.md says what it is today")
 
 
 def _reaches(module: str | None, today: Today) -> bool:

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import drivetrain
 from drivetrain.base.missing import MISSING, why_missing
@@ -69,15 +69,16 @@ class Names:
     def find(self, module: str, name: str) -> Today | None:
         """Return what a name in one of Lightning's modules is today; ``None`` if it is nothing."""
         if (module, name) not in self._found:
-            self._found[module, name] = next(
-                (
-                    _public(home, ours)
-                    for each, path in self._places(module)
-                    for offered, home, ours in offers(path, each)
-                    if offered == name and home != _ABSENT
-                ),
-                None,
-            )
+            found = [
+                _public(home, ours)
+                for each, path in self._places(module)
+                for offered, home, ours in offers(path, each)
+                if offered == name and home != _ABSENT
+            ]
+            first = next(iter(found), None)
+            if first is not None and first.is_legacy and not isinstance(_value(first), type):
+                first = next((each for each in found if not each.is_legacy), first)  # a function or a flag
+            self._found[module, name] = first
         return self._found[module, name]
 
     def all_of(self, module: str) -> dict[str, Today]:
@@ -127,10 +128,14 @@ def _offered(each: Table, path: str) -> set[str]:
     return {offered for offered, _, _ in offers(path, each)}
 
 
+def _value(today: Today) -> Any:
+    return getattr(importlib.import_module(today.home), today.name)
+
+
 def _public(home: str, name: str) -> Today:
     """Return where users import a name of ours: in the package that lists it among its public names."""
     if home.startswith(_LEGACY):
-        value = getattr(importlib.import_module(home), name)
+        value = _value(Today(home, name))
         for base in getattr(value, "__mro__", ())[:-1]:
             if base.__module__.startswith("drivetrain.") and not base.__module__.startswith(_LEGACY):
                 return _public(base.__module__, base.__name__)  # what it extends, which has its meaning

@@ -35,7 +35,7 @@ def migrate(name: str, content: bytes, generation: str = "") -> Source:
     bindings.is_of_version_1 = generation != "2"
     rewrite_calls(bindings)
     rewrite_imports(bindings)
-    source.remarks.sort(key=lambda remark: remark.line)
+    source.remarks.sort(key=lambda remark: (remark.line, remark.is_left, remark.text.startswith("differs: ")))
     return source
 
 

@@ -82,6 +82,13 @@ class Source:
         start, end = self.span(node)
         return self.text[start:end]
 
+    def is_in_f_string(self, node: ast.AST) -> bool:
+        """Whether ``node`` is in an f-string, where Python before 3.12 does not tell its position."""
+        parent = self.parents.get(node)
+        while parent is not None and not isinstance(parent, (ast.stmt, ast.JoinedStr)):
+            parent = self.parents.get(parent)
+        return isinstance(parent, ast.JoinedStr)
+
     # ---- edits -------------------------------------------------------------------------------------------------------
 
     def replace(self, start: int, end: int, *pieces: str | Span) -> None:
