@@ -29,7 +29,6 @@ MISSING: dict[str, dict[str, str]] = {
         "LearningRateFinder": _NOT_YET,
         "ModelPruning": _NOT_YET,
         "SpikeDetection": _NOT_YET,
-        "StochasticWeightAveraging": _NOT_YET,
         "ThroughputMonitor": _NOT_YET,
         "progress": "Import the bar from drivetrain.callbacks.",
     },

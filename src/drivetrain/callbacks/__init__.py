@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.progress_bar import ProgressBar
     from drivetrain.callbacks.rich_model_summary import RichModelSummary
     from drivetrain.callbacks.rich_progress import RichProgressBar
+    from drivetrain.callbacks.stochastic_weight_avg import StochasticWeightAveraging
     from drivetrain.callbacks.timer import Timer
     from drivetrain.callbacks.tqdm_progress import TQDMProgressBar
     from drivetrain.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
@@ -42,6 +43,7 @@ __all__ = [
     "ProgressBar",
     "RichModelSummary",
     "RichProgressBar",
+    "StochasticWeightAveraging",
     "TQDMProgressBar",
     "Timer",
     "WeightAveraging",
@@ -64,6 +66,7 @@ _FILES = {
     "ProgressBar": "progress_bar",
     "RichModelSummary": "rich_model_summary",
     "RichProgressBar": "rich_progress",
+    "StochasticWeightAveraging": "stochastic_weight_avg",
     "TQDMProgressBar": "tqdm_progress",
     "Timer": "timer",
     "WeightAveraging": "weight_averaging",

@@ -98,6 +98,9 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.callbacks.progress.tqdm_progress": ("drivetrain.callbacks.tqdm_progress: TQDMProgressBar",),
     "pytorch.callbacks.rich_model_summary": ("drivetrain.callbacks.rich_model_summary: RichModelSummary",),
     "pytorch.callbacks.timer": ("drivetrain.callbacks.timer: Timer", f"{_C}.enums: Interval"),
+    "pytorch.callbacks.stochastic_weight_avg": (
+        "drivetrain.callbacks.stochastic_weight_avg: StochasticWeightAveraging",
+    ),
     "pytorch.callbacks.weight_averaging": (
         "drivetrain.callbacks.weight_averaging: EMAWeightAveraging WeightAveraging",
     ),

@@ -1,0 +1,214 @@
+"""Stochastic weight averaging: constant learning rates at the end of training, and the mean of the weights there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import SWALR
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.restoring import entry
+from drivetrain.base.seed import isolate_rng
+from drivetrain.callbacks.weight_averaging import WeightAveraging
+from drivetrain.data.kept import generators_kept, workers_kept
+from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.module.optimizers import LRSchedulerConfig
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+_OWNER = "StochasticWeightAveraging"
+
+
+class StochasticWeightAveraging(WeightAveraging):
+    """Averages the weights of the last epochs, which train with learning rates that become constant.
+
+    From the epoch ``swa_epoch_start`` on, a ``torch.optim.swa_utils.SWALR`` takes the place of the schedulers, and the
+    weights at the end of each epoch are added to the average. When training has ended, the module has the average. If
+    it has batch norm layers, their statistics are computed for the average in one further pass over the training data:
+    ``training_step`` is called without gradients, and what it logs is discarded.
+
+    Validation runs with the trained weights. Checkpoints are those of :class:`WeightAveraging`. For a run that resumes,
+    the statistics of batch norm are computed when it ends.
+
+    Args:
+        swa_lrs: the constant learning rate, or one for each parameter group.
+        swa_epoch_start: the first epoch, counted from 0, that is averaged; a float is a fraction of ``max_epochs``.
+        annealing_epochs: in how many epochs the learning rates become ``swa_lrs``.
+        annealing_strategy: along a cosine ("cos") or in equal steps ("linear").
+        avg_fn: ``avg_fn(average, value, n_averaged)`` returns the new average of one tensor; ``None``: the mean.
+        device: where the average is kept; ``None``: where the parameters are.
+
+    Raises:
+        ConfigurationError: an argument is invalid; or, when a fit begins, it optimizes manually or has no single
+            optimizer, or a fraction was passed and ``max_epochs`` is unlimited.
+    """
+
+    def __init__(
+        self,
+        swa_lrs: float | list[float],
+        swa_epoch_start: int | float = 0.8,
+        annealing_epochs: int = 10,
+        annealing_strategy: Literal["cos", "linear"] = "cos",
+        avg_fn: Callable[[Tensor, Tensor, Any], Tensor] | None = None,
+        device: torch.device | str | None = torch.device("cpu"),  # noqa: B008 (it is never changed)
+    ) -> None:
+        _check(swa_lrs, swa_epoch_start, annealing_epochs, annealing_strategy)
+        self.swa_lrs = swa_lrs
+        self.swa_epoch_start = swa_epoch_start
+        self.annealing_epochs = annealing_epochs
+        self.annealing_strategy = annealing_strategy
+        self.swa_start = 0
+        self.began = False
+        super().__init__(device, avg_fn=avg_fn)
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return epoch_idx is not None and epoch_idx >= self.swa_start
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self.began = False
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the run, and continue the schedule of the checkpoint."""
+        if not pl_module.automatic_optimization or len(trainer.optimizers) != 1:
+            raise ConfigurationError(
+                f"{_OWNER} needs one optimizer and automatic optimization, and {type(pl_module).__name__} has "
+                f"{len(trainer.optimizers)} with automatic_optimization={pl_module.automatic_optimization}. "
+                "Use WeightAveraging, which leaves learning rates alone."
+            )
+        self.swa_start = self._first_epoch(trainer)
+        super().on_fit_start(trainer, pl_module)
+        if self.began:
+            self._set_scheduler(trainer)
+
+    def _first_epoch(self, trainer: Trainer) -> int:
+        if is_count(self.swa_epoch_start):
+            return int(self.swa_epoch_start)
+        if trainer.max_epochs is None or not 0 <= trainer.max_epochs < math.inf:
+            raise ConfigurationError(
+                f"{_OWNER}(swa_epoch_start={self.swa_epoch_start}) is a fraction, and max_epochs is unlimited. "
+                "Write the number of an epoch, or max_epochs=..."
+            )
+        return int(self.swa_epoch_start * trainer.max_epochs)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.began and trainer.current_epoch >= self.swa_start:
+            self.began = True
+            self._set_scheduler(trainer)
+
+    def _set_scheduler(self, trainer: Trainer) -> None:
+        optimizer = trainer.optimizers[0]
+        rates: Any = self.swa_lrs
+        groups = len(optimizer.param_groups)
+        if isinstance(rates, Sequence) and len(rates) != groups:
+            raise ConfigurationError(
+                f"{_OWNER}(swa_lrs={rates}) has {len(rates)} learning rates, and {type(optimizer).__name__} has "
+                f"{groups} parameter groups. Write one number for all, or {groups}."
+            )
+        scheduler = SWALR(optimizer, rates, self.annealing_epochs, self.annealing_strategy)
+        gone = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]
+        trainer.lr_scheduler_configs = [LRSchedulerConfig(scheduler=scheduler)]
+        rank_zero_info(
+            f"{_OWNER} sets the learning rates from epoch {trainer.current_epoch} on"
+            f"{f', in place of {gone[0]}' if gone else ''}."
+        )
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the trained weights in the module."""
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the trained weights in the module."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the average in the module, with statistics of batch norm."""
+        super().on_train_end(trainer, pl_module)
+        layers = [each for each in pl_module.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        layers = [each for each in layers if each.running_mean is not None]
+        if self.n_averaged and layers:
+            _compute_statistics(trainer, pl_module, layers)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "began": self.began}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.began = entry(state_dict, "began", bool)
+
+
+def _check(swa_lrs: Any, start: Any, annealing_epochs: Any, annealing_strategy: Any) -> None:
+    rates = swa_lrs if isinstance(swa_lrs, (list, tuple)) and swa_lrs else [swa_lrs]
+    if not all(is_number(rate) and rate > 0 for rate in rates):
+        raise wrong_value(_OWNER, "swa_lrs", swa_lrs, "a positive number or a list of them", "swa_lrs=1e-2")
+    if not is_count(start) and not (is_number(start) and 0 <= start <= 1):
+        raise wrong_value(_OWNER, "swa_epoch_start", start, "an epoch, or a fraction from 0.0 to 1.0", "0.8")
+    if not is_count(annealing_epochs):
+        raise wrong_value(_OWNER, "annealing_epochs", annealing_epochs, "a number of epochs", "annealing_epochs=10")
+    if annealing_strategy not in ("cos", "linear"):
+        raise wrong_value(_OWNER, "annealing_strategy", annealing_strategy, '"cos" or "linear"', '"cos"')
+
+
+# ---- the statistics of batch norm ------------------------------------------------------------------------------------
+
+
+def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[Any]) -> None:
+    """Compute running means and variances over one pass of the training data, on all ranks together."""
+    loader, strategy = trainer.train_dataloader, trainer.strategy
+    limit = trainer.num_training_batches
+    if math.isinf(limit):
+        rank_zero_warn(
+            f"The training loader has no length, so {_OWNER} cannot compute the statistics of batch norm for the "
+            "average. Call torch.optim.swa_utils.update_bn(loader, model)."
+        )
+        return
+    rank_zero_info(f"{_OWNER} computes the statistics of {len(layers)} batch norm layers in a pass over the data.")
+    momenta = [layer.momentum for layer in layers]
+    modes = {each: each.training for each in module.modules()}
+    with torch.no_grad(), isolate_rng(), generators_kept([loader]), workers_kept([loader]), _without_logging(module):
+        module.train()
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # the mean over all batches
+        try:
+            for batch_idx, batch in enumerate(loader):
+                if batch_idx >= limit:
+                    break
+                strategy.training_step(strategy.batch_to_device(batch), batch_idx)
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+            for each, training in modes.items():
+                each.training = training
+        for layer in layers if strategy.data.size > 1 else ():
+            for statistic in (layer.running_mean, layer.running_var):
+                statistic.copy_(strategy.reduce(statistic.clone(), reduce_op="mean"))
+
+
+class _NoBook:
+    """Takes what is logged, and keeps nothing."""
+
+    scope = options = None
+
+    def open_entry(self, *_: Any) -> _NoBook:
+        return self
+
+    def push(self, *_: Any) -> None: ...
+
+
+@contextmanager
+def _without_logging(module: nn.Module) -> Iterator[None]:
+    books = {each: each.__dict__["_book"] for each in module.modules() if "_book" in each.__dict__}
+    for each in books:
+        each.__dict__["_book"] = _NoBook()
+    try:
+        yield
+    finally:
+        for each, book in books.items():
+            each.__dict__["_book"] = book
