@@ -23,8 +23,6 @@ MISSING: dict[str, dict[str, str]] = {
         "overrides": "Write a strategy: see docs/own_strategy.md.",
     },
     "drivetrain.callbacks": {
-        "BackboneFinetuning": _NOT_YET,
-        "BaseFinetuning": _NOT_YET,
         "BatchSizeFinder": _NOT_YET,
         "LearningRateFinder": _NOT_YET,
         "ModelPruning": _NOT_YET,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from drivetrain.callback import Callback, Checkpoint
     from drivetrain.callbacks.device_stats_monitor import DeviceStatsMonitor
     from drivetrain.callbacks.early_stopping import EarlyStopping
+    from drivetrain.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
     from drivetrain.callbacks.gradient_accumulation import GradientAccumulationScheduler
     from drivetrain.callbacks.lambda_function import LambdaCallback
     from drivetrain.callbacks.lr_monitor import LearningRateMonitor
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 
 __all__ = [
+    "BackboneFinetuning",
+    "BaseFinetuning",
     "BasePredictionWriter",
     "Callback",
     "Checkpoint",
@@ -50,6 +53,8 @@ __all__ = [
 ]
 
 _FILES = {
+    "BackboneFinetuning": "finetuning",
+    "BaseFinetuning": "finetuning",
     "BasePredictionWriter": "prediction_writer",
     "Callback": ".callback",
     "Checkpoint": ".callback",

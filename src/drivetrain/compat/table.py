@@ -79,6 +79,9 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.callbacks.callback": ("drivetrain.callback: Callback",),
     "pytorch.callbacks.checkpoint": ("drivetrain.callback: Checkpoint",),
     "pytorch.callbacks.early_stopping": ("drivetrain.callbacks.early_stopping: EarlyStopping EarlyStoppingReason",),
+    "pytorch.callbacks.finetuning": (
+        "drivetrain.callbacks.finetuning: BackboneFinetuning BaseFinetuning multiplicative",
+    ),
     "pytorch.callbacks.gradient_accumulation_scheduler": (
         "drivetrain.callbacks.gradient_accumulation: GradientAccumulationScheduler",
     ),

@@ -1,0 +1,366 @@
+"""Fine-tuning: layers are frozen before training, and thawed when their epoch has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.restoring import entry, number
+from drivetrain.callback import Callback
+from drivetrain.errors import CheckpointError, ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.module.optimizers import unwrapped
+from drivetrain.strategies.optimizer_states import parameter_names, plain_name
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+Modules: TypeAlias = nn.Module | Iterable[Any]
+"""A module, or any nesting of iterables of modules."""
+
+
+def multiplicative(epoch: int) -> float:
+    """Return 2.0, whatever the epoch: a learning rate that doubles."""
+    return 2.0
+
+
+class BaseFinetuning(Callback):
+    """Base class of callbacks that freeze layers before training and thaw them later.
+
+    Override :meth:`freeze_before_training` and :meth:`finetune_function`. Let ``configure_optimizers`` pass only
+    parameters that require gradients::
+
+        class Thaw(BaseFinetuning):
+            def freeze_before_training(self, pl_module):
+                self.freeze(pl_module.backbone)
+
+            def finetune_function(self, pl_module, epoch, optimizer):
+                if epoch == 10:
+                    self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
+
+    A checkpoint keeps which parameters were frozen and what groups the optimizers had. A run that resumes restores
+    both, in the middle of an epoch too. Schedulers go on with groups that are added: with the schedule of the
+    optimizer's first group, in proportion to the learning rates.
+    """
+
+    needs_every_rank = True
+    changes_in_validation = False
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] = {}
+        self._restored: Mapping[str, Any] | None = None
+
+    # ---- for subclasses ------------------------------------------------------------------------------------------
+
+    def freeze_before_training(self, pl_module: LightningModule) -> None:
+        """Freeze layers; called before ``configure_optimizers``."""
+        raise NotImplementedError(f"{type(self).__name__} must override freeze_before_training.")
+
+    def finetune_function(self, pl_module: LightningModule, epoch: int, optimizer: Optimizer) -> None:
+        """Thaw layers; called for each optimizer when an epoch begins."""
+        raise NotImplementedError(f"{type(self).__name__} must override finetune_function.")
+
+    @staticmethod
+    def flatten_modules(modules: Modules) -> list[nn.Module]:
+        """Return the modules that have parameters or buffers of their own, or no children, each once."""
+        if isinstance(modules, nn.Module):
+            found = list(modules.modules())
+        else:
+            found = [each for module in modules for each in BaseFinetuning.flatten_modules(module)]
+        return [
+            each
+            for each in dict.fromkeys(found)
+            if each._parameters or each._buffers or next(each.children(), None) is None
+        ]
+
+    @staticmethod
+    def filter_params(
+        modules: Modules, train_bn: bool = True, requires_grad: bool = True
+    ) -> Generator[nn.Parameter, None, None]:
+        """Yield the parameters whose ``requires_grad`` is as asked; without ``train_bn`` none of batch norm."""
+        for module in BaseFinetuning.flatten_modules(modules):
+            if train_bn or not isinstance(module, _BatchNorm):
+                for parameter in module.parameters(recurse=False):
+                    if parameter.requires_grad == requires_grad:
+                        yield parameter
+
+    @staticmethod
+    def make_trainable(modules: Modules) -> None:
+        """Let the parameters require gradients, and batch norm update its statistics."""
+        for module in BaseFinetuning.flatten_modules(modules):
+            _set_trainable(module, True)
+
+    @staticmethod
+    def freeze_module(module: nn.Module) -> None:
+        """Freeze the parameters that ``module`` has itself, and its statistics if it is batch norm."""
+        _set_trainable(module, False)
+
+    @staticmethod
+    def freeze(modules: Modules, train_bn: bool = True) -> None:
+        """Freeze all parameters; with ``train_bn`` those of batch norm are trained."""
+        for module in BaseFinetuning.flatten_modules(modules):
+            _set_trainable(module, train_bn and isinstance(module, _BatchNorm))
+
+    @staticmethod
+    def filter_on_optimizer(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Return those of ``params`` that ``optimizer`` does not have; warn of the others."""
+        known = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        given = list(dict.fromkeys(params))
+        new = [each for each in given if id(each) not in known]
+        if len(new) < len(given):
+            rank_zero_warn(
+                f"{len(given) - len(new)} of the {len(given)} parameters to be added are already in "
+                f"{type(optimizer).__name__}, and keep their learning rate. Let configure_optimizers pass only "
+                "parameters whose requires_grad is True."
+            )
+        return new
+
+    @staticmethod
+    def unfreeze_and_add_param_group(
+        modules: Modules,
+        optimizer: Optimizer,
+        lr: float | None = None,
+        initial_denom_lr: float = 10.0,
+        train_bn: bool = True,
+    ) -> None:
+        """Thaw ``modules``, and add their parameters to ``optimizer`` as one group.
+
+        Args:
+            modules: what to thaw.
+            optimizer: what will train it.
+            lr: the learning rate; ``None``: that of the optimizer's first group, divided by ``initial_denom_lr``.
+            initial_denom_lr: used without ``lr`` only.
+            train_bn: thaw the batch norm layers, too.
+        """
+        found = [
+            each for each in BaseFinetuning.flatten_modules(modules) if train_bn or not isinstance(each, _BatchNorm)
+        ]
+        known = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        parameters = [each for module in found for each in module.parameters(recurse=False)]
+        parameters = [each for each in parameters if not each.requires_grad or id(each) not in known]
+        for module in found:
+            _set_trainable(module, True)
+        new = BaseFinetuning.filter_on_optimizer(optimizer, parameters)
+        if new:
+            rate = optimizer.param_groups[0]["lr"] / initial_denom_lr if lr is None else float(lr)
+            optimizer.add_param_group({"params": new, "lr": rate})
+
+    # ---- the run -------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._state, self._restored = {}, None
+            self.freeze_before_training(pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Thaw what was thawed when the checkpoint was saved, and add the groups that the optimizers had then."""
+        if self._restored is not None:
+            _restore(pl_module, trainer, self._restored)
+            self._restored = None
+        self._state = _described(pl_module, trainer.optimizers)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let :meth:`finetune_function` thaw what this epoch is to train."""
+        for optimizer in trainer.optimizers:
+            groups = len(optimizer.param_groups)
+            self.finetune_function(pl_module, trainer.current_epoch, optimizer)
+            _extend_schedulers(trainer, optimizer, groups)
+        self._state = _described(pl_module, trainer.optimizers)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._state)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if "groups" in state_dict:  # otherwise of Lightning, which keeps the groups by the optimizer's number
+            for name in ("groups", "frozen", "frozen_statistics"):
+                entry(state_dict, name, list)
+            self._restored = state_dict
+        elif "internal_optimizer_metadata" in state_dict:
+            groups = entry(state_dict, "internal_optimizer_metadata", Mapping)
+            self._restored = {"groups": [groups[index] for index in sorted(groups)]}
+
+
+class BackboneFinetuning(BaseFinetuning):
+    """Trains ``pl_module.backbone`` from one epoch on only, with a learning rate of its own that grows.
+
+    Args:
+        unfreeze_backbone_at_epoch: the epoch, counted from 0, at which the backbone is thawed.
+        lambda_func: in each later epoch the backbone's learning rate is multiplied by ``lambda_func(epoch + 1)``.
+        backbone_initial_ratio_lr: its first learning rate, as a fraction of that of the optimizer's first group.
+        backbone_initial_lr: its first learning rate, instead of that fraction.
+        should_align: once it would exceed the learning rate of the first group, it is that.
+        initial_denom_lr: accepted for compatibility; the first learning rate follows from the two arguments above.
+        train_bn: train the batch norm layers of the backbone all the time.
+        verbose: log both learning rates when an epoch begins.
+        rounding: the number of decimals in that line.
+
+    Raises:
+        ConfigurationError: an argument is invalid; or, when a fit begins, the module has no ``backbone``.
+    """
+
+    def __init__(
+        self,
+        unfreeze_backbone_at_epoch: int = 10,
+        lambda_func: Callable[[int], float] = multiplicative,
+        backbone_initial_ratio_lr: float = 0.1,
+        backbone_initial_lr: float | None = None,
+        should_align: bool = True,
+        initial_denom_lr: float = 10.0,
+        train_bn: bool = True,
+        verbose: bool = False,
+        rounding: int = 12,
+    ) -> None:
+        super().__init__()
+        if not is_count(unfreeze_backbone_at_epoch):
+            raise wrong_value(
+                "BackboneFinetuning", "unfreeze_backbone_at_epoch", unfreeze_backbone_at_epoch, "an epoch", "10"
+            )
+        for name, value in (("ratio_lr", backbone_initial_ratio_lr), ("lr", backbone_initial_lr)):
+            if not (value is None and name == "lr") and not (is_number(value) and value > 0):
+                raise wrong_value("BackboneFinetuning", f"backbone_initial_{name}", value, "a positive number", "0.1")
+        self.unfreeze_backbone_at_epoch = unfreeze_backbone_at_epoch
+        self.lambda_func = lambda_func
+        self.backbone_initial_ratio_lr = backbone_initial_ratio_lr
+        self.backbone_initial_lr = backbone_initial_lr
+        self.should_align = should_align
+        self.initial_denom_lr = initial_denom_lr
+        self.train_bn = train_bn
+        self.verbose = verbose
+        self.rounding = rounding
+        self.previous_backbone_lr: float | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.previous_backbone_lr = None
+            if not isinstance(getattr(pl_module, "backbone", None), nn.Module):
+                raise ConfigurationError(
+                    f"BackboneFinetuning freezes pl_module.backbone, and {type(pl_module).__name__} has no module of "
+                    "that name. Name its backbone so, or subclass BaseFinetuning."
+                )
+        super().setup(trainer, pl_module, stage)
+
+    def freeze_before_training(self, pl_module: LightningModule) -> None:
+        self.freeze(pl_module.backbone, train_bn=self.train_bn)
+
+    def finetune_function(self, pl_module: LightningModule, epoch: int, optimizer: Optimizer) -> None:
+        """Thaw the backbone in its epoch, and raise its learning rate in the later ones."""
+        rate = float(optimizer.param_groups[0]["lr"])
+        before = self.previous_backbone_lr
+        if epoch == self.unfreeze_backbone_at_epoch:
+            given = self.backbone_initial_lr
+            own = given if given is not None else rate * self.backbone_initial_ratio_lr
+            self.unfreeze_and_add_param_group(pl_module.backbone, optimizer, own, train_bn=self.train_bn)
+        elif epoch > self.unfreeze_backbone_at_epoch and before is not None:
+            own = self.lambda_func(epoch + 1) * before
+            own = rate if self.should_align and own > rate else own
+            optimizer.param_groups[-1]["lr"] = own
+        else:
+            return
+        self.previous_backbone_lr = float(own)
+        if self.verbose:
+            rank_zero_info(
+                f"Epoch {epoch}: the learning rate is {round(rate, self.rounding)}, and that of the backbone "
+                f"{round(float(own), self.rounding)}."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "previous_backbone_lr": self.previous_backbone_lr}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        rate = state_dict.get("previous_backbone_lr")
+        self.previous_backbone_lr = None if rate is None else float(number(rate, "['previous_backbone_lr']"))
+
+
+def _set_trainable(module: nn.Module, trainable: bool) -> None:
+    if isinstance(module, _BatchNorm):
+        module.track_running_stats = trainable
+    for parameter in module.parameters(recurse=False):
+        parameter.requires_grad = trainable
+
+
+# ---- what is frozen, and which groups there are ----------------------------------------------------------------------
+
+
+def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
+    """Return what a run that resumes needs to know; the optimizers' own states have the options of the groups."""
+    return {
+        "groups": [[{"params": names} for names in parameter_names(module, each)] for each in optimizers],
+        "frozen": [plain_name(name) for name, each in module.named_parameters() if not each.requires_grad],
+        "frozen_statistics": [
+            plain_name(name)
+            for name, each in module.named_modules()
+            if isinstance(each, _BatchNorm) and not each.track_running_stats and each.running_mean is not None
+        ],
+    }
+
+
+def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
+    named = {plain_name(name): each for name, each in module.named_parameters(remove_duplicate=False)}
+    if "frozen" in state:
+        frozen = set(state["frozen"])
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad = plain_name(name) not in frozen
+        for name, each in module.named_modules():
+            if isinstance(each, _BatchNorm) and each.running_mean is not None:
+                each.track_running_stats = plain_name(name) not in state["frozen_statistics"]
+    for optimizer, groups in zip(trainer.optimizers, state["groups"], strict=False):
+        there = len(optimizer.param_groups)
+        for group in groups[there:]:
+            names = entry(group, "params", list, "['groups']")
+            if missing := [name for name in names if name not in named]:
+                raise CheckpointError(
+                    f"When the checkpoint was saved, {missing[0]} was fine-tuned, and {type(module).__name__} has no "
+                    "such parameter. Build the module as it was trained."
+                )
+            parameters = [named[name] for name in names]
+            if "frozen" not in state:  # a file of Lightning names the groups alone
+                for parameter in parameters:
+                    parameter.requires_grad = True
+            options = {key: value for key, value in group.items() if key != "params"}
+            optimizer.add_param_group({"params": parameters, **options})
+        _extend_schedulers(trainer, optimizer, there)
+
+
+# ---- schedulers ------------------------------------------------------------------------------------------------------
+
+_RATES = ("base_lrs", "max_lrs", "min_lrs")
+
+
+def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
+    """Let the schedulers of ``optimizer`` go on with the groups after the first ``before``.
+
+    torch's schedulers keep lists with one entry for each group, and raise an error where the lengths differ.
+    """
+    groups = optimizer.param_groups
+    if len(groups) == before:
+        return
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    for group in groups[before:]:
+        ratio = float(group["lr"]) / float(groups[0]["lr"]) if groups[0]["lr"] else 1.0
+        for key, value in groups[0].items():  # what schedulers have written into the groups
+            if key not in group:
+                group[key] = value * ratio if key.endswith("lr") and is_number(value) else value
+        for scheduler in schedulers:
+            _extend(scheduler, optimizer, before, ratio)
+        before += 1
+
+
+def _extend(scheduler: Any, optimizer: Optimizer, before: int, ratio: float) -> None:
+    for inner in getattr(scheduler, "_schedulers", ()):  # of SequentialLR and ChainedScheduler
+        _extend(inner, optimizer, before, ratio)
+    if unwrapped(getattr(scheduler, "optimizer", None)) is not optimizer:
+        return
+    for name in _RATES:
+        rates = getattr(scheduler, name, None)
+        if isinstance(rates, list) and len(rates) == before:
+            rates.append(rates[0] * ratio)
+    for name in ("lr_lambdas", "_last_lr"):
+        values = getattr(scheduler, name, None)
+        if isinstance(values, list) and len(values) == before:
+            values.append(values[0] * ratio if name == "_last_lr" else values[0])
