@@ -81,7 +81,9 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 def test_the_backbone_is_tuned_as_in_a_plain_loop(loader: Any, make_trainer: Any) -> None:
     class Rates(Callback):
         position = "last"
-        seen: list[float] = []
+
+        def __init__(self) -> None:
+            self.seen: list[float] = []
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx == 0:
@@ -158,8 +160,8 @@ def test_ones_own_schedule_and_what_is_frozen() -> None:
     BaseFinetuning.unfreeze_and_add_param_group(module.net, optimizer)
     assert optimizer.param_groups[1]["lr"] == 0.1
     assert optimizer.param_groups[1]["params"] == list(module.net.parameters())
+    module.net.requires_grad_(False)
     with pytest.warns(UserWarning, match="2 of the 2 parameters to be added are already in SGD"):
-        module.net.requires_grad_(False)
         BaseFinetuning.unfreeze_and_add_param_group(module.net, optimizer)
     BaseFinetuning.freeze_module(module.net)
     assert not module.net.weight.requires_grad

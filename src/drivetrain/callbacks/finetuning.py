@@ -13,7 +13,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry, number
 from drivetrain.callback import Callback
 from drivetrain.errors import CheckpointError, ConfigurationError, is_count, is_number, wrong_value
-from drivetrain.module.optimizers import unwrapped
+from drivetrain.engine.wrappers import unwrapped
 from drivetrain.strategies.optimizer_states import parameter_names, plain_name
 
 if TYPE_CHECKING:
@@ -220,9 +220,12 @@ class BackboneFinetuning(BaseFinetuning):
             raise wrong_value(
                 "BackboneFinetuning", "unfreeze_backbone_at_epoch", unfreeze_backbone_at_epoch, "an epoch", "10"
             )
-        for name, value in (("ratio_lr", backbone_initial_ratio_lr), ("lr", backbone_initial_lr)):
-            if not (value is None and name == "lr") and not (is_number(value) and value > 0):
-                raise wrong_value("BackboneFinetuning", f"backbone_initial_{name}", value, "a positive number", "0.1")
+        rates = {"backbone_initial_ratio_lr": backbone_initial_ratio_lr}
+        if backbone_initial_lr is not None:
+            rates["backbone_initial_lr"] = backbone_initial_lr
+        for name, value in rates.items():
+            if not is_number(value) or value <= 0:
+                raise wrong_value("BackboneFinetuning", name, value, "a positive number", f"{name}=0.1")
         self.unfreeze_backbone_at_epoch = unfreeze_backbone_at_epoch
         self.lambda_func = lambda_func
         self.backbone_initial_ratio_lr = backbone_initial_ratio_lr
