@@ -192,8 +192,10 @@ ARGUMENTS = [
     # what is not there in this version
     case("an address as root", {"default_root_dir": "s3://b/x"}, "writes to a local file system", "'s3://b/x'",
          'Write default_root_dir="runs", and copy the folder when the run has ended.', NotSupportedError),
-    case("a profiler", {"profiler": "smple"}, "not supported by this version", "profiler='smple'",
-         "Leave profiler out.", NotSupportedError),
+    case("a profiler", {"profiler": "smple"}, "There is no profiler called", "profiler='smple'",
+         "Did you mean 'simple'?"),
+    case("no profiler", {"profiler": 3}, "Trainer(profiler=...) got", "an int: 3",
+         'Pass a drivetrain.profilers.Profiler, or the name of one: profiler="simple".'),
     case("several machines", {"num_nodes": 2}, "MASTER_ADDR and MASTER_PORT are not set", "num_nodes=2",
          "or start it with torchrun."),
     # names

@@ -122,7 +122,7 @@ def test_the_readme_lists_every_example() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("profiler", "simple"), ("model_registry", "models"),
+        ("model_registry", "models"),
     ],
 )  # fmt: skip
 def test_what_the_readme_calls_not_there_yet_is_refused_and_nothing_else_is_in_that_list(name: str, value: str) -> None:

@@ -127,7 +127,6 @@ def test_right_values_are_kept_as_they_are(name: str, values: list[Any]) -> None
 @pytest.mark.parametrize(
     ("name", "value", "only"),
     [
-        ("profiler", "simple", "None"),
         ("model_registry", "mine", "None"),
     ],
 )
@@ -344,7 +343,6 @@ def test_help_describes_every_argument_of_the_engine_too() -> None:
 
 def test_help_says_what_is_not_supported_yet() -> None:
     assert described(Trainer, "model_registry").endswith("not supported yet: only the default is accepted.")
-    assert described(Trainer, "profiler").endswith("only the default and an XLAProfiler are accepted.")
 
 
 def test_an_argument_that_the_docstring_lacks_would_be_found() -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from drivetrain.clusters.environment import ClusterEnvironment
     from drivetrain.loggers.logger import Logger
     from drivetrain.precision.precision import Precision
+    from drivetrain.profilers.profiler import Profiler
     from drivetrain.strategies.layer_sync import LayerSync
     from drivetrain.strategies.strategy import Strategy
 
@@ -138,7 +139,9 @@ class Settings:
     split_batches: bool = _argument(
         False, "a loader's batch_size is that of all processes together, not of each process"
     )
-    profiler: Any | str | None = _argument(None, "a profiler or its name")
+    profiler: Profiler | str | None = _argument(
+        None, 'what measures the run: a profiler, or "simple", "advanced", "pytorch", "memory" or "xla"; None: nothing'
+    )
     detect_anomaly: bool = _argument(False, "torch.autograd.set_detect_anomaly during training")
     barebones: bool = _argument(False, "switch off logging, checkpoints, progress bar, summary and sanity check")
     plugins: (
@@ -165,7 +168,7 @@ class Settings:
         for name, rule in _RULES.items():
             rule(name, getattr(self, name))
         for name, only in NOT_YET.items():
-            if (value := getattr(self, name)) != only and not getattr(value, "is_profiler", False):
+            if (value := getattr(self, name)) != only:
                 raise NotSupportedError(
                     f"Trainer({name}={shown(value)}) is not supported by this version of drivetrain, which only knows "
                     f"{name}={only!r}. Leave {name} out."
@@ -201,8 +204,7 @@ class Settings:
 def doc_of(field: dataclasses.Field[Any]) -> str:
     """Return the line that documents an argument."""
     doc: str = field.metadata["doc"]
-    accepted = "the default and an XLAProfiler are" if field.name == "profiler" else "the default is"
-    return f"{doc}; not supported yet: only {accepted} accepted" if field.name in NOT_YET else doc
+    return f"{doc}; not supported yet: only the default is accepted" if field.name in NOT_YET else doc
 
 
 def documents_arguments(cls: type[T]) -> type[T]:
@@ -491,7 +493,6 @@ _GONE = {
 }
 
 NOT_YET: dict[str, Any] = {
-    "profiler": None,
     "model_registry": None,
 }
 """Arguments whose feature does not exist yet, each with the only value accepted, beside what says that it is one."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from drivetrain import Callback
+from drivetrain.profilers import PassThroughProfiler
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,15 @@ def test_a_callback_that_overrides_a_batch_hook_is_counted(budget: Any, bare: An
             pass
 
     assert budget.trained(callbacks=[Busy()]).python >= bare.python + 1
+
+
+def test_a_step_without_a_profiler_makes_no_call_more(budget: Any, bare: Any) -> None:
+    assert budget.trained(profiler=PassThroughProfiler()) == bare
+
+
+def test_a_profiler_is_counted(budget: Any, bare: Any) -> None:
+    """Negative control of the test above."""
+    assert budget.trained(profiler="simple").python >= bare.python + 10
 
 
 @pytest.mark.parametrize(

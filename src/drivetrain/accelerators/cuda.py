@@ -87,3 +87,26 @@ def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
         f"find_usable_cuda_devices({num_devices}): of {seen} CUDA devices, {len(usable)} can be used: {usable}. "
         "Ask for fewer, or free one."
     )
+
+
+def has_cuda() -> bool:
+    """Return whether torch can use a CUDA device."""
+    return torch.cuda.is_available()
+
+
+def memory_in_use() -> tuple[int, int]:
+    """Return what torch has allocated on the current device, and the most since the last call, in bytes."""
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated(), peak
+
+
+def record_allocations(max_entries: int) -> None:
+    """Keep the last ``max_entries`` allocations and frees, each with the line of code that made it."""
+    torch.cuda.memory._record_memory_history(max_entries=max_entries)
+
+
+def write_allocations(path: str) -> None:
+    """Write a snapshot of what was recorded, and stop recording."""
+    torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
+    torch.cuda.memory._record_memory_history(enabled=None)

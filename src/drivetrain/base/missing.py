@@ -45,9 +45,6 @@ MISSING: dict[str, dict[str, str]] = {
         "ModuleType": _NOT_YET,
         "instantiate_module": "Write instantiate_class.",
     },
-    "drivetrain.profilers": dict.fromkeys(
-        ["AdvancedProfiler", "PassThroughProfiler", "Profiler", "PyTorchProfiler", "SimpleProfiler"], _NOT_YET
-    ),
     "drivetrain.checkpoints": _STORES,
     "drivetrain.plugins": _STORES,
     "drivetrain.plugins.io": _STORES,

@@ -25,7 +25,6 @@ _FRONT = ("drivetrain: Callback LightningDataModule LightningModule Trainer", _S
 _MISCONFIGURATION = "drivetrain.errors: MisconfigurationException=DrivetrainError"  # catches all that we diagnose
 _LOGGERS = "drivetrain.loggers: CSVLogger TensorBoardLogger"
 _XLA_IO = "drivetrain.checkpoints: XLACheckpointIO"
-_XLA_PROFILER = "drivetrain.profilers: XLAProfiler"
 _ATTRIBUTE_DICT = "drivetrain.module.hparams: AttributeDict"
 _RANK_ZERO = (
     "drivetrain.base.rank_zero: rank_zero_warn",
@@ -147,8 +146,13 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.plugins.layer_sync": ("drivetrain.plugins.layer_sync",),
     "pytorch.plugins.precision": ("drivetrain.precision",),
     **{f"pytorch.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
-    "pytorch.profilers": (_XLA_PROFILER,),
-    "pytorch.profilers.xla": (_XLA_PROFILER,),
+    "pytorch.profilers": ("drivetrain.profilers",),
+    "pytorch.profilers.advanced": ("drivetrain.profilers.advanced: AdvancedProfiler",),
+    "pytorch.profilers.base": ("drivetrain.profilers.passthrough: PassThroughProfiler",),
+    "pytorch.profilers.profiler": ("drivetrain.profilers.profiler: Profiler",),
+    "pytorch.profilers.pytorch": ("drivetrain.profilers.pytorch: PyTorchProfiler",),
+    "pytorch.profilers.simple": ("drivetrain.profilers.simple: SimpleProfiler",),
+    "pytorch.profilers.xla": ("drivetrain.profilers.xla: XLAProfiler",),
     "pytorch.strategies": ("drivetrain.strategies",),
     "pytorch.strategies.ddp": ("drivetrain.strategies.ddp: DDPStrategy",),
     "pytorch.strategies.fsdp": ("drivetrain.strategies.fsdp: FSDPStrategy",),

@@ -207,6 +207,8 @@ def validate(run: Run) -> None:
 def batches_and_step(run: Run, loader: Any, resumed: Resumed | None = None) -> tuple[Batches, Bound]:
     """Return the batches of the epoch that begins, or of the rest of one that is resumed, and the bound step."""
     batches = _batches(run, loader, resumed)
+    if run.hooks.spans is not None:
+        batches = run.hooks.spans.batches("train", batches)
     run.batches = _iterator_for_step(run, batches)
     return batches, bind(run)
 

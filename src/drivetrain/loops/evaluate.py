@@ -23,6 +23,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, order_shared
 from drivetrain.loops.metrics import copied_states, set_states
+from drivetrain.loops.pieces import measured
 from drivetrain.loops.progress import Phase, copied
 from drivetrain.loops.run import Run, val_check_every
 
@@ -323,6 +324,8 @@ def _evaluate_loader(
         batches = uneven.over(batches, source.counts)
         progress.begin_evaluation_of(max(source.counts))
     uneven_from = float("inf") if uneven is None else uneven.uneven_from
+    if hooks.spans is not None:
+        batches = hooks.spans.batches(word, batches)
     step = bind_eval_step(run, stage, index, batches)
     slot[0] = fetch
     for batch, _ in batches:
@@ -375,7 +378,7 @@ def bind_eval_step(
 ) -> Callable[[Any, int], Any]:
     """The stage's step with the arguments its signature asks for."""
     name = f"{_KINDS[stage].word}_step"
-    fn, call = getattr(run.module, name), run.engine.strategy.bound_step(name)
+    fn, call = getattr(run.module, name), measured(run, name, run.engine.strategy.bound_step(name))
     if takes_iterator(fn):
         return _with_iterator(run, call, batches, 0 if index is None else index)
     parameters = inspect.signature(fn).parameters

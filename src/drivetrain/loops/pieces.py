@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -27,6 +27,12 @@ Step = Callable[[Any, int, int, bool, int], Any]
 
 TrainingStep = Callable[[Any, int], Any]
 Backward = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def measured(run: Run, action: str, call: F) -> F:
+    """Return ``call``; with a profiler, as an action that it measures."""
+    return call if run.hooks.spans is None else cast("F", run.hooks.spans.wrap(action, call))
 
 
 def bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[Any] | None]:
@@ -35,6 +41,7 @@ def bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[A
     training_step = strategy.bound_step("training_step")
     if overrides(strategy, "post_training_step", Stepping):
         training_step = _then(training_step, strategy.post_training_step)
+    training_step = measured(run, "training_step", training_step)
     context = run.engine.forward_context()
     if (batches := run.batches) is not None:
         return batches.bound(training_step), context
@@ -56,6 +63,10 @@ def _then(first: Callable[..., Any], then: Callable[[], None]) -> Callable[..., 
 
 def bind_backward(run: Run, optimizer: Optimizer | None = None) -> Backward:
     """Backward as the strategy wants it, for a loss that is ready."""
+    return measured(run, "backward", _bind_backward(run, optimizer))
+
+
+def _bind_backward(run: Run, optimizer: Optimizer | None) -> Backward:
     strategy, differentiate = run.engine.strategy, _bind_differentiate(run)
     strategy.driver.differentiate = differentiate
     if overrides(strategy, "backward", Stepping):
@@ -111,7 +122,7 @@ def bind_zero_grad(run: Run, optimizer: Optimizer) -> Callable[[], None]:
             hook(optimizer)
         clear()
 
-    return zero_grad if before else clear
+    return measured(run, "optimizer_zero_grad", zero_grad if before else clear)
 
 
 def as_one_of_many(

@@ -37,6 +37,7 @@ from drivetrain.loops.pieces import (
     bind_zero_grad,
     exchanges_always,
     hold_back,
+    measured,
 )
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
@@ -167,7 +168,7 @@ def _optimizer_step(
                 return  # the gradients overflowed: nothing was stepped
         progress.global_step += 1
 
-    return finish_window
+    return measured(run, "optimizer_step", finish_window)
 
 
 def _strategy_accumulates(run: Run, whole: BoundStep) -> BoundStep:
@@ -195,6 +196,7 @@ def _closure(
 ) -> Step:
     progress, book = run.progress, run.book
     optimizer_step: Callable[..., Any] = run.hooks.bind_method("optimizer_step") or run.module.optimizer_step
+    optimizer_step = measured(run, "optimizer_step", optimizer_step)
     training_scope = run.hooks.scope("training_step")
     must_have_loss, shared = requires_closure(handle.optimizer), window.gather is not None
 
@@ -356,7 +358,7 @@ def _attach(
 
     take_step: TakeStep = by_strategy if own else plain
     if not run.module.automatic_optimization:
-        take_step = _closing_window(run, take_step)
+        take_step = measured(run, "optimizer_step", _closing_window(run, take_step))
     handle.take_step = take_step
     run.unbinders.append(lambda: setattr(handle, "take_step", None))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 
@@ -222,6 +222,7 @@ class HookTable:
     ``on_train_batch_end`` and ``on_validation_end``: what the module still did there would be missing in the file.
 
     Attributes:
+        spans: puts the actions of a profiler around hooks: a :class:`drivetrain.loops.spans.Spans`; ``None`` without.
         completes: hooks in which an exception is raised only after all parties were called. In a fit with a callback
             that saves on exceptions these are the hooks that end a batch, a validation or an epoch: the checkpoint is
             then of a moment at which all parties have seen that end, and a resumed run need not repeat it.
@@ -249,6 +250,7 @@ class HookTable:
         self._module_base, self._callback_base, self._saver_base = bases
         self._book = book
         self.completes: frozenset[str] = frozenset()
+        self.spans: Any = None
 
     def scope(self, hook: str, dataloader_idx: int | None = None) -> Scope:
         """Return the logging scope of ``hook``."""
@@ -268,7 +270,8 @@ class HookTable:
         if after and hook == "on_train_epoch_end":  # they judge by what the module has logged in this very hook
             after = [lambda *_: self._book.agree_on_epoch("train"), *after]
         calls = [*before, *self._module_calls(hook), *after, *self._strategy_calls(hook)]
-        return (self._scoped(hook, calls, dataloader_idx),) if calls else ()
+        bound = (self._scoped(hook, calls, dataloader_idx),) if calls else ()
+        return bound if self.spans is None else cast("tuple[Call, ...]", self.spans.around(hook, bound))
 
     def bind_callbacks(self, hook: str) -> tuple[Call, ...]:
         """Return the callbacks' part of ``hook`` alone."""
@@ -279,7 +282,7 @@ class HookTable:
         """Return the module's own ``name`` if it is overridden; it logs as that hook."""
         if not overrides(self._module, name, self._module_base):
             return None
-        method: Call = getattr(self._module, name)
+        method = self._measured(self._module, "LightningModule", name)
         return self._book.within(self.scope(name), method)
 
     def bind_batch_start(self) -> Call | None:
@@ -325,16 +328,22 @@ class HookTable:
         late_calls: list[Call] = []
         for callback in self.callbacks:
             if overrides(callback, hook, self._callback_base) and hook not in callback.idle_hooks:
-                call = partial(getattr(callback, hook), self._trainer, self._module)
+                call = partial(self._measured(callback, "Callback", hook), self._trainer, self._module)
                 late = saving and (callback.position == "last" or (callback.monitors and hook == "on_train_epoch_end"))
                 (late_calls if late else early_calls).append(call)
         return early_calls, late_calls
 
     def _module_calls(self, hook: str) -> list[Call]:
-        return [getattr(self._module, hook)] if overrides(self._module, hook, self._module_base) else []
+        overridden = overrides(self._module, hook, self._module_base)
+        return [self._measured(self._module, "LightningModule", hook)] if overridden else []
 
     def _strategy_calls(self, hook: str) -> list[Call]:
-        return [getattr(self._strategy, hook)] if overrides(self._strategy, hook, Strategy) else []
+        return [self._measured(self._strategy, "Strategy", hook)] if overrides(self._strategy, hook, Strategy) else []
+
+    def _measured(self, owner: Any, kind: str, hook: str) -> Call:
+        """Return the method; with a profiler, as an action."""
+        method: Call = getattr(owner, hook)
+        return method if self.spans is None else cast("Call", self.spans.of_hook(owner, kind, hook, method))
 
     def _scoped(self, hook: str, calls: Iterable[Call], dataloader_idx: int | None = None) -> Call:
         bound = tuple(calls)
@@ -364,9 +373,11 @@ def _group(hook: str) -> str:
 
 
 def bind_transfer(
-    module: Any, datamodule: Any, strategy: Strategy, book: Logbook, convert: Call | None = None
+    module: Any, datamodule: Any, strategy: Strategy, book: Logbook, convert: Call | None = None, spans: Any = None
 ) -> tuple[Call, Call | None]:
     """How a batch gets to the device: ``(move, hooks)``. ``convert`` brings its numbers into the run's precision.
+
+    With ``spans``, a profiler sees either of them as the action "batch_to_device".
 
     ``move(batch)`` may run as early as the batch is there. ``hooks(batch, dataloader_idx)`` is set instead where the
     module or the datamodule overrides a transfer hook, or the strategy ``batch_to_device``; it must run in its
@@ -378,7 +389,10 @@ def bind_transfer(
         next((party for party in (datamodule, module) if party is not None and overrides(party, name, DataHooks)), None)
         for name in names
     ]
-    to_device: Call = partial(move, device=device)
+    measured: Callable[[Call], Call] = (
+        partial(spans.wrap, "batch_to_device") if spans is not None else lambda call: call
+    )
+    to_device: Call = measured(partial(move, device=device))
     own = strategy.batch_to_device if overrides(strategy, "batch_to_device", Stepping) else None
     if not any(owners) and own is None:
         return to_device if convert is None else lambda batch: to_device(convert(batch)), None
@@ -397,4 +411,4 @@ def bind_transfer(
     def hooks(batch: Any, dataloader_idx: int) -> Any:
         return through(batch if convert is None else convert(batch), device, dataloader_idx)
 
-    return to_device, book.within(book.scope_for("train", "a transfer hook", None), hooks)
+    return to_device, book.within(book.scope_for("train", "a transfer hook", None), measured(hooks))

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
+from drivetrain.profilers.profiler import Profiler
 
 _PORT = 9012
 
 
-class XLAProfiler(Callback):
-    """Marks the batches of a run, and actions of your own, in the traces of torch_xla's profiler.
+class XLAProfiler(Profiler):
+    """Marks the actions of a run, and those of your own, in the traces of torch_xla's profiler.
 
-    Pass it as ``Trainer(profiler=XLAProfiler())`` or in ``callbacks``. When a run begins, it starts torch_xla's server
-    in this process; ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace from
-    there. Nothing is measured here: :meth:`summary` is empty.
+    Pass it as ``Trainer(profiler=XLAProfiler())``. When a run begins, it starts torch_xla's server in this process;
+    ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace from there. Nothing is
+    measured here: :meth:`summary` is empty.
 
     Args:
         port: where the server listens.
     """
 
-    is_profiler = True
-
     def __init__(self, port: int = _PORT) -> None:
+        super().__init__()
         self.port = port
         self._server: Any = None
         self._open: dict[str, Any] = {}  # by action
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"port": self.port, "_server": None, "_open": {}}
+        return {**super().__getstate__(), "_server": None, "_open": {}}
 
     # ---- actions -------------------------------------------------------------------------------------------------
 
@@ -56,69 +53,17 @@ class XLAProfiler(Callback):
         if (trace := self._open.pop(action_name, None)) is not None:
             trace.__exit__(None, None, None)
 
-    @contextmanager
-    def profile(self, action_name: str) -> Iterator[str]:
-        """Return a context that is one action."""
-        self.start(action_name)
-        try:
-            yield action_name
-        finally:
-            self.stop(action_name)
-
-    def summary(self) -> str:
-        """Return the empty report: the traces are collected elsewhere."""
-        return ""
-
-    def describe(self) -> None:
-        """Do nothing, for the same reason."""
-
     # ---- a run ---------------------------------------------------------------------------------------------------
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Start the server, once in this process."""
+        super().setup(stage, local_rank, log_dir)
         if self._server is None:
             from torch_xla.debug import profiler
 
             self._server = profiler.start_server(self.port, only_on_master=False)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """The trace shows each batch as one action."""
-        self.start("training batch")
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.stop("training batch")
-
-    def on_validation_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.start("validation batch")
-
-    def on_validation_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.stop("validation batch")
-
-    def on_test_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.start("test batch")
-
-    def on_test_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.stop("test batch")
-
-    def on_predict_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.start("predict batch")
-
-    def on_predict_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.stop("predict batch")
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, stage: str | None) -> None:
         """End what an exception has left open."""
         for action in list(self._open):
             self.stop(action)

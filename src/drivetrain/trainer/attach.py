@@ -51,8 +51,6 @@ def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Ca
     """
     given = [] if settings.callbacks is None else settings.callbacks
     found = _checked_callbacks(given, "Trainer(callbacks=...) got")
-    if settings.profiler is not None and settings.profiler not in found:
-        found += _checked_callbacks(settings.profiler, "Trainer(profiler=...) got")
     summary, bar = load("drivetrain.callbacks:ModelSummary"), load("drivetrain.callbacks:ProgressBar")
     if settings.max_time is not None:
         found.append(_timer(settings, found))
@@ -87,6 +85,8 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
     for callback in found:
         if not isinstance(callback, Callback):
             cure = "Pass instances of drivetrain.Callback."
+            if hasattr(callback, "start") and hasattr(callback, "describe"):
+                cure = f"Write Trainer(profiler={type(callback).__name__}(...))."
             raise ConfigurationError(f"{start} {described(callback)}. {_cure(callback, 'drivetrain.callbacks', cure)}")
     return found
 

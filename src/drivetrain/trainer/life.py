@@ -91,6 +91,10 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         agreed = comparison.compare_start(trainer, fn, job.passed, loaders, datamodule, job.ckpt_path is not None)
     for logger in trainer.loggers if not several or agreed.loggers else ():
         logger.agree_on_run(strategy.broadcast)
+    if trainer.settings.profiler is not None:
+        from drivetrain.trainer import profiling  # here, so that importing the Trainer stays quick
+
+        profiling.begin(trainer, stage)
     trainer.logbook.join(strategy.root_device, strategy.data, strategy.world)
     for party in (datamodule, model):
         if party is not None and _prepares_data(trainer, party):
@@ -118,7 +122,9 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         progress=progress,
         limits=trainer.limits,
         settings=trainer.settings,
-        transfer=bind_transfer(model, datamodule, strategy, trainer.logbook, trainer.engine.input_conversion()),
+        transfer=bind_transfer(
+            model, datamodule, strategy, trainer.logbook, trainer.engine.input_conversion(), hooks.spans
+        ),
         loaders=loaders,
         log=trainer._log if trainer.loggers else None,
         saves_on_exception=any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks),
@@ -194,6 +200,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
     trainer.hooks.call_callbacks("teardown", fn.value)
     trainer.hooks.call_method("teardown", fn.value)
     trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved
+    _end_profile(trainer, fn.value)
     for logger in trainer.loggers if trainer.is_global_zero else ():
         logger.finalize("success")
 
@@ -213,8 +220,16 @@ def abort(trainer: Trainer, error: BaseException) -> None:
         _attempt(trainer.strategy.on_exception, error)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             _attempt(logger.finalize, "failed")
+        _attempt(_end_profile, trainer, trainer.progress.fn.value if trainer.progress.fn else "")
         _attempt(_clean_up, trainer)
         _attempt(trainer.engine.teardown)
+
+
+def _end_profile(trainer: Trainer, stage: str) -> None:
+    if trainer.settings.profiler is not None:
+        from drivetrain.trainer import profiling  # here, so that importing the Trainer stays quick
+
+        profiling.end(trainer, stage)
 
 
 def _clean_up(trainer: Trainer) -> None:

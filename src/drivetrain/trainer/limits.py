@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError, shown
 from drivetrain.loops.progress import Progress
 from drivetrain.loops.run import ENDLESS, Limits, Run
@@ -81,6 +82,7 @@ class LimitsView:
     limits: Limits
     progress: Progress
     _run_parts: Run | None
+    _profiler: Any
 
     max_epochs: int | None = _limit("max_epochs", "Epochs at most; -1: no limit.", kept=_endless, read_as=_minus_one)
     min_epochs: int | None = _limit("min_epochs", "Epochs at least.", kept=_or(0))
@@ -154,11 +156,9 @@ class LimitsView:
     @property
     def profiler(self) -> Any:
         """The profiler; without one, an object with its methods that measures nothing."""
-        if self.settings.profiler is not None:
-            return self.settings.profiler
-        from drivetrain.trainer.no_profiler import NoProfiler  # here, so that importing the Trainer stays quick
-
-        return NoProfiler()
+        if self._profiler is None:
+            self._profiler = load("drivetrain.profilers:PassThroughProfiler")()
+        return self._profiler
 
     @property
     def accumulate_grad_batches(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ class TrainerView(LimitsView, RankFacts):
     received_sigterm: bool = False
     _callbacks: list[Callback]
     _loggers: list[Logger]
+    _profiler: Any
     _hooks: HookTable | None
     _run_parts: Run | None
 
@@ -185,8 +187,9 @@ class TrainerView(LimitsView, RankFacts):
         given.setdefault("epoch", self.progress.current_epoch)
         self.logbook.logged_metrics.update(given)
         if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
-            for logger in self.loggers:
-                logger.log_metrics(metrics=given, step=step)  # by name: a logger may have them in another order
+            with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
+                for logger in self.loggers:
+                    logger.log_metrics(metrics=given, step=step)  # by name: a logger may have them in another order
 
     @property
     def log_dir(self) -> str | None:

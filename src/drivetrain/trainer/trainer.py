@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from drivetrain.errors import NoMore
     from drivetrain.loggers.logger import Logger
+    from drivetrain.profilers.profiler import Profiler
 
 
 P = ParamSpec("P")
@@ -157,7 +158,7 @@ class Trainer(TrainerView):
         inference_mode: bool = True,
         use_distributed_sampler: bool = True,
         split_batches: bool = False,
-        profiler: Any | str | None = None,
+        profiler: Profiler | str | None = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
         plugins: Precision
@@ -189,6 +190,11 @@ class Trainer(TrainerView):
         # Before the engine, which fills in what a strategy that was passed left open: nothing may be refused after it.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, self.plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
+        self._profiler: Any = None
+        if self.settings.profiler is not None:
+            from drivetrain.trainer.profiling import profiler_of  # here, so that importing the Trainer stays quick
+
+            self._profiler = profiler_of(self.settings.profiler)
         self.engine = Engine(plan=self.plan, check_collectives=self.settings.check_collectives)
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()
@@ -331,12 +337,13 @@ class Trainer(TrainerView):
         """
         if self.lightning_module is None:
             raise ConfigurationError("There is no model to save yet. Call trainer.fit(model) first.")
-        state = checkpoint.dump(self, weights_only, allow_pickle)
         from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
 
-        runs = self.progress.status is TrainerStatus.RUNNING  # then its end waits until the file is durable
-        rank_parts.save(self.strategy, state, filepath, weights_only, storage_options, waits=not runs)
-        self.strategy.barrier("save_checkpoint")
+        with self.profiler.profile("save_checkpoint"):
+            state = checkpoint.dump(self, weights_only, allow_pickle)
+            runs = self.progress.status is TrainerStatus.RUNNING  # then its end waits until the file is durable
+            rank_parts.save(self.strategy, state, filepath, weights_only, storage_options, waits=not runs)
+            self.strategy.barrier("save_checkpoint")
 
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
         """What the module's ``configure_optimizers`` returns, as lists; :meth:`Strategy.setup_optimizers` calls it."""

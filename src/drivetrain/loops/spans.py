@@ -1,0 +1,91 @@
+"""The actions of a run as a profiler sees them. None of this exists in a run without a profiler."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Call = Callable[..., Any]
+
+_BATCHES = {"train": "train", "validation": "val", "test": "test", "predict": "predict"}
+"""The word in the names of a stage's hooks -> the word in the name of its loader."""
+
+_AROUND = {
+    "on_train_start": ("run_training", True), "on_train_end": ("run_training", False),
+    "on_train_epoch_start": ("run_training_epoch", True), "on_train_epoch_end": ("run_training_epoch", False),
+    "on_train_batch_end": ("run_training_batch", False),
+    "on_validation_start": ("run_validation", True), "on_validation_end": ("run_validation", False),
+    "on_validation_batch_end": ("run_validation_batch", False),
+    "on_test_start": ("run_test", True), "on_test_end": ("run_test", False),
+    "on_test_batch_end": ("run_test_batch", False),
+    "on_predict_start": ("run_predict", True), "on_predict_end": ("run_predict", False),
+    "on_predict_batch_end": ("run_predict_batch", False),
+}  # fmt: skip
+"""Hook -> the action that begins before it (True) or ends after it. Batches begin when they were fetched."""
+
+
+class Spans:
+    """Puts actions around parts of a run, when these are bound.
+
+    Args:
+        profiler: which measures them.
+    """
+
+    def __init__(self, profiler: Any) -> None:
+        self._start, self._stop = profiler.start, profiler.stop
+        self._open: list[str] = []  # actions that began at one hook and end at another; the innermost last
+
+    def wrap(self, action: str, call: Call) -> Call:
+        """Return ``call`` as an action."""
+        start, stop = self._start, self._stop
+
+        @functools.wraps(call)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            start(action)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                stop(action)
+
+        return measured
+
+    def of_hook(self, owner: Any, kind: str, hook: str, call: Call) -> Call:
+        """Return a hook of ``owner`` as an action: ``[Callback]EarlyStopping.on_train_epoch_end``."""
+        return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", call)
+
+    def around(self, hook: str, bound: tuple[Call, ...]) -> tuple[Call, ...]:
+        """Return what to call for ``hook``, with the action that begins or ends there."""
+        if hook not in _AROUND:
+            return bound
+        action, begins = _AROUND[hook]
+        if begins:
+            return (lambda *_, **__: self.begin(action), *bound)
+        return (*bound, lambda *_, **__: self.end(action))
+
+    def begin(self, action: str) -> None:
+        """Begin an action that ends at another hook."""
+        self.end(action)  # an exception or a skipped hook may have left it open
+        self._open.append(action)
+        self._start(action)
+
+    def end(self, action: str) -> None:
+        """End such an action, and those inside it that were left open; nothing if it has not begun."""
+        while action in self._open:
+            self._stop(self._open.pop())
+
+    def end_all(self) -> None:
+        """End what is open."""
+        while self._open:
+            self._stop(self._open.pop())
+
+    def batches(self, word: str, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield what ``batches`` yields. The wait for each is one action, and the work on it begins another."""
+        fetch = f"{_BATCHES[word]}_dataloader_next"
+        work = f"run_{'training' if word == 'train' else word}_batch"
+        fetched = self.wrap(fetch, lambda: next(batches, batches))
+        while (batch := fetched()) is not batches:
+            self.begin(work)
+            yield batch
+            self.end(work)  # if the hook at its end was not reached
+        self.end(work)

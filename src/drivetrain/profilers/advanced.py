@@ -1,0 +1,154 @@
+"""Which Python functions took the time of each action: the standard library's cProfile."""
+
+from __future__ import annotations
+
+import cProfile
+import io
+import os
+import pstats
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.errors import ConfigurationError, is_number, shown
+from drivetrain.profilers.profiler import Profiler
+
+_PRINTED = 20  # functions of each action, where no limit was given: all of them are thousands of lines
+
+Path = tuple[str, ...]  # an action, behind those that it is part of
+
+
+class AdvancedProfiler(Profiler):
+    """Records every call of a Python function, by action.
+
+    The report has a part for each action: its functions, those first that took longest. What happens in an action
+    counts for those around it too. Recording makes Python functions several times slower.
+
+    Args:
+        dirpath: folder of the files; ``None``: the folder of the run's logger.
+        filename: what the files' names contain. With ``None`` the report is printed.
+        line_count_restriction: how many functions the report shows of each action: a whole number, or a fraction of
+            them as a float below 1.0. 1.0 is all of them in a file, and 20 where the report is printed.
+        dump_stats: also write a file for each action, ``<stage>-<filename>-<rank>-<action>.prof``, which ``pstats``
+            and tools such as snakeviz read.
+
+    Raises:
+        ConfigurationError: ``line_count_restriction`` is no number above 0.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | os.PathLike[str] | None = None,
+        filename: str | None = None,
+        line_count_restriction: float = 1.0,
+        dump_stats: bool = False,
+    ) -> None:
+        super().__init__(dirpath, filename)
+        if not is_number(line_count_restriction) or line_count_restriction <= 0:
+            raise ConfigurationError(
+                f"AdvancedProfiler got line_count_restriction={shown(line_count_restriction)}. Pass a whole number of "
+                "functions such as 20, or a fraction of them such as 0.5."
+            )
+        self.line_count_restriction = line_count_restriction
+        self.dump_stats = dump_stats
+        self._profiles: dict[Path, cProfile.Profile] = {}
+        self._open: Path = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_profiles": {}, "_open": ()}
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        """Begin a new report."""
+        self._pause()
+        super().setup(stage, local_rank, log_dir)
+        self._profiles, self._open = {}, ()
+
+    def start(self, action_name: str) -> None:
+        """Begin an action.
+
+        Raises:
+            ConfigurationError: it has begun and not ended, or another tool profiles this process.
+        """
+        if action_name in self._open:
+            raise ConfigurationError(
+                f"AdvancedProfiler.start({action_name!r}): this action has begun and not ended. Call "
+                f"stop({action_name!r}) before, or give the inner one another name."
+            )
+        self._pause()
+        self._record((*self._open, action_name))
+
+    def stop(self, action_name: str) -> None:
+        """End an action.
+
+        Raises:
+            ConfigurationError: it has not begun.
+        """
+        self._pause()
+        if action_name not in self._open:
+            raise ConfigurationError(
+                f"AdvancedProfiler.stop({action_name!r}): this action has not begun. Call start({action_name!r}) "
+                "before."
+            )
+        self._record(tuple(each for each in self._open if each != action_name))
+
+    def _pause(self) -> None:
+        if self._open:
+            self._profiles[self._open].disable()
+
+    def _record(self, path: Path) -> None:
+        """Record what comes as part of ``path``: one profile runs at a time, since Python allows no second one."""
+        self._open = path
+        if path:
+            profile = self._profiles.setdefault(path, cProfile.Profile())
+            try:
+                profile.enable()
+            except ValueError as error:
+                self._open = ()
+                raise ConfigurationError(
+                    f"AdvancedProfiler cannot record: {error}. Leave out the other profiler or debugger, or use "
+                    "SimpleProfiler."
+                ) from error
+
+    def _stats(self) -> dict[str, pstats.Stats]:
+        """Return the statistics of each action, those of the actions inside it included."""
+        open_ = self._open
+        stats: dict[str, pstats.Stats] = {}
+        self._pause()
+        for path, profile in self._profiles.items():
+            profile.create_stats()
+            if not profile.stats:  # nothing was called
+                continue
+            for action in path:
+                if action in stats:
+                    stats[action].add(profile)
+                else:
+                    stats[action] = pstats.Stats(profile)
+        self._record(open_)
+        return stats
+
+    def summary(self) -> str:
+        """Return the report: a part for each action."""
+        limit = self.line_count_restriction
+        if isinstance(limit, float) and limit >= 1:
+            limit = int(limit) if limit > 1 else _PRINTED if self.filename is None else 1.0
+        parts = []
+        for action, stats in self._stats().items():
+            text = io.StringIO()
+            vars(stats)["stream"] = text
+            stats.strip_dirs().sort_stats("cumulative").print_stats(limit)
+            parts.append(f"Profile of {action}\n{text.getvalue().strip()}")
+        return "\n\n".join(parts)
+
+    def describe(self) -> None:
+        """Print or write the report, and write the statistics with ``dump_stats``."""
+        super().describe()
+        if not self.dump_stats:
+            return
+        for action, stats in self._stats().items():
+            stats.dump_stats(path := self._path(".prof", action))
+        if self._profiles:
+            rank_zero_info(f"AdvancedProfiler wrote the statistics of each action to {os.path.dirname(path)}.")
+
+    def teardown(self, stage: str | None) -> None:
+        """Stop recording what an exception has left open."""
+        self._pause()
+        self._open = ()

@@ -1,0 +1,133 @@
+"""How much memory each action took, and torch's snapshots of CUDA's memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from drivetrain.accelerators.cuda import has_cuda, memory_in_use, record_allocations, write_allocations
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.errors import arguments_checked
+from drivetrain.profilers._table import table
+from drivetrain.profilers.profiler import Profiler
+
+_MIB = 2**20
+
+
+@dataclass
+class Growth:
+    """What is kept of the calls of one action, in bytes.
+
+    Attributes:
+        calls: how many have ended.
+        grown: what they have left allocated, all together; negative if they freed more.
+        peak: the most that was allocated in one of them.
+    """
+
+    calls: int = 0
+    grown: int = 0
+    peak: int = 0
+
+
+@dataclass
+class _Open:
+    action: str
+    at_start: int
+    peak: int
+
+
+class MemoryProfiler(Profiler):
+    """Measures how the memory in use grows in each action, and its highest value there.
+
+    With CUDA it is what torch has allocated on the current device. torch then also records each allocation with the
+    line of code that made it, and a snapshot is written when the run ends, also by an exception such as out of memory:
+    ``<stage>-<filename>-<rank>.pickle``, for https://pytorch.org/memory_viz. Elsewhere it is the memory of this
+    process, of which torch can make no snapshot.
+
+    It resets torch's peak statistics, ``torch.cuda.max_memory_allocated()``, at each action.
+
+    Args:
+        dirpath: folder of the files; ``None``: the folder of the run's logger.
+        filename: what the files' names contain. With ``None`` the table is printed.
+        snapshot: write the snapshot, with CUDA.
+        max_entries: how many of the last allocations and frees it holds.
+    """
+
+    @arguments_checked
+    def __init__(
+        self,
+        dirpath: str | os.PathLike[str] | None = None,
+        filename: str | None = None,
+        snapshot: bool = True,
+        max_entries: int = 100_000,
+    ) -> None:
+        super().__init__(dirpath, filename)
+        self.growth: dict[str, Growth] = {}
+        self.max_entries = max_entries
+        self._snapshot = snapshot
+        self._records = False
+        self._open: list[_Open] = []
+        self._process: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_open": [], "_process": None, "_records": False}
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        """Begin a new table, and with CUDA a new record of allocations."""
+        super().setup(stage, local_rank, log_dir)
+        self.growth, self._open = {}, []
+        if self._snapshot and has_cuda():
+            record_allocations(self.max_entries)
+            self._records = True
+
+    def _used(self) -> tuple[int, int]:
+        """Return the bytes in use, and the most since this was last called."""
+        if has_cuda():
+            return memory_in_use()
+        if self._process is None:
+            import psutil
+
+            self._process = psutil.Process()
+        used: int = self._process.memory_info().rss
+        return used, used
+
+    def _now(self) -> int:
+        used, peak = self._used()
+        for each in self._open:
+            each.peak = max(each.peak, peak)
+        return used
+
+    def start(self, action_name: str) -> None:
+        """Begin an action."""
+        used = self._now()
+        self._open.append(_Open(action_name, used, used))
+
+    def stop(self, action_name: str) -> None:
+        """End an action; one that has not begun is ignored."""
+        used = self._now()
+        index = next((index for index, each in enumerate(self._open) if each.action == action_name), None)
+        if index is None:
+            return
+        ended, kept = self._open.pop(index), self.growth.setdefault(action_name, Growth())
+        kept.calls += 1
+        kept.grown += used - ended.at_start
+        kept.peak = max(kept.peak, ended.peak)
+
+    def summary(self) -> str:
+        """Return the table, the actions with the highest memory first."""
+        of = "CUDA memory" if has_cuda() else "memory of the process"
+        rows = [
+            [name, str(each.calls), f"{each.peak / _MIB:.1f}", f"{each.grown / _MIB:+.1f}"]
+            for name, each in sorted(self.growth.items(), key=lambda item: (-item[1].peak, -item[1].grown))
+        ]
+        stage = f" of {self._stage}" if self._stage else ""
+        return table(f"Profile{stage}: {of}", ["Action", "Calls", "Highest (MiB)", "Grown (MiB)"], rows) if rows else ""
+
+    def teardown(self, stage: str | None) -> None:
+        """Write the snapshot and stop recording."""
+        if self._records:
+            self._records = False
+            path = self._path(".pickle", "memory")
+            write_allocations(path)
+            rank_zero_info(f"MemoryProfiler wrote {path}. Open it in https://pytorch.org/memory_viz.")

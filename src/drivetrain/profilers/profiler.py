@@ -1,0 +1,97 @@
+"""The contract of a profiler, which measures named actions of a run; and the registry."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base import files
+from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info
+from drivetrain.base.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Profiler(ABC):
+    """Measures actions, each between :meth:`start` and :meth:`stop` with the action's name.
+
+    The Trainer calls both around the parts of a run (docs/profilers.md lists the names), and :meth:`describe` at its
+    end. User code adds actions of its own: ``with self.trainer.profiler.profile("augment"):``.
+
+    A new profiler is a new file in this folder, or in a package of its own, with one such class that implements
+    :meth:`start` and :meth:`stop`.
+
+    Args:
+        dirpath: folder of the files it writes; ``None``: the folder of the run's logger.
+        filename: what the names of these files contain. With ``None`` the report is printed instead of written.
+    """
+
+    def __init__(self, dirpath: str | os.PathLike[str] | None = None, filename: str | None = None) -> None:
+        self.dirpath = None if dirpath is None else os.path.expanduser(os.fspath(dirpath))
+        self.filename = filename
+        self._stage: str | None = None
+        self._log_dir: str | None = None
+
+    @abstractmethod
+    def start(self, action_name: str) -> None:
+        """Begin an action."""
+
+    @abstractmethod
+    def stop(self, action_name: str) -> None:
+        """End an action."""
+
+    @contextmanager
+    def profile(self, action_name: str) -> Iterator[str]:
+        """Return a context that is one action."""
+        self.start(action_name)
+        try:
+            yield action_name
+        finally:
+            self.stop(action_name)
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        """A run begins: "fit", "validate", "test" or "predict".
+
+        Args:
+            stage: of the run.
+            local_rank: of this process on its machine.
+            log_dir: where files go if no ``dirpath`` was given.
+        """
+        self._stage, self._log_dir = stage, log_dir
+
+    def watch(self, module: nn.Module) -> None:
+        """The run's module is known; called after :meth:`setup`."""
+
+    def summary(self) -> str:
+        """Return the report as text; empty if there is none."""
+        return ""
+
+    def describe(self) -> None:
+        """Print the report, or with a ``filename`` write it to a file of this process."""
+        if not (report := self.summary()):
+            return
+        if self.filename is None:
+            rank_zero_info(report)
+        else:
+            files.write(self._path(".txt"), f"{report}\n".encode())
+
+    def teardown(self, stage: str | None) -> None:
+        """The run has ended, also by an exception: free what is held."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stage": None}
+
+    def _path(self, extension: str, *parts: str) -> str:
+        """Return the path ``<folder>/<stage>-<filename>-<rank>[-<parts>]<extension>``; its folder exists."""
+        folder = self.dirpath or self._log_dir or os.getcwd()
+        os.makedirs(folder, exist_ok=True)
+        names = [self._stage, self.filename, str(rank_from_environ()), *parts]
+        return os.path.join(folder, "-".join(name.replace(os.sep, "_") for name in names if name) + extension)
+
+
+ProfilerRegistry: Registry[Profiler] = Registry("drivetrain.profilers", "profiler", "profiler")
+"""The profilers by name: the files beside this one, those of users, and those of installed packages."""

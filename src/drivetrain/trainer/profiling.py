@@ -1,0 +1,53 @@
+"""The profiler of a Trainer: what the argument means, and its part in a run. Imported only where one was passed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base.registry import load
+from drivetrain.errors import ConfigurationError, UnknownNameError, described
+from drivetrain.loops.spans import Spans
+
+if TYPE_CHECKING:
+    from drivetrain.profilers.profiler import Profiler
+
+
+def profiler_of(given: Any) -> Profiler:
+    """Return the profiler that ``Trainer(profiler=given)`` means.
+
+    Raises:
+        ConfigurationError: it is no profiler, and no name of one.
+    """
+    if isinstance(given, str):
+        try:
+            named: Profiler = load("drivetrain.profilers:ProfilerRegistry").get(given)
+        except UnknownNameError as error:
+            raise ConfigurationError(f"Trainer(profiler={given!r}): {error}") from error
+        return named
+    contract: type[Profiler] = load("drivetrain.profilers:Profiler")
+    if not isinstance(given, contract):
+        raise ConfigurationError(
+            f"Trainer(profiler=...) got {described(given)}. Pass a drivetrain.profilers.Profiler, or the name of one: "
+            'profiler="simple".'
+        )
+    return given
+
+
+def begin(trainer: Any, stage: str) -> None:
+    """Set the profiler up for a run, whose hooks and steps are bound after this."""
+    profiler = trainer.profiler
+    profiler.setup(stage=stage, local_rank=trainer.local_rank, log_dir=trainer.log_dir)
+    profiler.watch(trainer.lightning_module)
+    if not isinstance(profiler, load("drivetrain.profilers:PassThroughProfiler")):
+        trainer.hooks.spans = Spans(profiler)
+
+
+def end(trainer: Any, stage: str) -> None:
+    """Let the profiler report on the run and free what it holds. Nothing happens if the run did not get as far."""
+    hooks = trainer._hooks
+    if hooks is None or hooks.spans is None:
+        return
+    hooks.spans.end_all()
+    hooks.spans = None
+    trainer.profiler.describe()
+    trainer.profiler.teardown(stage)
