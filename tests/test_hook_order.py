@@ -167,7 +167,7 @@ def test_an_exception_or_ctrl_c_tells_everybody_then_tears_down(
         "cb.on_exception", "dm.on_exception", "strategy.on_exception", "strategy.teardown",
     ]  # fmt: skip
     if raised is SystemExit:
-        assert caught.value.code == 1  # type: ignore[attr-defined]
+        assert caught.value.code == 130  # type: ignore[attr-defined]
 
 
 def test_t58_an_exception_before_anything_is_built(parties: Any, make_trainer: Any) -> None:

@@ -98,7 +98,7 @@ RUNS_CODE = {
     "launchers/_child.py": {"pickle.loads": 3, "torch.load": 1},  # a parent and its child, in a folder of their own
     "launchers/_ray_actor.py": {"pickle.loads": 2},  # between actors of one Ray job
     "launchers/ray.py": {"pickle.loads": 1},
-    "launchers/script.py": {"start_processes": 1},  # the program's own command, as a list
+    "launchers/script.py": {"subprocess.Popen": 1},  # the program's own command, as a list
     "strategies/_xla_group.py": {"torch.load": 1},  # between replicas of one job
     "strategies/collectives.py": {"torch.load": 1},  # between ranks of one job
     "testing/strategy_conformance.py": {"pickle.loads": 1},  # its own copy of a strategy, inside a test

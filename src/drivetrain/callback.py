@@ -244,3 +244,7 @@ class Checkpoint(Callback):
     def saved_checkpoints(self, trainer: Trainer) -> list[str]:
         """Return existing files under any name, oldest first: a hint where ``ckpt_path="last"`` means none."""
         return []
+
+    def save_folders(self, trainer: Trainer) -> list[str]:
+        """Return the folder that a fit which is asked to end saves into; then those of earlier runs, if any."""
+        return []

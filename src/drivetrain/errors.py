@@ -10,6 +10,7 @@
     ├── LaunchError (launchers.launcher)         a process of the job failed
     ├── LoggingError                             self.log called wrongly
     └── CheckpointError                          a checkpoint that cannot be written, read or applied
+    SIGTERMException (a SystemExit)              the run ends because it was sent SIGTERM
 
 A message gives the cause, the value and the cure, in this order; its last sentence says what to write instead.
 """
@@ -55,6 +56,13 @@ class NotSupportedError(ConfigurationError):
 
 class LoggingError(DrivetrainError):
     """``self.log`` was called in a hook, with a value or options that are not allowed there."""
+
+
+class SIGTERMException(SystemExit):
+    """The run ends because its process was sent SIGTERM; a program that does not catch it ends with exit code 143."""
+
+    def __init__(self, code: int = 128 + 15) -> None:
+        super().__init__(code)
 
 
 class CheckpointError(DrivetrainError):

@@ -183,7 +183,7 @@ def test_ctrl_c_leaves_with_code_1_after_everything_is_cleaned_up(
     trainer = make_trainer(callbacks=[Watches()])
     with pytest.raises(SystemExit) as caught:
         trainer.fit(Interrupts(), loader)
-    assert caught.value.code == 1
+    assert caught.value.code == 130
     assert seen == [(KeyboardInterrupt, True, True)]
     assert signal.getsignal(signal.SIGINT) is handler
 
@@ -366,7 +366,7 @@ if __name__ == "__main__":
         assert any("running" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1, errors
+    assert process.returncode == 130, errors
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert saved["global_step"] >= 20
     rows = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()

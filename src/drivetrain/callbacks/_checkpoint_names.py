@@ -59,6 +59,15 @@ class NamedCheckpoint(Checkpoint):
         found = store.find(self.dirpath or self._default_dirpath(trainer), f"*{self.FILE_EXTENSION}")
         return newest_first(store, found)[::-1]
 
+    def save_folders(self, trainer: Trainer) -> list[str]:
+        logger: Any = trainer.logger
+        if self.dirpath is not None or not getattr(logger, "is_undecided", False):
+            return [self.dirpath or self._default_dirpath(trainer)]
+        try:  # this run will have a folder of its own; the others lie beside it
+            return [os.path.join(logger.root_dir, each, "checkpoints") for each in os.listdir(logger.root_dir)]
+        except OSError:
+            return []
+
     def _path_for(
         self,
         trainer: Trainer,

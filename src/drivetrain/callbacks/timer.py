@@ -14,6 +14,7 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import WrongForm, entry, number
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
+from drivetrain.loops.stop import TIME_LIMIT
 from drivetrain.settings import seconds_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Timer(Callback):
         self.verbose = verbose
         self.ends_training = self.duration_s is not None
         self._clock = time.monotonic
+        self._asked = False  # the fit that runs was asked to end
         self._starts: dict[str, float] = {}
         self._ends: dict[str, float] = {}
         self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # of the runs that this one resumes
@@ -94,6 +96,7 @@ class Timer(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # a fit has its whole duration, unless a checkpoint says what is gone of it
+            self._asked = False
             self._starts.clear()
             self._ends.clear()
             self._earlier_s = dict.fromkeys(_STAGES, 0.0)
@@ -130,15 +133,20 @@ class Timer(Callback):
             self._end(stage)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._check(trainer)
+        self._check(trainer, in_epoch=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check(trainer)
 
-    def _check(self, trainer: Trainer) -> None:
+    def _check(self, trainer: Trainer, in_epoch: bool = False) -> None:
         left = self.time_remaining()
-        if left is not None and left <= 0 and not trainer.should_stop:
-            trainer.should_stop = True
+        if left is not None and left <= 0 and not trainer.should_stop and not self._asked:
+            self._asked = True
+            stopper = trainer.current_run.stopper if in_epoch and trainer.current_run is not None else None
+            if stopper is not None:
+                stopper.ask(TIME_LIMIT)  # the ranks' clocks differ: all of them stop after the same batch
+            if stopper is None or trainer.world_size == 1:
+                trainer.should_stop = True
             if self.verbose:
                 rank_zero_info(
                     f"The time for training is over: {timedelta(seconds=int(self.time_elapsed()))} of "

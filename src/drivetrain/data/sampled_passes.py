@@ -12,12 +12,14 @@ that they bring along. A run that resumes between the two passes lets its worker
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from drivetrain.base.seed import isolate_rng
 from drivetrain.data.kept import set_worker_state, worker_state
@@ -47,6 +49,11 @@ class SampledPasses(Passes):
         self._carries_over = False  # the next workers begin with the states that a checkpoint holds
 
     def close(self) -> None:
+        for iterator in (self._running, self._source._iterator):
+            if isinstance(iterator, _MultiProcessingDataLoaderIter):
+                iterator._shutdown_workers()
+                for worker in iterator._workers:
+                    worker.kill()  # one that hangs has not heard of its end
         self._source._iterator = self._running = None
 
     def _leave(self) -> None:
@@ -230,14 +237,44 @@ class _Carrying:
         return batch, carried
 
 
+_outlives: list[Any] = []  # a byte in shared memory: whether workers outlive SIGTERM now
+_fits = [0]  # that run in this process
+
+
+def workers_outlive_sigterm(outlive: bool) -> None:
+    """Let the workers of this process serve on after SIGTERM, which is sent to them where it is sent to a whole group.
+
+    Their rank, which gets it too, needs batches until it has saved. Ctrl-C never ends a worker: its rank does.
+    """
+    _fits[0] += 1 if outlive else -1
+    for byte in _outlives:
+        byte.value = _fits[0]
+
+
+def _outlive_signals(outlives: Any) -> None:
+    def end(number: int, frame: Any) -> None:
+        if not outlives.value:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)
+
+
 class _Seeds:
     """A ``worker_init_fn`` that, after the user's own, gives a worker the random state it had."""
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
         self._user = user
         self.states: Mapping[int, Any] = {}
+        if not _outlives:
+            from multiprocessing.sharedctypes import RawValue  # here, so that importing the Trainer stays quick
+
+            _outlives.append(RawValue("b", _fits[0]))
+        self._outlives = _outlives[0]
 
     def __call__(self, worker_id: int) -> None:
+        _outlive_signals(self._outlives)
         if self._user is not None:
             self._user(worker_id)
         if (state := self.states.get(worker_id)) is not None:

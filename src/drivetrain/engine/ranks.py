@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -14,7 +13,7 @@ from torch import Tensor
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.launchers.external import ExternalLauncher
-from drivetrain.launchers.launcher import LAUNCHER, Launcher
+from drivetrain.launchers.launcher import Launcher
 from drivetrain.plan import Plan
 from drivetrain.strategies.collectives import as_tensor, operation_of
 from drivetrain.strategies.strategy import Strategy
@@ -135,10 +134,6 @@ class Ranks(RankFacts):
             if not self.launcher.is_external:
                 self.launch()
             self._launched = True
-            if LAUNCHER in os.environ:
-                from drivetrain.launchers.script import end_with_launcher
-
-                end_with_launcher()
             self.strategy.setup_environment()
             self.strategy.check_collectives(self._check_collectives)
 

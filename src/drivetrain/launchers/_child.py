@@ -179,6 +179,7 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
     """What a started process does. It ends with exit code 1 if the function raises."""
     if sys.platform == "linux":
         _prctl_pr_set_pdeathsig(signal.SIGKILL)  # no process is left when the launching process dies
+        os.setsid()  # it passes signals on, so that each comes once: the terminal sends them to a whole group
     try:
         state.open().apply(place.variables)
         if place.threads is not None:

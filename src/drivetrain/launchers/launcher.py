@@ -21,8 +21,17 @@ LAUNCHER = "DRIVETRAIN_LAUNCHER"
 STARTED_IN = os.getcwd()
 """The working directory, before a script has changed it: this file is read when the Trainer is imported."""
 
+_STOP_TIMEOUT_S = 600.0
 
 _LOOPBACK = (DEFAULT_ADDRESS, "localhost", "::1")
+
+
+def stop_timeout_s() -> float:
+    """Seconds that the ranks of a job have to save and to clean up after they were asked to end.
+
+    The environment variable ``DRIVETRAIN_STOP_TIMEOUT_S`` may say another number.
+    """
+    return float(os.environ.get("DRIVETRAIN_STOP_TIMEOUT_S", _STOP_TIMEOUT_S))
 
 
 def in_notebook() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -17,13 +18,15 @@ import torch.multiprocessing
 
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import ConfigurationError, SIGTERMException, did_you_mean
 from drivetrain.launchers import _child
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
-from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each, variables_of
+from drivetrain.launchers.launcher import Launcher, LaunchError, stop_timeout_s, threads_each, variables_of
+from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
 
 _PROBE_S = 10.0
+_POLL_S = 0.5  # a signal may have come that gives the processes a deadline
 _ECHO_S = 1.0  # when an exchange breaks in one process, the one that broke it is about to report
 
 
@@ -44,7 +47,8 @@ class MultiProcessingLauncher(Launcher):
         start_method: "spawn" starts a new Python for each process, which imports the program's file again: it needs an
             ``if __name__ == "__main__":``. "fork" copies this process, also in notebooks, but only before a device or
             torch's threads were used here. "forkserver" copies a clean process, and pickles like "spawn".
-        interrupt_grace_s: seconds that the processes have to end by themselves after Ctrl-C, which reaches them too.
+        interrupt_grace_s: seconds that the processes have to end by themselves after an interrupt which comes before
+            all of them run; later they have those of :func:`stop_timeout_s`.
 
     Raises:
         ConfigurationError: there is no such start method, here or at all.
@@ -82,7 +86,8 @@ class MultiProcessingLauncher(Launcher):
         Raises:
             ConfigurationError: the arguments cannot be pickled, or a copy of this process would hang.
             LaunchError: a process failed; the others were killed at once.
-            KeyboardInterrupt: here or in a process.
+            KeyboardInterrupt: here or in a process, when all have ended.
+            SIGTERMException: likewise, after SIGTERM.
         """
         threads = threads_each(self.num_processes)
         if self.start_method == "fork":
@@ -97,7 +102,8 @@ class MultiProcessingLauncher(Launcher):
                 with _early_variables(place):
                     process.start()
                 processes.append(process)
-            self._wait(processes, folder)
+            with forwarding(lambda number: _send(processes, number)) as sent:
+                self._wait(processes, folder, sent)
             return _child.read_result(folder)
         except KeyboardInterrupt:
             _wait_for_all(processes, self.interrupt_grace_s)
@@ -116,29 +122,42 @@ class MultiProcessingLauncher(Launcher):
 
     # ---- while they run ------------------------------------------------------------------------------------------
 
-    def _wait(self, processes: Sequence[Any], folder: Path) -> None:
-        """Until all have ended well, or one has not."""
+    def _wait(self, processes: Sequence[Any], folder: Path, sent: Sent) -> None:
+        """Until all have ended well, or one has not; if they were asked to end, until all have saved and ended."""
         failed: dict[int, _child.Failure] = {}
-        deadline: float | None = None
+        deadline = math.inf
         with _ends(processes) as running:
             while running:
-                patience = None if deadline is None else max(0.0, deadline - time.monotonic())
-                ended = [running.pop(end) for end in connection.wait(list(running), patience)]
+                left = min(deadline, sent.deadline) - time.monotonic()
+                ended = [running.pop(end) for end in connection.wait(list(running), max(0.0, min(left, _POLL_S)))]
                 for rank in ended:
                     processes[rank].join()
                     if not _child.has_finished(folder, rank):
                         failed[rank] = _child.read_failure(folder, rank) or _silent(processes[rank].exitcode)
-                if not ended or any(not failure.follows for failure in failed.values()):
+                if left <= 0 and not ended:
                     break
-                if failed and deadline is None:
-                    deadline = time.monotonic() + _ECHO_S
+                asked = [rank for rank in failed if self._was_asked(processes[rank], failed[rank])]
+                if any(not failed[rank].follows for rank in failed.keys() - set(asked)):
+                    break
+                if failed and deadline == math.inf:
+                    deadline = time.monotonic() + (stop_timeout_s() if asked else _ECHO_S)
+                    if asked:
+                        _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
+        if sent.number is not None:
+            raise _exception_of(sent.number)
         if failed:
             rank = min(failed, key=lambda rank: (failed[rank].follows, failed[rank].when))
             self._raise(rank, processes[rank], failed[rank])
 
+    @staticmethod
+    def _was_asked(process: Any, failure: _child.Failure) -> bool:
+        return failure.interrupted or was_asked_to_end(process.exitcode)
+
     def _raise(self, local_rank: int, process: Any, failure: _child.Failure) -> None:
         if failure.interrupted:
             raise KeyboardInterrupt
+        if process.exitcode == 128 + signal.SIGTERM:
+            raise SIGTERMException
         rank = self.environment.node_rank() * self.num_processes + local_rank
         message = (
             f"Rank {rank} of {self.num_processes * self.num_nodes} (process {process.pid}, exit code "
@@ -179,6 +198,18 @@ def _silent(exit_code: int) -> _child.Failure:
         "Return in place of calling sys.exit(), and keep what the program's file does below an "
         'if __name__ == "__main__":.',
     )
+
+
+def _send(processes: Sequence[Any], number: int) -> None:
+    for process in processes:
+        if process.is_alive():
+            os.kill(process.pid, number)
+
+
+def _exception_of(number: int) -> BaseException:
+    if number == signal.SIGINT:
+        return KeyboardInterrupt()
+    return SIGTERMException() if number == signal.SIGTERM else SystemExit(128 + number)
 
 
 def _wait_for_all(processes: Sequence[Any], seconds: float) -> None:

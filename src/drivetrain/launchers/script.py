@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -20,15 +20,16 @@ from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers.external import ExternalLauncher
-from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of
+from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, stop_timeout_s, variables_of
+from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
 
 _POLL_S = 0.1
 _LAST_WORDS_S = 1.0  # for the others to fail by themselves, and to print why, when one process has failed
-_GRACE_S = 10  # for processes that are told to end
+_GRACE_S = 5.0  # for processes that are told to end, because another has failed
 
 
 class ScriptLauncher(Launcher):
-    """Starts the command that started this program, by torchelastic's means, and supervises.
+    """Starts the command that started this program, and supervises.
 
     This process is no rank. It never returns from :meth:`launch`: it waits, and ends as the job has ended. Nothing has
     to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0. What the script does before
@@ -73,44 +74,54 @@ class ScriptLauncher(Launcher):
         Raises:
             ConfigurationError: there is no command that would run this program again.
             SystemExit: always, with the job's exit code: 0; that of the process that failed first, 128 + n for a signal
-                n; 1 after Ctrl-C; 128 + n if this process was sent another signal n.
+                n; 128 + n if this process was sent the signal n.
         """
         command = command_again()
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
-        from torch.distributed.elastic.multiprocessing.api import SubprocessContext
-
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
         sys.stdout.flush()
-        with tempfile.TemporaryDirectory(prefix="drivetrain-", ignore_cleanup_errors=True) as folder:
-            with _within(_directory()):
-                job = start_processes(
-                    name="drivetrain",
-                    entrypoint=command[0],
-                    args={rank: tuple(command[1:]) for rank in range(self.num_processes)},
-                    envs=dict(enumerate({**each, LAUNCHER: str(os.getpid())} for each in variables)),
-                    logs_specs=DefaultLogsSpecs(log_dir=folder),
-                )
-            assert isinstance(job, SubprocessContext)  # it is, for a command
+        processes: list[subprocess.Popen[bytes]] = []
+        with forwarding(lambda number: _send(processes, number)) as sent:
             try:
-                first = _first_failure([each.proc for each in job.subprocess_handlers.values()])
-                result = job.wait(period=_POLL_S)  # ends those that still run
-            except SignalException as ended:
-                job.close(ended.sigval, _GRACE_S)
-                sys.exit(1 if ended.sigval == signal.SIGINT else 128 + ended.sigval)
+                with _within(_directory()):
+                    for each in variables:
+                        processes.append(_started(command, {**each, LAUNCHER: str(os.getpid())}))
+                code = _first_failure(processes, sent)
             finally:
-                job.close(timeout=_GRACE_S)
-        failures = {} if result is None else result.failures
-        if not failures:
-            sys.exit(0)
-        code = first or min(failures.values(), key=lambda failure: failure.timestamp).exitcode
+                _end(processes)
+        if sent.number is not None:
+            sys.exit(128 + sent.number)
         sys.exit(code if code >= 0 else 128 - code)
 
 
-def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+def _started(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a rank: in a session of its own, so that this process alone passes signals on, and each comes once."""
+    environ = {**os.environ, **variables}
+    return subprocess.Popen(command, env=environ, start_new_session=True, preexec_fn=_dies_with_launcher())
+
+
+def _dies_with_launcher() -> Callable[[], None] | None:
+    """What a process does before its program begins, so that it ends when this one is killed, at any time from then on.
+
+    ``None`` where the system has no such signal.
+    """
+    if sys.platform != "linux":
+        return None
+    launcher, ask = os.getpid(), torch.multiprocessing._prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+    def follow() -> None:
+        ask(signal.SIGTERM)
+        if os.getppid() != launcher:  # it went meanwhile
+            os._exit(128 + signal.SIGTERM)
+
+    return follow
+
+
+def _first_failure(processes: Sequence[subprocess.Popen[bytes]], sent: Sent | None = None) -> int:
     """Wait until all have ended, or one has failed and the others had time to print why they fail too.
 
     The process that failed first need not end first: the others lose their connection to it while it still prints its
-    traceback, and ending it then would cost the lines that matter.
+    traceback, and ending it then would cost the lines that matter. After a signal, which all of them get, they have the
+    time to save.
 
     Returns: the exit code of the one that ended first with another code than 0; 0: none did.
     """
@@ -118,25 +129,36 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     while True:
         codes = [process.poll() for process in processes]
         if not first and any(codes):
-            first, ends_by = next(code for code in codes if code), time.monotonic() + _LAST_WORDS_S
-        if None not in codes or time.monotonic() >= ends_by:
+            first = next(code for code in codes if code)
+            asked = was_asked_to_end(first)
+            ends_by = time.monotonic() + (stop_timeout_s() if asked else _LAST_WORDS_S)
+            if asked:
+                _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
+        if None not in codes or time.monotonic() >= min(ends_by, math.inf if sent is None else sent.deadline):
             return first
         time.sleep(_POLL_S)
+
+
+def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+    for process in processes:
+        process.send_signal(number)  # not to its workers: it needs them until it has saved
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End those that still run, and what they have started."""
+    running = [process for process in processes if process.poll() is None]
+    for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        deadline = math.inf if grace_s is None else time.monotonic() + grace_s
+        while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
 
 def was_started() -> bool:
     """Whether a launcher of this kind has started this very process; its children inherit the variable."""
     return os.environ.get(LAUNCHER) == str(os.getppid())
-
-
-def end_with_launcher() -> None:
-    """Let this process end when the one that supervises it is killed: no process is left (on Linux)."""
-    if sys.platform != "linux" or not was_started():
-        return
-    launcher = os.environ[LAUNCHER]
-    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # type: ignore[attr-defined]
-    if os.getppid() != int(launcher):  # it went meanwhile
-        sys.exit(128 + signal.SIGTERM)
 
 
 def command_again() -> list[str]:

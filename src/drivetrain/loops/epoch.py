@@ -89,6 +89,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
         if run.stale:
             bound = bind(run)
         slot[0] = _BATCH_START
+        slot[1] += 1
         progress.batch_idx = batch_idx = progress.batch_idx + 1
         progress.is_last_batch = is_last
         if window.batches_done == 0:
@@ -109,7 +110,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             if uneven:
                 bound.uneven.end()
             break
-        steps_before = progress.global_step
+        slot[2] = steps_before = progress.global_step
         slot[0] = _FORWARD
         output = bound.step(batch, batch_idx, position, window_ends, window.size)
         if window_ends and bound.finish_window is not None:
@@ -134,6 +135,8 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             progress.flush_due = True
         for hook in bound.batch_end:
             hook(outputs_for_hooks(output), batch, batch_idx)
+        if run.stop is not None:  # a word that another thread sets
+            run.stop.at_batch_end()
 
         if is_last:
             next(batches, None)  # the loader is asked for its end before validation, as in a plain loop

@@ -330,6 +330,7 @@ def _evaluate_loader(
     slot[0] = fetch
     for batch, _ in batches:
         slot[0] = work
+        slot[1] += 1
         progress.eval_batch_idx = batch_idx = progress.eval_batch_idx + 1
         repeated, drawn = False, True
         if uneven is not None and batch_idx >= uneven_from:
@@ -349,6 +350,8 @@ def _evaluate_loader(
         if uneven is not None and batch_idx >= uneven_from:
             uneven.end()
         sink.write(batch_idx, outputs, repeated)
+        if run.stop is not None:  # a word that another thread sets
+            run.stop.at_batch_end()
         slot[0] = fetch
     if progress.eval_batch_idx < 0 and source.num_batches:
         from drivetrain.loops.oversights import warn_of_no_batch  # here, so that importing the Trainer stays quick

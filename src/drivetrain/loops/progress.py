@@ -121,8 +121,8 @@ class Progress:
     loop (``loops/evaluate.py``) ``eval_batch_idx``.
 
     Attributes:
-        slot: the :class:`Phase` as an integer, in the only element of an array: the loops write it without a call, and
-            another thread can read it.
+        slot: integers that the loops write without a call, and another thread can read: the :class:`Phase`; how many
+            batches have begun, in training and evaluation together; ``global_step`` when the last one of training did.
         resume_phase: while a run that resumes is being set up, the phase in which the checkpoint was saved, if that
             was behind an epoch's batches or in a validation; else ``None``.
         fn, status: which entry point was called, and how it is doing.
@@ -146,7 +146,7 @@ class Progress:
         eval_steps: by stage, the batches of each evaluation loader so far: the x axis of their per-step values.
     """
 
-    slot: array[int] = field(default_factory=lambda: array("q", [Phase.NONE]))
+    slot: array[int] = field(default_factory=lambda: array("q", [Phase.NONE, 0, 0]))
     resume_phase: Phase | None = None
     fn: TrainerFn | None = None
     status: TrainerStatus = TrainerStatus.INITIALIZING

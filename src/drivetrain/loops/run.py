@@ -144,6 +144,8 @@ class Run:
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
         all_stop: the ranks have agreed to stop.
+        stopper: what a fit is asked through to end, by a signal or a time limit: a :class:`drivetrain.loops.stop.Stop`.
+        stop: the same, from when it was asked: the loop calls it at the end of each batch.
         transfer: ``(move, hooks)`` as :func:`drivetrain.module.hooks.bind_transfer` returns them.
         loaders: makes the loaders on first use.
     """
@@ -186,6 +188,8 @@ class Run:
     first_look: Callable[[], None] | None = None
     losses: Any = None
     uneven: Any = None
+    stopper: Any = None
+    stop: Any = None
 
     def mark_stale(self) -> None:
         """A part of the run was changed: the loop binds again at the next batch."""

@@ -65,8 +65,9 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
                     "Pass the path of another checkpoint."
                 )
         else:
-            candidates = {path for callback in callbacks for path in callback.resume_candidates(trainer)}
-            candidates |= set() if requeued is None else {requeued}
+            from drivetrain.trainer.stopping import resume_candidates  # here, so that the import stays quick
+
+            candidates = resume_candidates(trainer) | (set() if requeued is None else {requeued})
             found = next(iter(newest_first(store, candidates)), "")
         if found:
             return found

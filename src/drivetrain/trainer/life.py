@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.compiled import compile_in_place, keep_out_of_graphs
@@ -187,6 +188,15 @@ def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
         return functools.partial(predict, run, trainer.predictions)
     stage: Stage = "validate" if fn is TrainerFn.VALIDATING else "test"
     return functools.partial(evaluate, run, stage, run.loaders.evaluation(stage))
+
+
+def stoppable(trainer: Trainer, fn: TrainerFn, run: Run) -> AbstractContextManager[None]:
+    """Return the context around a loop: that of a fit may end early, if a signal or a time limit asks it to."""
+    if fn is not TrainerFn.FITTING:
+        return nullcontext()
+    from drivetrain.trainer.stopping import stoppable  # here, so that importing the Trainer stays quick
+
+    return stoppable(trainer, run)
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:

@@ -34,15 +34,16 @@ def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Ctrl-C pressed again does not tear the clean-up; only the main thread may say so."""
+    """Context in which Ctrl-C and SIGTERM do not interrupt the clean-up; only the main thread can ignore them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

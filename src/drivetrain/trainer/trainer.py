@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -33,6 +34,7 @@ from drivetrain.errors import (
     shown,
     unknown_argument,
 )
+from drivetrain.launchers.launcher import in_notebook
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
@@ -230,7 +232,8 @@ class Trainer(TrainerView):
 
         Raises:
             ConfigurationError: something is missing, or arguments contradict each other; nothing has run yet.
-            SystemExit: with code 1 after Ctrl-C, when everything is cleaned up.
+            SystemExit: when everything is saved and cleaned up, after Ctrl-C with code 130, in a notebook as a
+                KeyboardInterrupt; after SIGTERM with code 143, as a SIGTERMException.
         """
         if unknown:
             raise _unknown(TrainerFn.FITTING, unknown)
@@ -436,16 +439,21 @@ class Trainer(TrainerView):
             if not self.engine.launcher.is_external:
                 results = run_elsewhere(self, job, functools.partial(life.connect, self))
             else:
-                with torch_switches(self.settings, training=job.fn is TrainerFn.FITTING):
+                from drivetrain.loops.stop import sigterm_raises  # here, so that importing the Trainer stays quick
+
+                with sigterm_raises(), torch_switches(self.settings, training=job.fn is TrainerFn.FITTING):
                     run = life.set_up(self, job, life.connect(self, job))
                     loop = life.loop_of(self, job.fn, run)
                     wraps = overrides(self.strategy, "run", Stepping)
-                    results = (self.strategy.run(loop) if wraps else loop()) or []
+                    with life.stoppable(self, job.fn, run):
+                        results = (self.strategy.run(loop) if wraps else loop()) or []
                     life.tear_down(self, job.fn)
         except KeyboardInterrupt as interrupt:
             rank_zero_info("Interrupted: cleaning up.")
             life.abort(self, interrupt)
-            raise SystemExit(1) from interrupt
+            if in_notebook():
+                raise
+            raise SystemExit(128 + signal.SIGINT) from interrupt
         except BaseException as error:
             from drivetrain.trainer.error_notes import note_place  # here, so that importing the Trainer stays quick
 

@@ -1,0 +1,68 @@
+"""Signals that a launching process is sent, and passes on to the ranks."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from drivetrain.launchers.launcher import stop_timeout_s
+
+_PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_ENDS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
+_CODES = frozenset(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number))
+_AT_ONCE_S = 10.0  # for the ranks to end after a second signal
+
+
+@dataclass
+class Sent:
+    """What a launching process was sent.
+
+    Attributes:
+        number: the first signal that is to end the job; ``None``: none so far.
+        deadline: when ranks that still run are killed, in seconds of a monotonic clock; ``inf``: not at all.
+    """
+
+    number: int | None = None
+    deadline: float = math.inf
+
+
+def was_asked_to_end(code: int) -> bool:
+    """Return whether ``code`` is that of a process which a signal has asked to end: all others were asked too."""
+    return code in _CODES
+
+
+@contextmanager
+def forwarding(send: Callable[[int], None]) -> Iterator[Sent]:
+    """Context in which signals are passed on to the ranks, which save and end; gets what has come.
+
+    Handlers of the user's, and signals that are ignored, stay as they are. Outside of the main thread nothing changes.
+
+    Args:
+        send: sends a signal to all ranks; it is called in a signal's handler.
+    """
+    sent, before = Sent(), dict[int, Any]()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if signal.Signals(number).name in _ENDS:
+            again = sent.number is not None
+            sent.number = sent.number or number
+            sent.deadline = time.monotonic() + (_AT_ONCE_S if again else stop_timeout_s())
+        send(number)
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for name in _PASSED_ON:
+                number = getattr(signal, name, None)
+                if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                    before[number] = signal.signal(number, handle)
+        yield sent
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

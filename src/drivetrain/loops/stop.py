@@ -1,0 +1,340 @@
+"""How a fit ends when it is asked to: by a signal, or by a time limit; all ranks stop after the same batch.
+
+[Note: the batch after which all ranks stop]
+A rank that stops alone leaves the others waiting in an exchange. So each rank has a thread that asks the job's store
+now and then whether the job is to end. When it is, the thread sets ``run.stop``, which the loop reads at the end of
+each batch. From then on the rank runs at most one batch beyond the one that it has begun, and the thread writes the
+number of that batch into the store. The highest number of all ranks is the batch after which all of them stop. No rank
+can be beyond it: each waits at the number that it has written until it knows the highest. And no rank waits for ever:
+the numbers are written by threads, so a rank that is inside an exchange with another has written its number too.
+
+Batches of training and of validation count alike. All ranks have as many, so the numbers mean the same batch on each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.data.sampled_passes import workers_outlive_sigterm
+from drivetrain.errors import SIGTERMException
+from drivetrain.loops.run import Run
+
+TIME_LIMIT = "the time limit"
+_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+_POLL_S = 0.25  # between two questions to the store
+_PAUSE_S = 0.01  # while the numbers of the other ranks come
+_OVER = "over"  # in place of the number of a batch: the rank has left its fit
+_NEVER = sys.maxsize
+
+_fits = 0  # of several processes, begun in this one: a key of the job's store is used once
+_main_pipe: list[int] = []  # where signals are written that come while this process runs a fit of several
+_raises_in: list[int] = []  # the process in which SIGTERM raises an exception
+
+
+class Stop:
+    """Ends one fit when it is asked to, after a batch that all ranks agree on.
+
+    Args:
+        run: the fit.
+        save: saves the checkpoint that the next run resumes from; all ranks call it after the same batch.
+        timeout_s: how long a rank waits for the answers of the others before it ends alone, without saving.
+
+    Attributes:
+        agreed: all ranks are at the end of the same batch, so that they can exchange values.
+    """
+
+    def __init__(self, run: Run, save: Callable[[str], None], timeout_s: float) -> None:
+        self.agreed = False
+        self._run, self._save, self._timeout_s = run, save, timeout_s
+        strategy = run.engine.strategy
+        self._rank, self._size = strategy.global_rank, strategy.world.size
+        self._reason = ""  # on which the ranks have agreed
+        self._wanted = ""  # by this rank
+        self._may_reach = self._last = 0  # numbers of batches
+        self._written, self._answered, self._acted = threading.Event(), threading.Event(), threading.Event()
+        self._time_over = self._over = False
+        self._interrupts = self._fit = self._round = 0
+        self._store: Any = None
+        self._pipe: tuple[int, int] | None = None
+        self._thread: threading.Thread | None = None
+        self._before: dict[int, Any] = {}
+        self._process = os.getpid()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Context around the loop in which the fit can be asked to end.
+
+        Raises:
+            KeyboardInterrupt, SIGTERMException: it was asked to, and had ended before it came to the agreed batch.
+        """
+        if self._size > 1:
+            self._store = _second_store()
+            if self._store is None:  # nothing to agree through: signals end this rank at once, as without a Trainer
+                yield
+                return
+            self._start()
+        with self._handlers():
+            try:
+                self._run.stopper = self
+                yield
+            finally:
+                self._run.stopper = self._run.stop = None
+                self._leave()
+        reason = self._wanted if self._reason in ("", TIME_LIMIT) else self._reason
+        if reason not in ("", TIME_LIMIT):
+            raise _exception(reason)
+        if self._time_over:
+            self._save(TIME_LIMIT)  # now: what callbacks save at the end of the fit is older then
+
+    def ask(self, reason: str) -> None:
+        """Ask all ranks to end; any thread of any rank, or a signal's handler, may call it."""
+        if self._wanted in ("", TIME_LIMIT):
+            self._wanted = reason
+        if self._size == 1:
+            self._reason = self._wanted
+            self._written.set()
+            self._answered.set()
+            self._run.stop = self
+
+    def at_batch_end(self) -> None:
+        """A batch and its hooks are done, and :attr:`Run.stop` is set: stop here if this is the agreed batch.
+
+        Raises:
+            KeyboardInterrupt, SIGTERMException: it is.
+        """
+        number = self._run.progress.slot[1]
+        self._written.wait()
+        if number < self._may_reach:
+            return
+        if not self._answered.wait(self._timeout_s):
+            rank_zero_warn(
+                f"Asked to end by {self._reason}, but the other ranks have not answered within {self._timeout_s:g} s, "
+                "so this fit ends without saving a checkpoint."
+            )
+            raise _exception(self._reason)
+        if number < self._last:
+            return
+        self._run.stop = None
+        if self._reason != TIME_LIMIT:
+            self.agreed = True
+            self._save(self._reason)
+            raise _exception(self._reason)
+        self._time_over = self._run.all_stop = True
+        self._run.progress.ask_to_stop()
+        self._written.clear()
+        self._answered.clear()
+        self._reason, self._wanted, self._may_reach = "", "", 0  # a signal may still come
+        self._round += 1
+        self._acted.set()
+
+    # ---- signals -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _handlers(self) -> Iterator[None]:
+        """Context in which SIGTERM and Ctrl-C ask the fit to end; only in the main thread can they be handled.
+
+        A signal that is ignored stays so, and so does a handler of the user's for Ctrl-C. One for SIGTERM is called
+        before the fit is asked to end.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before: dict[int, Any] = {}
+        try:
+            for number in map(int, _SIGNALS):
+                known = signal.getsignal(number)
+                default = signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler
+                if known is default or (number == signal.SIGTERM and callable(known)):
+                    self._before[number] = before[number] = known
+                    signal.signal(number, self._note)
+            workers_outlive_sigterm(True)
+            with self._signals_in_pipe():
+                yield
+        finally:
+            workers_outlive_sigterm(False)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a copy of this process; a loader's worker outlives Ctrl-C, and is ended
+            if number == signal.SIGTERM:
+                _end_as_by_default()
+            return
+        handler = self._before.get(number)
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
+            if self._rank == 0:  # without a buffer: the main thread may be writing to it
+                text = "\nCtrl-C: the fit ends after the batch that is running. Press it again to end at once.\n"
+                with contextlib.suppress(OSError):
+                    os.write(2, text.encode())
+        elif callable(handler) and handler is not _raise_sigterm:
+            handler(number, frame)
+        self.ask(_SIGNALS[signal.Signals(number)])
+
+    @contextmanager
+    def _signals_in_pipe(self) -> Iterator[None]:
+        """Context in which the thread hears of signals while the main thread waits in an exchange."""
+        self._process = os.getpid()
+        if self._pipe is None:
+            yield
+            return
+        _, writes = self._pipe
+        before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        if not _main_pipe:
+            os.register_at_fork(after_in_child=_forget_pipe)
+        _main_pipe[:] = [writes]
+        try:
+            yield
+        finally:
+            _main_pipe[:] = [-1]
+            signal.set_wakeup_fd(before)
+
+    # ---- several ranks -------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        global _fits
+        _fits += 1
+        self._fit = _fits
+        if os.name == "posix":  # elsewhere a thread cannot wait for a pipe
+            self._pipe = os.pipe()
+            for end in self._pipe:
+                os.set_blocking(end, False)
+        self._thread = threading.Thread(target=self._watch, name="drivetrain stop", daemon=True)
+        self._thread.start()
+
+    def _key(self, name: object) -> str:
+        return f"drivetrain/stop/{self._fit}/{self._round}/{name}"
+
+    def _watch(self) -> None:
+        """What the thread does until the fit is over."""
+        try:
+            while not self._over:
+                self._hear()
+                key = self._key("asked")
+                if self._wanted:
+                    self._reason = self._store.compare_set(key, "", self._wanted).decode()
+                elif self._store.check([key]):
+                    self._reason = self._store.get(key).decode()
+                if self._reason:
+                    self._agree()
+                    while not self._over and not self._acted.wait(_POLL_S):
+                        pass
+                    self._acted.clear()
+        except RuntimeError:  # the store is gone, and the process with it that held it: exchanges fail too
+            self._last = _NEVER
+        finally:
+            self._written.set()
+            self._answered.set()
+
+    def _hear(self) -> None:
+        """Wait a moment for signals."""
+        if self._pipe is None:
+            time.sleep(_POLL_S)
+            return
+        if not select.select([self._pipe[0]], [], [], 0 if self._wanted else _POLL_S)[0]:
+            return
+        for number in os.read(self._pipe[0], 64):
+            if number in self._before and self._wanted in ("", TIME_LIMIT):
+                self._wanted = _SIGNALS[signal.Signals(number)]
+
+    def _agree(self) -> None:
+        """See [Note: the batch after which all ranks stop]."""
+        self._run.stop = self  # before the number is read: the loop passes at most one more end of a batch
+        self._may_reach = self._run.progress.slot[1] + 1
+        self._written.set()
+        keys = [self._key(rank) for rank in range(self._size)]
+        self._store.set(keys[self._rank], str(self._may_reach))
+        while not self._over and not self._store.check(keys):
+            time.sleep(_PAUSE_S)
+        if not self._over:
+            numbers = [value.decode() for value in self._store.multi_get(keys)]
+            self._last = _NEVER if _OVER in numbers else max(map(int, numbers))
+        self._answered.set()
+
+    def _leave(self) -> None:
+        """The loop is left: the others must not wait for this rank's number."""
+        if self._thread is None:
+            return
+        self._over = True
+        self._acted.set()
+        if self._pipe is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._pipe[1], b"\0")  # which wakes the thread
+        self._thread.join()
+        for end in self._pipe or ():
+            os.close(end)
+        with contextlib.suppress(RuntimeError):  # the store may be gone
+            if not self._may_reach:
+                self._store.set(self._key(self._rank), _OVER)
+
+
+def _exception(reason: str) -> BaseException:
+    return KeyboardInterrupt() if reason == _SIGNALS[signal.SIGINT] else SIGTERMException()
+
+
+def _second_store() -> Any:
+    """Return a connection of its own to the job's store: one that waits would keep the others of this process waiting.
+
+    ``None`` where the processes of the job have not met at a store.
+    """
+    if not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    try:
+        store: Any = _get_default_store()
+        return store.clone()
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def _forget_pipe() -> None:
+    if _main_pipe != [-1]:
+        _main_pipe[:] = [-1]
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(-1)
+
+
+def _raise_sigterm(number: int, frame: FrameType | None) -> None:
+    if _raises_in != [os.getpid()]:
+        _end_as_by_default()  # a copy of this process
+    raise SIGTERMException
+
+
+def _end_as_by_default() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Context in which SIGTERM raises an exception, as Ctrl-C does, so that a run cleans up outside of its batches too.
+
+    A handler of the user's stays.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    _raises_in[:] = [os.getpid()]
+    signal.signal(signal.SIGTERM, _raise_sigterm)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is _raise_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,59 @@
+"""What a fit saves when it is asked to end, and where the next run finds it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.checkpoints.io import newest_first
+from drivetrain.launchers.launcher import stop_timeout_s
+from drivetrain.loops.run import Run
+from drivetrain.loops.stop import TIME_LIMIT, Stop
+
+Trainer = Any  # not the class, which knows this file
+
+STOPPED = "stopped.ckpt"
+
+
+def stoppable(trainer: Trainer, run: Run) -> AbstractContextManager[None]:
+    """Return the context around the loop of a fit, which ends early if a signal or a time limit asks it to."""
+    return Stop(run, functools.partial(_save, trainer), stop_timeout_s()).listening()
+
+
+def _save(trainer: Trainer, reason: str) -> None:
+    """Save where the fit is, unless a callback will, because it ends by an exception; every rank must call it."""
+    settings, path = trainer.settings, ""
+    savers = reason != TIME_LIMIT and any(each.saves_on_exception for each in trainer.checkpoint_callbacks)
+    if not (settings.enable_checkpointing is False or settings.barebones or settings.fast_dev_run or savers):
+        path = os.path.join(_folder(trainer), STOPPED)
+        try:
+            trainer.save_checkpoint(path)
+        except Exception as error:
+            rank_zero_warn(f"The fit ends by {reason}, and could not save {path}: {error}")
+            return
+    if path or reason != TIME_LIMIT:  # of which the Timer has told
+        rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}." if path else ""))
+
+
+def _folder(trainer: Trainer) -> str:
+    found = [folder for callback in trainer.checkpoint_callbacks for folder in callback.save_folders(trainer)]
+    return found[0] if found else os.path.join(trainer.default_root_dir, "checkpoints")
+
+
+def resume_candidates(trainer: Trainer) -> set[str]:
+    """Return the files that ``ckpt_path="last"`` may mean: those of callbacks, and that of a fit which was stopped.
+
+    The latter counts while it is the newest checkpoint of its folder. A folder may be that of an earlier run of the
+    same logger, whose next run writes to another one.
+    """
+    callbacks = trainer.checkpoint_callbacks
+    found = {path for callback in callbacks for path in callback.resume_candidates(trainer)}
+    store = trainer.strategy.checkpoint_io
+    folders = {os.path.join(trainer.default_root_dir, "checkpoints")}
+    folders.update(folder for callback in callbacks for folder in callback.save_folders(trainer))
+    there = [path for folder in folders for path in store.find(folder, "*.ckpt")]
+    newest = next(iter(newest_first(store, there)), "")
+    return found | ({newest} if os.path.basename(newest) == STOPPED else set())

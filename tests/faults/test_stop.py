@@ -1,0 +1,44 @@
+"""Jobs of two ranks that are sent a signal: how they end, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+PROGRAM = Path(__file__).with_name("stop_program.py")
+LONG = os.environ.get("DRIVETRAIN_FAULTS") == "long"
+CASES = [
+    ("ddp_fork", signal.SIGTERM, "launcher"),
+    ("ddp_fork", signal.SIGINT, "launcher"),
+    ("ddp_fork", signal.SIGTERM, "group"),
+]
+if LONG:
+    CASES += [
+        (start, number, to)
+        for start in ("ddp", "ddp_spawn")
+        for number in (signal.SIGTERM, signal.SIGINT)
+        for to in ("launcher", "group")
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signals of POSIX")
+@pytest.mark.parametrize(("strategy", "number", "to"), CASES)
+def test_t32_a_job_that_is_sent_a_signal_saves_once_and_ends_with_its_code(
+    programs: Any, tmp_path: Path, strategy: str, number: int, to: str
+) -> None:
+    """The signal goes to the launching process alone, or to a rank and its loader's workers."""
+    done = programs.run(PROGRAM, strategy, int(number), to, cwd=tmp_path, timeout=60)
+    name, code = ("SIGTERMException", 143) if number == signal.SIGTERM else ("KeyboardInterrupt", 130)
+    assert done.returncode == code, done.stderr
+    told = re.findall(r"(\w+) in step (\d+) of process (\d+)\n", done.stdout)
+    assert [(kind, step) for kind, step, _ in told] == [(name, told[0][1])] * 2  # both, and in the same step
+    assert int(told[0][1]) >= 5
+    assert [path.name for path in tmp_path.rglob("*stopped.ckpt")] == ["stopped.ckpt"]
+    assert not any(psutil.pid_exists(int(pid)) for *_, pid in told)
