@@ -140,7 +140,7 @@ def test_t31_an_exception_is_the_cause_with_its_traceback_and_the_others_are_kil
     failed = forked["exception"]
     assert (failed["rank"], failed["exit_code"]) == (1, 1)
     assert failed["message"].startswith("Rank 1 of 2 (process ")
-    assert failed["message"].endswith(", exit code 1) raised ValueError: the reason")
+    assert ", exit code 1) raised ValueError: the reason\nat " in failed["message"]
     assert (failed["cause"], failed["cause_text"]) == ("ValueError", "the reason")
     assert "in raises\n    raise error(*args)\nValueError: the reason" in failed["origin"]
     assert failed["seconds"] < SOON_S

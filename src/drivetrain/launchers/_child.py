@@ -29,6 +29,7 @@ from drivetrain.base import files
 from drivetrain.checkpoints import container
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers._process_state import ProcessState
+from drivetrain.launchers.board import place_of_user
 from drivetrain.launchers.launcher import in_notebook
 
 T = TypeVar("T")
@@ -191,7 +192,7 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
     except BaseException as error:
         if isinstance(error, SystemExit) and not isinstance(error.__cause__, KeyboardInterrupt):
             raise
-        _write(place, "failure", pickle.dumps(_failure(error)))
+        write_failure(place.folder, place.local_rank, error)
         sys.exit(1)
 
 
@@ -252,6 +253,12 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
     return failure
 
 
+def write_failure(folder: Path, local_rank: int, error: BaseException) -> None:
+    """Write what this process says about its end; the first time counts."""
+    if not (folder / f"{local_rank}.failure").exists():
+        files.write(folder / f"{local_rank}.failure", pickle.dumps(_failure(error)))
+
+
 def _write(place: Place, kind: str, content: bytes) -> None:
     files.write(place.folder / f"{place.local_rank}.{kind}", content)
 
@@ -261,9 +268,10 @@ def _failure(error: BaseException) -> Failure:
         pickled = pickle.dumps(error)
     except Exception:
         pickled = b""
+    place = place_of_user(error)
     return Failure(
         time.monotonic(),
-        summary="raised " + "".join(traceback.format_exception_only(error)).strip(),
+        summary="raised " + "".join(traceback.format_exception_only(error)).strip() + (place and f"\nat {place}"),
         follows=_follows(error),
         interrupted=isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt),
         traceback="".join(traceback.format_exception(error)),

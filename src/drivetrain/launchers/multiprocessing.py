@@ -22,6 +22,7 @@ from drivetrain.errors import ConfigurationError, SIGTERMException, did_you_mean
 from drivetrain.launchers import _child
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
+from drivetrain.launchers.board import BOARD, SAVES, SAVING, Board
 from drivetrain.launchers.launcher import Launcher, LaunchError, stop_timeout_s, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
 
@@ -96,6 +97,8 @@ class MultiProcessingLauncher(Launcher):
         state, call = _child.Sealed(ProcessState.current()), _child.Sealed((function, args, kwargs))
         folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
         processes: list[Any] = []
+        first = self.environment.node_rank() * self.num_processes
+        board = Board(folder, range(first, first + self.num_processes), self.num_processes * self.num_nodes)
         try:
             for place in self._places(threads, folder):
                 process = context.Process(target=_child.run, args=(place, state, call))
@@ -103,7 +106,7 @@ class MultiProcessingLauncher(Launcher):
                     process.start()
                 processes.append(process)
             with forwarding(lambda number: _send(processes, number)) as sent:
-                self._wait(processes, folder, sent)
+                self._wait(processes, board, sent)
             return _child.read_result(folder)
         except KeyboardInterrupt:
             _wait_for_all(processes, self.interrupt_grace_s)
@@ -118,14 +121,15 @@ class MultiProcessingLauncher(Launcher):
 
     def _places(self, threads: int | None, folder: Path) -> Iterator[_child.Place]:
         for local_rank, variables in enumerate(variables_of(self.environment, self.num_processes, self.num_nodes)):
-            yield _child.Place(local_rank, variables, threads, folder)
+            yield _child.Place(local_rank, {**variables, BOARD: str(folder)}, threads, folder)
 
     # ---- while they run ------------------------------------------------------------------------------------------
 
-    def _wait(self, processes: Sequence[Any], folder: Path, sent: Sent) -> None:
+    def _wait(self, processes: Sequence[Any], board: Board, sent: Sent) -> None:
         """Until all have ended well, or one has not; if they were asked to end, until all have saved and ended."""
+        folder = board.folder
         failed: dict[int, _child.Failure] = {}
-        deadline = math.inf
+        deadline = saves_until = math.inf
         with _ends(processes) as running:
             while running:
                 left = min(deadline, sent.deadline) - time.monotonic()
@@ -137,23 +141,27 @@ class MultiProcessingLauncher(Launcher):
                 if left <= 0 and not ended:
                     break
                 asked = [rank for rank in failed if self._was_asked(processes[rank], failed[rank])]
-                if any(not failed[rank].follows for rank in failed.keys() - set(asked)):
+                failures = any(not failed[rank].follows for rank in failed.keys() - set(asked))
+                if failures and not board.any(SAVES, list(running.values())):
                     break
                 if failed and deadline == math.inf:
                     deadline = time.monotonic() + (stop_timeout_s() if asked else _ECHO_S)
+                    saves_until = time.monotonic() + stop_timeout_s()
                     if asked:
                         _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
+                elif failed and time.monotonic() < saves_until and board.any(SAVING, list(running.values())):
+                    deadline = max(deadline, time.monotonic() + _ECHO_S)
         if sent.number is not None:
             raise _exception_of(sent.number)
         if failed:
             rank = min(failed, key=lambda rank: (failed[rank].follows, failed[rank].when))
-            self._raise(rank, processes[rank], failed[rank])
+            self._raise(rank, processes[rank], failed[rank], board)
 
     @staticmethod
     def _was_asked(process: Any, failure: _child.Failure) -> bool:
         return failure.interrupted or was_asked_to_end(process.exitcode)
 
-    def _raise(self, local_rank: int, process: Any, failure: _child.Failure) -> None:
+    def _raise(self, local_rank: int, process: Any, failure: _child.Failure, board: Board) -> None:
         if failure.interrupted:
             raise KeyboardInterrupt
         if process.exitcode == 128 + signal.SIGTERM:
@@ -163,7 +171,10 @@ class MultiProcessingLauncher(Launcher):
             f"Rank {rank} of {self.num_processes * self.num_nodes} (process {process.pid}, exit code "
             f"{process.exitcode}) {failure.summary}"
         )
-        raise LaunchError(f"{message}\n{failure.cure}".strip(), rank, process.exitcode) from failure.cause()
+        places = [f"Rank {each} was {board.place(local)}." for local, each in enumerate(board.ranks)]
+        stacks = board.stacks(local_rank).rstrip()
+        lines = [line for line in (message, failure.cure, stacks, *places) if line]
+        raise LaunchError("\n".join(lines), rank, process.exitcode) from failure.cause()
 
 
 @contextmanager

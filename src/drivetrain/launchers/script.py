@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import torch.multiprocessing
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
+from drivetrain.launchers.board import BOARD, SAVING, Board
 from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, stop_timeout_s, variables_of
 from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
@@ -80,16 +82,24 @@ class ScriptLauncher(Launcher):
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
         sys.stdout.flush()
         processes: list[subprocess.Popen[bytes]] = []
-        with forwarding(lambda number: _send(processes, number)) as sent:
+        first, size = self.environment.node_rank() * self.num_processes, self.num_processes * self.num_nodes
+        with (
+            tempfile.TemporaryDirectory(prefix="drivetrain-", ignore_cleanup_errors=True) as folder,
+            forwarding(lambda number: _send(processes, number)) as sent,
+        ):
+            board = Board(Path(folder), range(first, first + self.num_processes), size)
+            own = {LAUNCHER: str(os.getpid()), BOARD: folder}
             try:
                 with _within(_directory()):
                     for each in variables:
-                        processes.append(_started(command, {**each, LAUNCHER: str(os.getpid())}))
-                code = _first_failure(processes, sent)
+                        processes.append(_started(command, {**each, **own}))
+                code = _first_failure(processes, sent, board)
             finally:
                 _end(processes)
-        if sent.number is not None:
-            sys.exit(128 + sent.number)
+            if sent.number is not None:
+                sys.exit(128 + sent.number)
+            if code and not was_asked_to_end(code):
+                code = _report(processes, board, code)
         sys.exit(code if code >= 0 else 128 - code)
 
 
@@ -116,7 +126,28 @@ def _dies_with_launcher() -> Callable[[], None] | None:
     return follow
 
 
-def _first_failure(processes: Sequence[subprocess.Popen[bytes]], sent: Sent | None = None) -> int:
+def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: int) -> int:
+    """Print which rank has failed first, where it was, and its traceback; return the exit code of the job."""
+    from drivetrain.launchers._child import read_failure  # here, so that importing the Trainer stays quick
+
+    local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
+    failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
+    died = code < 0 or local not in failures  # without an exception, so the others follow it
+    if not died:
+        local = min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))
+    process, failure = processes[local], failures.get(local)
+    code = process.returncode or code
+    end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    if failure is not None and not died:
+        end = f"{failure.summary}\nThat was"
+    text = failure.traceback if failure is not None and not died else ""
+    print(board.report(local, process.pid, end, text), file=sys.stderr, flush=True)
+    return code
+
+
+def _first_failure(
+    processes: Sequence[subprocess.Popen[bytes]], sent: Sent | None = None, board: Board | None = None
+) -> int:
     """Wait until all have ended, or one has failed and the others had time to print why they fail too.
 
     The process that failed first need not end first: the others lose their connection to it while it still prints its
@@ -125,7 +156,7 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]], sent: Sent | No
 
     Returns: the exit code of the one that ended first with another code than 0; 0: none did.
     """
-    first, ends_by = 0, math.inf
+    first, ends_by, saves_until = 0, math.inf, math.inf
     while True:
         codes = [process.poll() for process in processes]
         if not first and any(codes):
@@ -134,7 +165,11 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]], sent: Sent | No
             ends_by = time.monotonic() + (stop_timeout_s() if asked else _LAST_WORDS_S)
             if asked:
                 _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
-        if None not in codes or time.monotonic() >= min(ends_by, math.inf if sent is None else sent.deadline):
+            saves_until = time.monotonic() + stop_timeout_s()
+        running = [rank for rank, code in enumerate(codes) if code is None]
+        if first and board is not None and time.monotonic() < saves_until and board.any(SAVING, running):
+            ends_by = max(ends_by, time.monotonic() + _LAST_WORDS_S)
+        if not running or time.monotonic() >= min(ends_by, math.inf if sent is None else sent.deadline):
             return first
         time.sleep(_POLL_S)
 

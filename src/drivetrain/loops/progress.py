@@ -264,6 +264,11 @@ class Progress:
         for each in fields(self):
             setattr(self, each.name, getattr(other, each.name))
 
+    def show_in(self, words: Any) -> Any:
+        """Write :attr:`slot` into other memory from now on; return where it was."""
+        before, self.slot = self.slot, words
+        return before
+
     def enter(self, phase: Phase) -> None:
         """Go on to another phase; the loops do it without a call where each batch goes through it."""
         self.slot[0] = phase

@@ -166,12 +166,13 @@ def _hook_of(error: Exception) -> str:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
         entered = entered or path.startswith(_OURS)
-        if entered and not _is_library(path):
+        if entered and not is_library(path):
             return _name_of(frame)
     return ""
 
 
-def _is_library(path: str) -> bool:
+def is_library(path: str) -> bool:
+    """Return whether the code of that file is drivetrain's, torch's or Python's own."""
     found = next((each for each in _NOT_THE_USERS if path.startswith(each + os.sep)), None)
     if found is None:
         return path.startswith("<frozen ")

@@ -440,8 +440,11 @@ class Trainer(TrainerView):
                 results = run_elsewhere(self, job, functools.partial(life.connect, self))
             else:
                 from drivetrain.loops.stop import sigterm_raises  # here, so that importing the Trainer stays quick
+                from drivetrain.trainer.shown import shown
 
-                with sigterm_raises(), torch_switches(self.settings, training=job.fn is TrainerFn.FITTING):
+                fits = job.fn is TrainerFn.FITTING
+                saves = fits and any(each.saves_on_exception for each in self.checkpoint_callbacks)
+                with shown(self.progress, saves), sigterm_raises(), torch_switches(self.settings, training=fits):
                     run = life.set_up(self, job, life.connect(self, job))
                     loop = life.loop_of(self, job.fn, run)
                     wraps = overrides(self.strategy, "run", Stepping)

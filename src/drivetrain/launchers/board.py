@@ -1,0 +1,120 @@
+"""What a rank shows to the process that has started it: integers in shared memory, and a report of its failure.
+
+The integers are the loops' own slot, so that they cost a step no call. The files lie in a folder that only this user
+may enter; the launching process makes it before the ranks start and removes it when they have ended.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.base.registry import load
+
+BOARD = "DRIVETRAIN_BOARD"
+"""The variable that names the folder to a rank, which removes it: programs that it starts must not inherit it."""
+
+PHASE, BATCHES, STEP, SHOWN, SAVING, SAVES = range(6)
+"""Which integer is which: the phase; batches begun; optimizer steps; whether a run has begun; whether it saves after a
+failure; whether it would."""
+
+_WORDS = 8
+_SIZE = 8 * _WORDS  # bytes
+
+
+class Sheet:
+    """One rank's part of the board, in that rank.
+
+    Args:
+        folder: of the board.
+        local_rank: of this process.
+    """
+
+    def __init__(self, folder: Path, local_rank: int) -> None:
+        self.folder, self.local_rank = folder, local_rank
+        with open(folder / f"{local_rank}.slot", "r+b") as file:
+            self.words: Any = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
+        if not faulthandler.is_enabled():
+            self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115  it is written to by a dying process
+            faulthandler.enable(self._stacks)
+
+
+_own: list[Sheet] = []  # of this process
+
+
+def own_sheet() -> Sheet | None:
+    """Return this rank's part of the board; ``None`` if no launcher of drivetrain has started it."""
+    folder = os.environ.pop(BOARD, "")
+    if folder and "LOCAL_RANK" in os.environ:
+        try:
+            _own[:] = [Sheet(Path(folder), int(os.environ["LOCAL_RANK"]))]
+        except (OSError, ValueError):  # that of a job which has ended
+            return None
+    return _own[0] if _own else None
+
+
+class Board:
+    """The board in the launching process.
+
+    Args:
+        folder: which is there, and empty.
+        ranks: global ranks of the processes of this machine.
+        world_size: of the job.
+    """
+
+    def __init__(self, folder: Path, ranks: Sequence[int], world_size: int) -> None:
+        self.folder, self.ranks, self.world_size = folder, ranks, world_size
+        for local_rank in range(len(ranks)):
+            (folder / f"{local_rank}.slot").write_bytes(bytes(_SIZE))
+
+    def words(self, local_rank: int) -> Sequence[int]:
+        """Return the integers of a rank, dead or alive."""
+        return memoryview((self.folder / f"{local_rank}.slot").read_bytes()).cast("q")
+
+    def any(self, word: int, local_ranks: Sequence[int]) -> bool:
+        """Return whether that integer of any of these ranks is not 0."""
+        return any(self.words(each)[word] for each in local_ranks)
+
+    def place(self, local_rank: int) -> str:
+        """Return where a rank was, to go on after its name."""
+        words = self.words(local_rank)
+        if not words[SHOWN]:
+            return "before its first run"
+        name = load("drivetrain.loops.progress:Phase")(words[PHASE]).name.lower().replace("_", " ")
+        name = "no run" if name == "none" else f"the phase {name!r}"
+        return f"in {name}, after {words[BATCHES]} batches had begun, in step {words[STEP]}"
+
+    def stacks(self, local_rank: int) -> str:
+        """Return the stacks that a rank wrote when a signal such as SIGSEGV killed it; "" where it has written none."""
+        try:
+            return (self.folder / f"{local_rank}.stacks").read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def report(self, local_rank: int, pid: int, end: str, text: str) -> str:
+        """Return what is said of a job that a rank has failed.
+
+        Args:
+            local_rank: which has failed first.
+            pid: of its process.
+            end: how it has ended, to go on after its name.
+            text: its traceback; "" where it has written none.
+        """
+        lines = [f"Rank {self.ranks[local_rank]} of {self.world_size} (process {pid}) {end} {self.place(local_rank)}."]
+        lines += [each.rstrip() for each in (text, self.stacks(local_rank)) if each]
+        lines += [
+            f"Rank {rank} was {self.place(other)}." for other, rank in enumerate(self.ranks) if other != local_rank
+        ]
+        return "\n".join(lines)
+
+
+def place_of_user(error: BaseException) -> str:
+    """Return file, line and function of the innermost line of the user's code that ``error`` passed through; or ""."""
+    outside = load("drivetrain.trainer.error_notes:is_library")
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not outside(each.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""

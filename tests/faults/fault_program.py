@@ -1,0 +1,110 @@
+"""A fit of several ranks in which one of them fails, in a given way and a given phase."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from drivetrain import Callback, LightningModule, Trainer
+
+STRATEGY, FAULT, PHASE, RANK, SIZE = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+STEP = 5
+
+
+def fail() -> None:
+    os.write(1, b"the fault was injected\n")
+    if FAULT == "exception":
+        raise ValueError("of this rank alone")
+    if FAULT == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if FAULT == "exit":
+        os._exit(7)
+    if FAULT == "segfault":
+        ctypes.string_at(0)
+    if FAULT == "abort":
+        os.abort()
+    if FAULT == "hang and die":
+        time.sleep(1)
+        os._exit(9)
+
+
+class Data(Dataset[Any]):
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        self.module.at("data")
+        return torch.ones(4)
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def at(self, phase: str) -> None:
+        trainer = self.trainer
+        late = phase in ("setup", "load", "teardown") or (trainer.global_step == STEP and not trainer.sanity_checking)
+        if phase == PHASE and late and trainer.global_rank == RANK:
+            fail()
+
+    def setup(self, stage: str) -> None:
+        os.write(1, f"process {os.getpid()}\n".encode())
+        self.at("setup")
+
+    def teardown(self, stage: str) -> None:
+        self.at("teardown")
+
+    def on_load_checkpoint(self, checkpoint: Any) -> None:
+        self.at("load")
+
+    def on_save_checkpoint(self, checkpoint: Any) -> None:
+        self.at("checkpoint")
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.at("forward")
+        loss = self.layer(batch).square().mean()
+        self.log("loss", loss, sync_dist=True)
+        return loss
+
+    def on_before_backward(self, loss: Any) -> None:
+        self.at("backward")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.at("optimizer step")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.at("validation")
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Data(self), batch_size=2)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(torch.ones(8, 4), batch_size=2)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Saves(Callback):
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == STEP and PHASE == "checkpoint":
+            trainer.save_checkpoint("now.ckpt")
+
+
+if __name__ == "__main__":
+    trainer = Trainer(
+        accelerator="cpu", devices=SIZE, strategy=STRATEGY, max_epochs=1, val_check_interval=STEP, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=Saves(),
+    )  # fmt: skip
+    trainer.fit(Model(), ckpt_path="start.ckpt" if PHASE == "load" else None)
