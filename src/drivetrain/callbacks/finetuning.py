@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry, number
 from drivetrain.callback import Callback
-from drivetrain.errors import CheckpointError, ConfigurationError, is_count, is_number, wrong_value
 from drivetrain.engine.wrappers import unwrapped
+from drivetrain.errors import CheckpointError, ConfigurationError, is_count, is_number, wrong_value
 from drivetrain.strategies.optimizer_states import parameter_names, plain_name
 
 if TYPE_CHECKING:

@@ -14,17 +14,14 @@ import torch
 
 from drivetrain.base.introspect import positional_arity, takes_iterator
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.seed import isolate_rng, rng_state
 from drivetrain.base.tree import move_to_host
 from drivetrain.data.feed import BatchIterator, feed, set_epoch
 from drivetrain.data.indices import RecordedIndices
-from drivetrain.data.kept import generators_kept, workers_kept
 from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, order_shared
-from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.pieces import measured
-from drivetrain.loops.progress import Phase, copied
+from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run, val_check_every
 
 Stage = Literal["validate", "test", "predict", "sanity_check"]
@@ -429,45 +426,6 @@ def _with_iterator(
             return fetching(batch, batch_idx)
 
     return step
-
-
-def sanity_check(run: Run) -> None:
-    """Try a few validation batches before training, so that a mistake there shows at once.
-
-    Every fit begins with it, also one that resumes at the start or the end of an epoch. It leaves nothing behind: no
-    metric, no progress, no draw from a random generator, no worker process.
-    """
-    limits, progress, book = run.limits, run.progress, run.book
-    if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):
-        return
-    over = progress.epochs_done >= limits.max_epochs or progress.global_step >= limits.max_steps
-    if over or limits.train_batches == 0 or (progress.should_stop and run.may_stop()):
-        return  # nothing to train
-    if run.restart is not None and progress.batches_done > 0 and not progress.epoch_ending:
-        return  # resumed inside an epoch or inside a validation
-    progress.enter(Phase.SANITY_START)
-    metrics = copied_states(run.module)
-    eval_steps = copied(progress.eval_steps)
-    run.before_validation = {  # a checkpoint that is saved in here must not hold what this check has changed
-        "rng": rng_state(),
-        "eval_steps": eval_steps,
-        "metrics": metrics,
-        "val_loaders": run.loaders.evaluation_states("validate"),
-        "callback_metrics": {},
-    }
-    with isolate_rng():
-        run.hooks.call_callbacks("on_sanity_check_start")
-        loaders = [
-            EvalLoader(source.loader, min(source.num_batches, limits.sanity_batches), source.ahead)
-            for source in run.loaders.evaluation("validate")
-        ]
-        each = [source.loader for source in loaders]
-        with generators_kept(each), workers_kept(each):
-            evaluate(run, "sanity_check", loaders)
-        run.hooks.call_callbacks("on_sanity_check_end")
-    set_states(run.module, metrics)
-    progress.restore_eval_steps(eval_steps)
-    book.forget_results()
 
 
 def validates_in(run: Run, epoch: int) -> bool:

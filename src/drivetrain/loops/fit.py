@@ -21,7 +21,7 @@ import time
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.epoch import run_batches
-from drivetrain.loops.evaluate import agree_on_counts, sanity_check
+from drivetrain.loops.evaluate import agree_on_counts
 from drivetrain.loops.oversights import (
     check_manual_steps,
     check_parameters,
@@ -33,6 +33,7 @@ from drivetrain.loops.oversights import (
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.resume import enter_epoch, restore_loaders, restore_random_state, restore_results
 from drivetrain.loops.run import Run, val_check_every
+from drivetrain.loops.sanity import sanity_check
 from drivetrain.loops.schedules import Schedules
 
 

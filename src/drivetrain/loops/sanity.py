@@ -1,0 +1,50 @@
+"""The sanity check: a few validation batches before training."""
+
+from __future__ import annotations
+
+from drivetrain.base.seed import isolate_rng, rng_state
+from drivetrain.data.kept import generators_kept, workers_kept
+from drivetrain.loops.evaluate import evaluate
+from drivetrain.loops.loaders import EvalLoader
+from drivetrain.loops.metrics import copied_states, set_states
+from drivetrain.loops.progress import Phase, copied
+from drivetrain.loops.run import Run
+
+
+def sanity_check(run: Run) -> None:
+    """Try a few validation batches before training, so that a mistake there shows at once.
+
+    Every fit begins with it, also one that resumes at the start or the end of an epoch. It leaves nothing behind: no
+    metric, no progress, no draw from a random generator, no worker process.
+    """
+    limits, progress, book = run.limits, run.progress, run.book
+    if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):
+        return
+    over = progress.epochs_done >= limits.max_epochs or progress.global_step >= limits.max_steps
+    if over or limits.train_batches == 0 or (progress.should_stop and run.may_stop()):
+        return  # nothing to train
+    if run.restart is not None and progress.batches_done > 0 and not progress.epoch_ending:
+        return  # resumed inside an epoch or inside a validation
+    progress.enter(Phase.SANITY_START)
+    metrics = copied_states(run.module)
+    eval_steps = copied(progress.eval_steps)
+    run.before_validation = {  # a checkpoint that is saved in here must not hold what this check has changed
+        "rng": rng_state(),
+        "eval_steps": eval_steps,
+        "metrics": metrics,
+        "val_loaders": run.loaders.evaluation_states("validate"),
+        "callback_metrics": {},
+    }
+    with isolate_rng():
+        run.hooks.call_callbacks("on_sanity_check_start")
+        loaders = [
+            EvalLoader(source.loader, min(source.num_batches, limits.sanity_batches), source.ahead)
+            for source in run.loaders.evaluation("validate")
+        ]
+        each = [source.loader for source in loaders]
+        with generators_kept(each), workers_kept(each):
+            evaluate(run, "sanity_check", loaders)
+        run.hooks.call_callbacks("on_sanity_check_end")
+    set_states(run.module, metrics)
+    progress.restore_eval_steps(eval_steps)
+    book.forget_results()
