@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain.base import configs
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import is_dtensor
 from drivetrain.checkpoints import values
@@ -112,7 +113,7 @@ def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placehol
         item = waiting.pop()
         if isinstance(item, (Described, Placeholder)) or (isinstance(item, type) and issubclass(item, Placeholder)):
             yield item
-        elif id(item) not in seen:
+        elif id(item) not in seen and not configs.is_config(item):  # which has plain values only
             seen.add(id(item))
             if isinstance(item, Mapping):
                 waiting += [*item.keys(), *item.values()]
@@ -256,6 +257,8 @@ class _Encoder(_Walk):
         if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
             name = name_of(value) if self.references else None
             return self._refused(value) if name is None or find_open(name) is None else _marked("reference", name)
+        if configs.is_config(value):  # itself a mapping or a sequence
+            return _marked("omegaconf", self.walk(configs.state_of(value)))
         if isinstance(value, Mapping):
             return self._mapping(value)
         if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -401,6 +404,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "mapping": _mapping,
     "namedtuple": _namedtuple,
     "namespace": _namespace,
+    "omegaconf": configs.restored,
     "reference": _reference,
     "set": set,
     "slice": lambda payload: slice(*payload),

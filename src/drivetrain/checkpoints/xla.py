@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from drivetrain.base.configs import as_plain, is_config
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.file import TorchCheckpointIO
 
@@ -24,9 +24,8 @@ class XLACheckpointIO(TorchCheckpointIO):
 
 
 def _for_a_file(tree: Any) -> Any:
-    omegaconf = sys.modules.get("omegaconf")  # nothing is of its types where it was not imported
-    if omegaconf is not None and isinstance(tree, omegaconf.Container):  # itself a mapping or a sequence
-        return omegaconf.OmegaConf.to_container(tree, resolve=True)
+    if is_config(tree):  # itself a mapping or a sequence
+        return as_plain(tree)
     if type(tree) in (dict, list, tuple):
         items = ((key, _for_a_file(value)) for key, value in tree.items()) if type(tree) is dict else None
         return type(tree)(map(_for_a_file, tree) if items is None else items)

@@ -6,6 +6,7 @@ import argparse
 import copy
 import dataclasses
 import inspect
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError, did_you_mean
 
 # What the __init__ that @dataclass writes finds in an argument whose default a factory is still to make.
@@ -123,7 +125,10 @@ class HyperparametersMixin:
                     f"Write self.save_hyperparameters(ignore=[{key!r}])."
                 )
         own = self.__dict__
-        self.hparams.update(saved)
+        if objects and is_config(objects[0]) and not own.get("_hparams"):
+            own["_hparams"] = copy.deepcopy(objects[0]) if ignored else objects[0]
+        else:
+            self.hparams.update(saved)
         initial = own.setdefault("_hparams_initial", AttributeDict())
         initial.update(_snapshot(saved))
         for key in ignored:  # a base class may have saved it
@@ -133,9 +138,12 @@ class HyperparametersMixin:
         own["_log_hyperparams"] = logger
 
     @property
-    def hparams(self) -> AttributeDict:
-        """The hyperparameters; change them as you like (``self.hparams.lr = 1``)."""
-        found: AttributeDict | None = self.__dict__.get("_hparams")
+    def hparams(self) -> Any:
+        """The hyperparameters, an :class:`AttributeDict`; change them as you like (``self.hparams.lr = 1``).
+
+        After ``save_hyperparameters(config)`` with a DictConfig of OmegaConf, they are that config.
+        """
+        found: Any = self.__dict__.get("_hparams")
         if found is None:  # not setdefault, which torch.compile of torch 2.9 cannot trace
             found = self.__dict__["_hparams"] = AttributeDict()
         return found
@@ -144,6 +152,11 @@ class HyperparametersMixin:
     def hparams_initial(self) -> AttributeDict:
         """A copy of the hyperparameters as they were saved; modules among them are not copied."""
         return _snapshot(self.__dict__.get("_hparams_initial", {}))
+
+
+def is_config(value: Any) -> bool:
+    """Return whether ``value`` is a configuration of OmegaConf."""
+    return "omegaconf" in sys.modules and bool(load("drivetrain.base.configs:is_config")(value))
 
 
 # ---- where the values come from --------------------------------------------------------------------------------------
@@ -190,6 +203,8 @@ def _items(*args: Any) -> dict[str, Any]:
     """Return the items of the one object in ``args``."""
     obj = args[0]
     if len(args) == 1:
+        if is_config(obj) and isinstance(obj, Mapping):
+            return dict(load("drivetrain.base.configs:as_plain")(obj))
         if isinstance(obj, Mapping):
             return dict(obj)
         if isinstance(obj, (argparse.Namespace, types.SimpleNamespace)):

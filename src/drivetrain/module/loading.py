@@ -17,7 +17,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
 from drivetrain.errors import CheckpointError, ConfigurationError, DrivetrainError, did_you_mean, shown
-from drivetrain.module.hparams import AttributeDict
+from drivetrain.module.hparams import AttributeDict, is_config
 from drivetrain.module.trainable import TrainableModule
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ else:
 # torch's load_state_dict makes attributes out of what it is given, and calls some of them: from a file, no functions.
 PARTS_WITHOUT_REFERENCES = frozenset({"optimizer_states", "lr_schedulers"})
 HYPERPARAMETERS = frozenset({"hyper_parameters", "datamodule_hyper_parameters"})
+_CONFIG = "omegaconf"  # the type of hyperparameters that are the plain data of a configuration
 _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "loops", "restart", "rng"}
 
 
@@ -129,8 +130,15 @@ def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
 
     Returns:
         ``{"hparams_name": ..., "hyper_parameters": {...}}`` without modules, whose weights are in the ``state_dict``.
+        With ``"hparams_type"``, these are the plain data of a configuration.
     """
-    hparams: AttributeDict = obj.__dict__.get("_hparams", {})
+    hparams: Any = obj.__dict__.get("_hparams", {})
+    if is_config(hparams):
+        from drivetrain.base.configs import as_plain  # here, so that importing the Trainer stays quick
+
+        name, values = obj._hparams_name or "kwargs", as_plain(hparams, resolve=False)
+        kept = {"hparams_name": name, "hyper_parameters": values, "hparams_type": _CONFIG}
+        return {f"{prefix}{key}": value for key, value in kept.items()}
     keeps_modules = parity.current().pickle
     values = {key: value for key, value in hparams.items() if keeps_modules or not isinstance(value, nn.Module)}
     if not values:
@@ -184,8 +192,8 @@ def _name_at(place: str) -> str:
     return place.partition(" ")[0].partition("[")[0].partition(".")[0]
 
 
-def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], str | None]:
-    """Return the hyperparameters in a checkpoint, and the argument that they were saved from.
+def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | None]:
+    """Return the hyperparameters in a checkpoint, a dictionary or a configuration, and the argument they came from.
 
     Raises:
         CheckpointError: they are no dictionary with names.
@@ -196,6 +204,10 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[dict[str, A
             expect(key, str)
     with restoring(f"'{prefix}hparams_name'"):
         name: str | None = expect(checkpoint.get(f"{prefix}hparams_name"), (str, type(None)))
+    if checkpoint.get(f"{prefix}hparams_type") == _CONFIG:
+        from drivetrain.base.configs import restored  # here, so that importing the Trainer stays quick
+
+        return restored((dict(saved), None, None)), name
     return dict(saved), name
 
 
@@ -296,7 +308,7 @@ def _restore_module(
         )
 
 
-def _arguments(cls: type, saved: dict[str, Any], name: str | None, given: dict[str, Any]) -> dict[str, Any]:
+def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments to build ``cls`` with: what its ``__init__`` takes of ``saved`` and ``given``.
 
     Args:
@@ -307,12 +319,21 @@ def _arguments(cls: type, saved: dict[str, Any], name: str | None, given: dict[s
     parameters, takes_any = _parameters_of(cls)
     from drivetrain.checkpoints.plain import descriptions
 
-    described = {key: found for key, value in saved.items() if (found := next(descriptions(value), None)) is not None}
-    saved = {key: value for key, value in saved.items() if key not in described}
+    described: dict[str, Any] = {}
+    if not is_config(saved):  # which has plain values only
+        described = {key: each for key, value in saved.items() if (each := next(descriptions(value), None)) is not None}
+        saved = {key: value for key, value in saved.items() if key not in described}
     lost = [key for key in described if key not in given]
     if name is not None and name != "kwargs" and name in parameters:
         changed = {key: value for key, value in given.items() if key not in parameters and not takes_any}
-        arguments = {name: AttributeDict({**saved, **changed})} if saved or changed else {}
+        whole: Any = AttributeDict()
+        if is_config(saved):
+            from drivetrain.base.configs import merged  # here, so that importing the Trainer stays quick
+
+            whole = merged(saved, changed)
+        else:
+            whole.update(saved, **changed)
+        arguments = {name: whole} if saved or changed else {}
         arguments.update({key: value for key, value in given.items() if key not in changed})
         lost = [] if name in given else lost
     else:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -178,7 +179,7 @@ class Trainer(TrainerView):
         model_registry: str | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
-        self.settings = Settings(**arguments)
+        self.settings = Settings(**_without_configs(arguments))
         self.plan: Plan = resolve(self.settings)
         strategy_class = self.plan.strategy.cls if isinstance(self.plan.strategy, Entry) else type(self.plan.strategy)
         if strategy_class.engine_verbs is not None:
@@ -481,3 +482,12 @@ class Trainer(TrainerView):
     def __getstate__(self) -> dict[str, Any]:
         # on its way into another process, which begins a run of its own
         return {**self.__dict__, "_run_parts": None, "_hooks": None}
+
+
+def _without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return ``arguments`` with plain data in the place of OmegaConf's configurations."""
+    if "omegaconf" not in sys.modules:
+        return arguments
+    from drivetrain.base.configs import without_configs  # here, so that importing the Trainer stays quick
+
+    return without_configs(arguments)
