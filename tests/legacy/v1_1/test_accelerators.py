@@ -258,6 +258,16 @@ def test_e3_3_a_named_accelerator_trains_to_the_weights_of_the_modern_spelling(
     assert trainer.strategy.source is accelerator
 
 
+def test_e3_3_data_parallel_on_two_devices_trains_as_one(make_trainer: Any, regression: Any, data: Any) -> None:
+    expected, _ = trained(make_trainer, regression, data, accelerator="cpu")
+    accelerator = v1_1.DataParallelAccelerator()
+    accelerator.hardware = "cpu"
+    found, trainer = trained(make_trainer, regression, data, accelerator=accelerator, devices=2)
+    assert trainer.num_devices == 2
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+
+
 def test_e3_3_missing_hardware_is_named() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigurationError, match="GPU"):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from drivetrain import LightningModule
-from drivetrain.legacy.v1_1 import Accelerator, CPUAccelerator, DataParallelAccelerator, DDPAccelerator
+from drivetrain.legacy.v1_1 import Accelerator, CPUAccelerator, DataParallelAccelerator, DDPAccelerator, DDPPlugin
 from drivetrain.precision import Precision
 
 
@@ -251,6 +251,58 @@ def test_several_optimizers_get_their_index(make_trainer: Any) -> None:
     assert steps == [[0, 0], [0, 1], [1, 0], [1, 1]]
 
 
+class EndsSteps(Evaluated):
+    """Takes the outputs of its steps in ``*_step_end``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"loss": self.loss(batch)}
+
+    def training_step_end(self, output: Any) -> Any:
+        self.ended.append(output["loss"].shape)
+        return output["loss"].mean()
+
+    def validation_step_end(self, output: Any) -> Any:
+        self.ended.append(output.shape)
+        return output
+
+
+@pytest.mark.parametrize(
+    ("make", "devices", "parts"), [(CPUAccelerator, 1, ()), (DataParallelAccelerator, 2, (2,)), (on_ddp, 1, ())]
+)
+def test_the_modules_step_end_is_called_under_every_accelerator(
+    make_trainer: Any, make: Any, devices: int, parts: tuple[int, ...]
+) -> None:
+    accelerator, model = make(), EndsSteps()
+    accelerator.hardware = "cpu"
+    make_trainer(accelerator=accelerator, devices=devices, num_sanity_val_steps=0).fit(model, loader(), loader())
+    assert model.ended == [torch.Size(parts)] * 4
+
+
+def test_hiddens_pass_from_part_to_part(make_trainer: Any) -> None:
+    steps: list[Any] = []
+
+    class Own(CPUAccelerator):
+        def training_step(self, args: Any = None) -> Any:
+            steps.append((args[0].shape, args[2]))
+            return super().training_step(args)
+
+    class Recurrent(Net):
+        truncated_bptt_steps = 2
+
+        def tbptt_split_batch(self, batch: Any, split_size: int) -> Any:
+            return list(batch.split(split_size, dim=1))
+
+        def training_step(self, batch: Any, batch_idx: int, hiddens: Any) -> Any:  # type: ignore[override]
+            return {"loss": self.net(batch).pow(2).mean(), "hiddens": len(steps)}
+
+    make_trainer(accelerator=Own()).fit(Recurrent(), [torch.ones(3, 4, 4)])
+    assert steps == [(torch.Size([3, 2, 4]), None), (torch.Size([3, 2, 4]), 1)]
+
+
 class Logged(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("loss", loss := self.loss(batch), sync_dist=True, on_epoch=True)
@@ -340,6 +392,42 @@ def test_ddp_members_may_be_overridden(make_trainer: Any) -> None:
     torch.testing.assert_close(model.net.weight, expected.net.weight)
 
 
+def test_a_plugin_may_wrap_the_model_itself(make_trainer: Any) -> None:
+    called: list[str] = []
+
+    class Own(DDPPlugin):
+        def configure_ddp(self, model: Any, device_ids: Any) -> Any:
+            called.append("configure_ddp")
+            return super().configure_ddp(model, device_ids)
+
+        def init_ddp_connection(self, *args: Any, **kwargs: Any) -> None:
+            called.append("init_ddp_connection")
+            super().init_ddp_connection(*args, **kwargs)
+
+    accelerator = DDPAccelerator(ddp_plugin=Own(find_unused_parameters=False))
+    accelerator.hardware = "cpu"
+    make_trainer(accelerator=accelerator).fit(Net(), loader())
+    assert called == ["init_ddp_connection", "configure_ddp"]
+
+
+def test_an_exception_in_train_is_raised_and_everything_is_freed(make_trainer: Any) -> None:
+    class Fails(CPUAccelerator):
+        gone = False
+
+        def train(self) -> Any:
+            raise ValueError("of the user's")
+
+        def teardown(self) -> None:
+            self.gone = True
+            super().teardown()
+
+    accelerator = Fails()
+    trainer = make_trainer(accelerator=accelerator)
+    with pytest.raises(ValueError, match="of the user's"):
+        trainer.fit(Net(), loader())
+    assert accelerator.gone
+
+
 def test_an_accelerator_may_train_again_and_in_a_loop(make_trainer: Any) -> None:
     accelerator: Accelerator = CPUAccelerator()
     trainer = make_trainer(accelerator=accelerator)
@@ -348,3 +436,4 @@ def test_an_accelerator_may_train_again_and_in_a_loop(make_trainer: Any) -> None
     model = Net()
     set_up(model, accelerator)
     torch.testing.assert_close(accelerator.training_step([batch(), 0]), model.loss(batch()))
+    assert accelerator.step_args == []

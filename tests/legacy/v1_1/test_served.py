@@ -174,6 +174,7 @@ def test_e3_3_each_accelerator_is_at_its_own_path(served: None) -> None:
 def test_the_version_is_that_of_the_generation(served: None) -> None:
     assert importlib.import_module("pytorch_lightning").__version__ == "1.1.0"
     assert importlib.metadata.version("pytorch-lightning") == "1.1.0"
+    assert importlib.import_module("pytorch_lightning").metrics.Accuracy().compute is not None
     clusters = importlib.import_module("pytorch_lightning.cluster_environments.cluster_environment")
     assert clusters.ClusterEnvironment is ClusterEnvironment
     with pytest.raises(ModuleNotFoundError, match=r"pytorch_lightning\.strategies"):

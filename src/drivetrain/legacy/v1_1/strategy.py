@@ -105,6 +105,7 @@ class _Steps(_Run):
     def ask(self, name: str, arguments: dict[str, Any]) -> Any:
         self.source.step_args = list(arguments.values())
         output = self.call(name, self.source.step_args)
+        self.source.step_args = []  # or the batch would stay in memory until the next one
         if not isinstance(output, Result):
             return output
         self.results_of |= {name}
