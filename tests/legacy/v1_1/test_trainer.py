@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,25 @@ def test_flags_that_mean_nothing_name_the_cure() -> None:
 def test_a_flag_says_what_to_write(given: dict[str, Any], expected: str) -> None:
     [message] = messages(**given, logger=False)
     assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "name"),
+    [
+        ("0", [0], "GPUAccelerator"),
+        ("3", [3], "GPUAccelerator"),
+        ("0,1", [0, 1], "DDPSpawnAccelerator"),
+        ("0, 1,", [0, 1], "DDPSpawnAccelerator"),
+        ("-1", -1, "DDPSpawnAccelerator"),
+        (2, 2, "DDPSpawnAccelerator"),
+        ([1], [1], "GPUAccelerator"),
+    ],
+)
+def test_gpus_in_a_text_are_indices(gpus: Any, devices: Any, name: str) -> None:
+    with pytest.warns(FutureWarning, match=re.escape(f'Write accelerator="gpu", devices={devices}')):
+        settings = flags.translated({"gpus": gpus})
+    assert settings["devices"] == devices
+    assert type(settings["accelerator"]).__name__ == name
 
 
 def test_precision_flags() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,25 @@ def test_an_evaluation_without_its_step_does_nothing_and_says_so() -> None:
         assert trainer.validate(pl.LightningModule(), loader()) == []
     with pytest.raises(ConfigurationError, match="Is it test_stepp"):
         trainer.test(Misspelt(), loader())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "name"),
+    [
+        ("0", [0], "single_device"),
+        ("3", [3], "single_device"),
+        ("0,1", [0, 1], "ddp_spawn"),
+        ("0, 1,", [0, 1], "ddp_spawn"),
+        ("-1", -1, "ddp_spawn"),
+        (2, 2, "ddp_spawn"),
+        ([1], [1], "single_device"),
+    ],
+)
+def test_gpus_in_a_text_are_indices(gpus: Any, devices: Any, name: str) -> None:
+    with pytest.warns(FutureWarning, match=re.escape(f'Write accelerator="gpu", devices={devices}')):
+        settings = translated({"gpus": gpus})
+    assert settings["devices"] == devices
+    assert settings["accelerator"].training_type_plugin.strategy_name == name
 
 
 def test_hooks_of_callbacks_that_are_gone_are_called() -> None:

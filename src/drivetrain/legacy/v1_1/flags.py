@@ -64,7 +64,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     if given in ("cpu", "gpu", "tpu", "auto"):  # today's argument
         hardware, given = str(given), None
     if not isinstance(given, Accelerator):
-        several = flags["num_nodes"] > 1 or devices.get("devices", 1) not in (1, "1", [0], "0")
+        several = flags["num_nodes"] > 1 or not later.is_one(devices.get("devices", 1))
         given = _class_of(given, hardware, several or bool(wraps))()
         given.hardware = hardware
     elif given.hardware == "auto":
@@ -80,7 +80,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name of today's accelerator, and ``devices`` where the flags say how many."""
-    if flags["gpus"] not in (None, 0, "0", [], ""):
+    if flags["gpus"] not in (None, 0, [], ""):
         return "gpu", {"devices": flags["gpus"]}
     if flags["tpu_cores"]:
         return "tpu", {"devices": flags["tpu_cores"]}

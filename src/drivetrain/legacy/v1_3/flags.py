@@ -106,6 +106,8 @@ def translated(
         NotSupportedError: a flag that this version cannot honour.
     """
     changed = {name: value for name, value in given.items() if name not in FLAGS or _differs(value, FLAGS[name])}
+    if "gpus" in changed:
+        changed["gpus"] = _gpus(changed["gpus"])
     for name in _TUNER:
         if changed.pop(name, False):
             raise NotSupportedError(f"Trainer({name}={given[name]!r}) is not supported yet. Leave it out.")
@@ -216,14 +218,22 @@ def _backend(given: Any, hardware: type[Accelerator], devices: Mapping[str, Any]
         return "ddp_spawn"
     if given is not None:
         return str(given)
-    several = devices.get("devices", 1) not in (1, "1") and not _is_one(devices.get("devices", 1))
+    several = not is_one(devices.get("devices", 1))
     if hardware is TPUAccelerator:
         return "tpu_spawn" if several else "single_tpu"
     return "ddp_spawn" if several or flags["num_nodes"] > 1 else "single_device"
 
 
-def _is_one(devices: Any) -> bool:
-    return (isinstance(devices, (list, tuple)) and len(devices) == 1) or devices == "auto"
+def is_one(devices: Any) -> bool:
+    """Whether today's ``devices`` are one device, as far as can be seen."""
+    return (isinstance(devices, (list, tuple)) and len(devices) == 1) or devices in (1, "1", "auto")
+
+
+def _gpus(given: Any) -> Any:
+    """Return today's ``devices`` for ``gpus``, whose text had indices in it, also where it was one number."""
+    if not isinstance(given, str) or given.strip() in ("", "-1"):
+        return -1 if given == "-1" else given
+    return [int(index) for index in given.split(",") if index.strip()]
 
 
 # ---- what a program's text should say today --------------------------------------------------------------------------
