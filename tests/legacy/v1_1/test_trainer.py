@@ -141,6 +141,13 @@ def test_gpus_in_a_text_are_indices(gpus: Any, devices: Any, name: str) -> None:
     assert type(settings["accelerator"]).__name__ == name
 
 
+def test_a_profiler_that_is_switched_on_is_the_simple_one() -> None:
+    with pytest.warns(FutureWarning, match='Write profiler="simple"'):
+        assert flags.translated({"profiler": True})["profiler"] == "simple"
+    assert "profiler" not in flags.translated({"profiler": False})
+    assert flags.translated({"profiler": "simple"})["profiler"] == "simple"
+
+
 def test_precision_flags() -> None:
     assert quiet(precision=16, amp_backend="apex", amp_level="O0").precision == "32-true"
     assert quiet(precision=16).precision == "16-mixed"

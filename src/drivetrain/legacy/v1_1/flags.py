@@ -48,7 +48,12 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
             "False) returns torch's own. Leave it out.",
             FutureWarning,
         )
-    return later.translated({name: value for name, value in given.items() if name not in _OWN}, _hardware)
+    kept = {name: value for name, value in given.items() if name not in _OWN}
+    if isinstance(kept.get("profiler"), bool):
+        if kept["profiler"]:
+            rank_zero_warn('Trainer(profiler=True) is deprecated. Write profiler="simple".', FutureWarning)
+        kept["profiler"] = "simple" if kept["profiler"] else None
+    return later.translated(kept, _hardware)
 
 
 def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
