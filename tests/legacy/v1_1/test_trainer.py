@@ -226,6 +226,39 @@ def test_the_calls_of_that_time() -> None:
     assert (trainer.get_model(), trainer.on_gpu, trainer.data_parallel) == (model, False, False)
 
 
+def test_what_a_trainer_of_that_time_could_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Asks(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            trainer: Any = self.trainer
+            seen.append((trainer.batch_idx, trainer.total_batch_idx, trainer.running_sanity_check))
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    trainer = quiet(max_epochs=2, num_processes=2, accelerator="dp", weights_save_path="here")
+    names = ("on_cpu", "on_gpu", "on_tpu", "use_tpu", "use_dp", "use_ddp", "use_ddp2", "use_horovod", "use_single_gpu")
+    assert [name for name in names if getattr(trainer, name)] == ["on_cpu", "use_dp"]
+    assert [name for name in names if getattr(quiet(accelerator="ddp2"), name)] == ["on_cpu", "use_ddp2"]
+    assert [name for name in names if getattr(quiet(accelerator="ddp_spawn"), name)] == ["on_cpu", "use_ddp"]
+    assert (trainer.num_gpus, trainer.root_gpu, trainer.data_parallel_device_ids, trainer.gpus) == (0, None, None, None)
+    assert (trainer.use_amp, trainer.amp_backend, quiet(precision=16).amp_backend) == (False, None, "native")
+    assert (trainer.weights_save_path, trainer.prepare_data_per_node) == ("here", True)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert trainer.slurm_job_id == 17
+    alone = quiet(max_epochs=2)
+    alone.fit(Asks(), loader())
+    assert seen == [(0, 0, False), (1, 1, False), (0, 2, False), (1, 3, False)]
+    assert isinstance(alone.lr_schedulers[0]["scheduler"], torch.optim.lr_scheduler.StepLR)
+    assert alone.lr_schedulers[0]["interval"] == "epoch"
+    assert (alone.disable_validation, alone.early_stop_callback, alone.num_processes) == (True, None, 1)
+    with pytest.raises(AttributeError, match="no attribute 'misspelt'"):
+        _ = alone.misspelt
+
+
 def test_an_accelerator_may_call_the_trainers_loops() -> None:
     class Own(pl.CPUAccelerator):
         def train(self) -> Any:

@@ -146,7 +146,8 @@ def _callbacks(flags: Mapping[str, Any]) -> list[Any]:
     callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
     if isinstance(flags["checkpoint_callback"], Callback):
         callbacks.append(flags["checkpoint_callback"])
-    if flags["weights_save_path"] and not any(isinstance(each, ModelCheckpoint) for each in callbacks):
+    complete = flags["checkpoint_callback"] is False or any(isinstance(each, ModelCheckpoint) for each in callbacks)
+    if flags["weights_save_path"] and not complete:
         callbacks.append(ModelCheckpoint(dirpath=os.path.join(flags["weights_save_path"], "checkpoints")))
     if isinstance(flags["accumulate_grad_batches"], dict):
         callbacks.append(GradientAccumulationScheduler(flags["accumulate_grad_batches"]))

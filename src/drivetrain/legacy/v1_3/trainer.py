@@ -7,18 +7,18 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import drivetrain.trainer.trainer
 from drivetrain.base.introspect import near_misses, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.errors import NotSupportedError
 from drivetrain.legacy.v1_3 import arguments, flags
+from drivetrain.legacy.v1_3.properties import Asked
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.trainer.job import Job
 
 
-class _Flagged(drivetrain.trainer.trainer.Trainer):
+class _Flagged(Asked):
     """The constructor with the flags of that time."""
 
     flags_of_that_time: ClassVar[Mapping[str, Any]] = flags.FLAGS
@@ -108,40 +108,6 @@ class _Calls(_Flagged):
 
 class FlaggedTrainer(_Calls):
     """What the Trainers of both earlier generations have beside their calls."""
-
-    @property
-    def gpus(self) -> Any:
-        """As it was passed."""
-        return self._flags["gpus"]
-
-    @property
-    def tpu_cores(self) -> Any:
-        """As it was passed."""
-        return self._flags["tpu_cores"]
-
-    @property
-    def num_gpus(self) -> int:
-        """How many GPUs this machine trains on."""
-        return self.num_devices if self.on_gpu else 0
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the model is trained on a GPU."""
-        return self.strategy.root_device.type == "cuda"
-
-    @property
-    def root_gpu(self) -> int | None:
-        """The index of this process's GPU."""
-        return self.strategy.root_device.index if self.on_gpu else None
-
-    def get_model(self) -> Any:
-        """The user's module."""
-        return self.lightning_module
-
-    @property
-    def progress_bar_dict(self) -> dict[str, Any]:
-        """What the progress bar shows."""
-        return dict(self.progress_bar_metrics)
 
     # ---- command lines -------------------------------------------------------------------------------------------
 

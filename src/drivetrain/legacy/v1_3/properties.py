@@ -1,0 +1,122 @@
+"""What a Trainer of earlier generations could be asked, and today's cannot."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import drivetrain.trainer.trainer
+from drivetrain.strategies.ddp import DDPStrategy
+from drivetrain.strategies.ddp2 import DDP2Strategy
+from drivetrain.strategies.dp import DataParallelStrategy
+from drivetrain.strategies.horovod import HorovodStrategy
+
+
+class _Devices(drivetrain.trainer.trainer.Trainer):
+    """On what is trained, and how."""
+
+    def _is_on(self, kind: str) -> bool:
+        return self.strategy.root_device.type == kind
+
+    on_cpu = property(lambda self: self._is_on("cpu"), doc="Whether the model is trained on the CPU.")
+    on_gpu = property(lambda self: self._is_on("cuda"), doc="Whether the model is trained on a GPU.")
+    on_tpu = use_tpu = property(lambda self: self._is_on("xla"), doc="Whether the model is trained on a TPU.")
+    use_dp = property(lambda self: isinstance(self.strategy, DataParallelStrategy), doc="Whether ``dp`` trains.")
+    use_ddp2 = property(lambda self: isinstance(self.strategy, DDP2Strategy), doc="Whether ``ddp2`` trains.")
+    use_horovod = property(lambda self: isinstance(self.strategy, HorovodStrategy), doc="Whether Horovod trains.")
+
+    @property
+    def use_ddp(self) -> bool:
+        """Whether ``ddp`` trains, whatever has started its processes."""
+        return isinstance(self.strategy, DDPStrategy) and not self.use_ddp2
+
+    @property
+    def use_single_gpu(self) -> bool:
+        """Whether one GPU trains alone."""
+        return self.on_gpu and self.num_devices == self.world_size == 1
+
+    @property
+    def num_gpus(self) -> int:
+        """How many GPUs this machine trains on."""
+        return self.num_devices if self.on_gpu else 0
+
+    @property
+    def root_gpu(self) -> int | None:
+        """The index of this process's GPU."""
+        return self.strategy.root_device.index if self.on_gpu else None
+
+    @property
+    def data_parallel_device_ids(self) -> list[int] | None:
+        """The indices of this machine's GPUs."""
+        return self.device_ids if self.on_gpu else None
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes this machine trains with."""
+        return int(getattr(self.strategy, "num_processes", 1))
+
+    @property
+    def slurm_job_id(self) -> int | None:
+        """SLURM's number of the job."""
+        number = os.environ.get("SLURM_JOB_ID", "")
+        return int(number) if number.isdigit() else None
+
+    @property
+    def use_amp(self) -> bool:
+        """Whether automatic mixed precision is used."""
+        return "mixed" in self.precision
+
+    @property
+    def amp_backend(self) -> str | None:
+        """Whose automatic mixed precision is used: torch's own, or none."""
+        return "native" if self.use_amp else None
+
+
+class Asked(_Devices):
+    """Where the run is, its parts, and the flags as they were passed."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A flag that is no attribute of today's Trainer."""
+        given = self.__dict__.get("_flags", {})
+        if name in given:
+            return given[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def batch_idx(self) -> int:
+        """The index of the training batch."""
+        return self.progress.batch_idx
+
+    @property
+    def total_batch_idx(self) -> int:
+        """The index of the training batch, counted over all epochs."""
+        return self.progress.earlier_batches + self.progress.batch_idx
+
+    @property
+    def running_sanity_check(self) -> bool:
+        """Whether the validation before a fit runs."""
+        return self.sanity_checking
+
+    @property
+    def disable_validation(self) -> bool:
+        """Whether the fit validates not at all."""
+        return not self.enable_validation
+
+    @property
+    def lr_schedulers(self) -> list[dict[str, Any]]:
+        """The schedulers, each in a dictionary with its options."""
+        return [dict(vars(config)) for config in self.lr_scheduler_configs]
+
+    @property
+    def early_stop_callback(self) -> Any:
+        """The first EarlyStopping among the callbacks."""
+        return self.early_stopping_callback
+
+    @property
+    def progress_bar_dict(self) -> dict[str, Any]:
+        """What the progress bar shows."""
+        return dict(self.progress_bar_metrics)
+
+    def get_model(self) -> Any:
+        """The user's module."""
+        return self.lightning_module
