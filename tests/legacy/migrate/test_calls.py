@@ -121,6 +121,11 @@ def test_a_class_that_only_extends_the_trainer_takes_its_arguments() -> None:
     assert migrate("train.py", own.encode()).result() == own
 
 
+def test_defaults_of_a_command_line_are_looked_at() -> None:
+    text = "import drivetrain.cli as c\nc.LightningCLI(N, trainer_defaults={\n  'gpus': 1, 'max_epochs': 2})\n"
+    assert left(text) == [(3, 'left: trainer_defaults={"gpus": ...}: see what docs/legacy.md says of it')]
+
+
 def test_the_command_line_of_its_time_differs() -> None:
     text = "from pytorch_lightning.utilities.cli import LightningCLI\nLightningCLI(Net)\n"
     source = migrate("train.py", text.encode())

@@ -8,10 +8,11 @@ import inspect
 
 import drivetrain.trainer.trainer
 from drivetrain.legacy.migrate.bindings import Bindings
-from drivetrain.legacy.migrate.flags import rewrite_trainer
+from drivetrain.legacy.migrate.flags import KNOWN, rewrite_trainer
 from drivetrain.legacy.migrate.names import Today
 from drivetrain.legacy.v1_3 import hooks
 from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS
+from drivetrain.legacy.v1_3.flags import FLAGS
 from drivetrain.legacy.v1_3.trainer import Trainer
 
 RENAMED = {
@@ -116,6 +117,12 @@ def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
     given = {keyword.arg for keyword in node.keywords}
     if today.name == "EarlyStopping" and not node.args and not given & {"monitor", None}:
         bindings.source.left(node, 'EarlyStopping(...): write monitor="...", which was "early_stop_on" by default')
+    for keyword in (each for each in node.keywords if each.arg == "trainer_defaults"):
+        for key in keyword.value.keys if isinstance(keyword.value, ast.Dict) else []:
+            if isinstance(key, ast.Constant) and key.value in FLAGS.keys() - KNOWN:
+                bindings.source.left(
+                    key, f'trainer_defaults={{"{key.value}": ...}}: see what docs/legacy.md says of it'
+                )
     if today.name == "LightningCLI" and bindings.is_of_version_1:
         bindings.source.differs(node, "LightningCLI has subcommands: write fit before the options of the command line")
 

@@ -101,9 +101,11 @@ class Names:
 
     def why_missing(self, module: str, name: str) -> str:
         """Return what to say of a name that is nothing today."""
-        package = self.module(module) or "drivetrain"
-        if name in MISSING.get(package, {}):
-            return f"{module}.{name}: {why_missing(package, name)}"
+        path = module.partition(".")[2].removeprefix("pytorch.").partition(".")[0]
+        candidates = [(self.module(module) or "", name), ("drivetrain", path), *((each, name) for each in MISSING)]
+        found = next((each for each in candidates if each[1] in MISSING.get(each[0], {})), None)
+        if found is not None:
+            return f"{module}.{name}: {why_missing(*found)}"
         return f"{module}.{name}: drivetrain has no such name. Look for it in docs/compat_names.md."
 
     def _places(self, module: str) -> Iterator[tuple[Table, str]]:
