@@ -11,7 +11,6 @@ from drivetrain.legacy.migrate.bindings import Bindings
 from drivetrain.legacy.migrate.flags import KNOWN, rewrite_trainer
 from drivetrain.legacy.migrate.names import Today
 from drivetrain.legacy.v1_3 import hooks
-from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS
 from drivetrain.legacy.v1_3.flags import FLAGS
 from drivetrain.legacy.v1_3.trainer import Trainer
 
@@ -49,7 +48,7 @@ _TODAY = {
     "training_type_plugin": "trainer.strategy",
     "tune": "a learning rate and a batch size of your own; the tuner does not exist yet",
 }
-_HOOKS = {
+HOOKS = {
     "training_epoch_end": "on_train_epoch_end(self), and keep what training_step returns in a list yourself",
     "validation_epoch_end": "on_validation_epoch_end(self), and keep what validation_step returns in a list yourself",
     "test_epoch_end": "on_test_epoch_end(self), and keep what test_step returns in a list yourself",
@@ -59,8 +58,15 @@ _HOOKS = {
     "on_pretrain_routine_end": "on_fit_start",
     "configure_sharded_model": "configure_model",
     "get_progress_bar_dict": "self.log(..., prog_bar=True)",
+    "on_batch_start": "on_train_batch_start",
+    "on_batch_end": "on_train_batch_end",
+    "on_init_start": "setup",
+    "on_init_end": "setup",
+    "on_keyboard_interrupt": "on_exception",
     "tbptt_split_batch": "a loop over the parts of the batch in training_step, with manual optimization",
 }
+"""Hooks of modules and callbacks that are not called any more, and what to write."""
+
 _STEPS = ("training_step", "validation_step", "test_step")
 
 
@@ -156,9 +162,7 @@ def _report_module(bindings: Bindings, node: ast.ClassDef) -> None:
     source = bindings.source
     _report_hooks(bindings, node, hooks.OF_MODULES)
     for method in _methods(node):
-        if method.name in EXTRA_HOOKS:
-            source.left(method, f"{method.name} is not called any more: write {_HOOKS[method.name]}")
-        elif method.name in (f"{step}_end" for step in _STEPS):
+        if method.name in (f"{step}_end" for step in _STEPS):
             instead = method.name.removesuffix("_end")
             source.left(
                 method, f'{method.name} is only called under strategy="dp" and "ddp2": do its work in {instead}'
@@ -168,7 +172,7 @@ def _report_module(bindings: Bindings, node: ast.ClassDef) -> None:
         for statement in ast.walk(method):
             if isinstance(statement, ast.Assign):
                 _rewrite_hparams(bindings, statement)
-            elif isinstance(statement, (ast.Return, ast.Call)) and method.name in (*_STEPS, *_HOOKS):
+            elif isinstance(statement, (ast.Return, ast.Call)) and method.name in (*_STEPS, *HOOKS):
                 _report_dictionary(bindings, statement)
 
 
@@ -223,8 +227,10 @@ def _rewrite_hparams(bindings: Bindings, node: ast.Assign) -> None:
 
 
 def _report_hooks(bindings: Bindings, node: ast.ClassDef, table: dict[str, tuple[str, str]]) -> None:
-    """Report hooks that take the arguments of an earlier generation."""
+    """Report hooks that are not called any more, or that take the arguments of an earlier generation."""
     for method in _methods(node):
+        if method.name in HOOKS:
+            bindings.source.left(method, f"{method.name} is not called any more: write {HOOKS[method.name]}")
         if method.name not in table:
             continue
         today, then = (text.split() for text in table[method.name])
