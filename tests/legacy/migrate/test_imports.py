@@ -130,7 +130,7 @@ def test_plugins_of_their_time_come_from_the_legacy_package() -> None:
     assert source.result() == "from drivetrain.legacy.v1_3 import DDPPlugin\n"
     assert [each.text for each in source.remarks] == [
         "from pytorch_lightning.plugins import DDPPlugin -> from drivetrain.legacy.v1_3 import DDPPlugin",
-        "differs: DDPPlugin is an adapter of its time: docs/legacy.md says what it is today",
+        "differs: drivetrain.legacy.v1_3 keeps DDPPlugin for programs of its time: see docs/legacy.md",
     ]
 
 

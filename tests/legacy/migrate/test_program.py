@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from drivetrain import compat
-from drivetrain.compat import command
+from drivetrain.compat import command, table
 from drivetrain.legacy.migrate.program import migrate
 
 EARLIER = """
@@ -67,11 +67,12 @@ for _was, _now in {
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:train_dataloader:UserWarning")
-@pytest.mark.parametrize(("generation", "text"), [("1.3", EARLIER), ("", LATEST)], ids=["1.3", "2"])
+@pytest.mark.parametrize("generation", [*table.GENERATIONS, ""])
 def test_a_rewritten_program_trains_to_the_same_weights(
-    generation: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = migrate("train.py", text.encode())
+    text = EARLIER if generation else LATEST
+    source = migrate("train.py", text.encode(), generation)
     assert [remark for remark in source.remarks if remark.is_left] == []
     assert "lightning." not in source.result().replace("pytorch_lightning.", "lightning.")
     for name, program in (("under_exec", text), ("natively", source.result())):

@@ -6,13 +6,11 @@ import ast
 import importlib
 import inspect
 
-import drivetrain.trainer.trainer
 from drivetrain.legacy.migrate.bindings import Bindings
 from drivetrain.legacy.migrate.flags import KNOWN, rewrite_trainer
 from drivetrain.legacy.migrate.names import Today
 from drivetrain.legacy.v1_3 import hooks
 from drivetrain.legacy.v1_3.flags import FLAGS
-from drivetrain.legacy.v1_3.trainer import Trainer
 
 RENAMED = {
     ("fit", "train_dataloader"): "train_dataloaders",
@@ -29,10 +27,7 @@ _OF_CLASSES = {
 }
 """The same for constructors."""
 
-_GONE = sorted(
-    name for name in set(dir(Trainer)) - set(dir(drivetrain.trainer.trainer.Trainer)) if not name.startswith("_")
-)
-_TODAY = {
+GONE = {
     "add_argparse_args": "LightningCLI, or an argument of the parser for each flag",
     "distributed_backend": "trainer.strategy",
     "from_argparse_args": "Trainer(max_epochs=args.max_epochs, ...), or LightningCLI",
@@ -48,6 +43,8 @@ _TODAY = {
     "training_type_plugin": "trainer.strategy",
     "tune": "a learning rate and a batch size of your own; the tuner does not exist yet",
 }
+"""Members that the Trainer had, and what to write today."""
+
 HOOKS = {
     "training_epoch_end": "on_train_epoch_end(self), and keep what training_step returns in a list yourself",
     "validation_epoch_end": "on_validation_epoch_end(self), and keep what validation_step returns in a list yourself",
@@ -151,8 +148,8 @@ def _report_attribute(bindings: Bindings, node: ast.Attribute) -> None:
     last = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
     today = bindings.meaning(owner)
     is_class = today is not None and today.name in ("Trainer", "LightningDataModule")
-    if node.attr in _GONE and bindings.bound and (last == "trainer" or is_class):
-        bindings.source.left(node, f"{bindings.source.text_of(node)}: write {_TODAY[node.attr]}")
+    if node.attr in GONE and bindings.bound and (last == "trainer" or is_class):
+        bindings.source.left(node, f"{bindings.source.text_of(node)}: write {GONE[node.attr]}")
 
 
 # ---- classes ---------------------------------------------------------------------------------------------------------

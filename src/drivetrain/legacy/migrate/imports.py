@@ -225,7 +225,7 @@ class _Rewriter:
         self.source.replace(start + found.start(1), start + found.end(1), module)
 
     def _say_legacy(self, node: ast.AST, today: Today) -> None:
-        self.source.differs(node, f"{today.name} is an adapter of its time: docs/legacy.md says what it is today")
+        self.source.differs(node, f"{today.home} keeps {today.name} for programs of its time: see docs/legacy.md")
 
 
 def _reaches(module: str | None, today: Today) -> bool:
