@@ -37,7 +37,7 @@ GONE = {
     "on_gpu": 'trainer.strategy.root_device.type == "cuda"',
     "parse_argparser": "parser.parse_args()",
     "progress_bar_dict": "trainer.progress_bar_metrics",
-    "resume_from_checkpoint": "trainer.ckpt_path",
+    "resume_from_checkpoint": "trainer.fit(model, ckpt_path=...)",
     "root_gpu": "trainer.strategy.root_device.index",
     "tpu_cores": "trainer.num_devices",
     "training_type_plugin": "trainer.strategy",
