@@ -70,7 +70,7 @@ LEFT = {
     "track_grad_norm=2": "self.log in on_before_optimizer_step",
     "terminate_on_nan=True": "check_finite=True",
     "auto_lr_find=True": "not supported yet",
-    'profiler="simple"': "not supported yet",
+    "model_registry=name": "not supported yet",
     "checkpoint_callback=flag": "enable_checkpointing=... for a bool",
     "checkpoint_callback=F(), callbacks=c": "write F() into callbacks=",
     "gpus=count()": 'accelerator="gpu", devices=...',

@@ -75,11 +75,18 @@ class Names:
                 for offered, home, ours in offers(path, each)
                 if offered == name and home != _ABSENT
             ]
-            first = next(iter(found), None)
+            first = next(iter(found), self._elsewhere(module, name))
             if first is not None and first.is_legacy and not isinstance(_value(first), type):
                 first = next((each for each in found if not each.is_legacy), first)  # a function or a flag
             self._found[module, name] = first
         return self._found[module, name]
+
+    def _elsewhere(self, module: str, name: str) -> Today | None:
+        """Return the class of this name in the latest generation, for a module that no table has: they have moved."""
+        if self.is_module(module) or not name[:1].isupper() or not self.belongs(module):
+            return None
+        found = (offer for path in LATEST.served if path.startswith("pytorch") for offer in offers(path, LATEST))
+        return next((_public(home, ours) for offered, home, ours in found if offered == name), None)
 
     def all_of(self, module: str) -> dict[str, Today]:
         """Return the public names in a module, which ``import *`` binds."""
