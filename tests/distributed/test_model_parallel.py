@@ -499,7 +499,15 @@ PLANS: dict[str, Any] = {
     "layer": {"block.*.first": "colwise"},
     "torch cannot": {"blocks.*": "colwise"},
     "tied": {"head": "colwise"},
+    "uneven": {"blocks.*.first": "colwise", "blocks.*.second": "rowwise"},
 }
+UNEVEN_WIDTH = 5
+
+
+def widened(module: Net) -> Net:
+    """Give the first block a hidden width that two ranks do not divide."""
+    module.blocks[0].first, module.blocks[0].second = nn.Linear(4, UNEVEN_WIDTH), nn.Linear(UNEVEN_WIDTH, 4)
+    return module
 
 
 def errors_of_plans() -> list[str]:
@@ -509,6 +517,8 @@ def errors_of_plans() -> list[str]:
         if name == "tied":
             module.before = nn.Linear(4, 1)
             module.before.weight = module.head.weight
+        if name == "uneven":
+            widened(module)
         with pytest.raises(ConfigurationError) as caught:
             trainer(ModelParallelStrategy(tp_plan=plan), 2, limit_val_batches=0).fit(
                 module, DataLoader(token_data(16), batch_size=4)
@@ -522,8 +532,23 @@ def errors_of_plans() -> list[str]:
     return [*found, str(caught.value)]
 
 
+def uneven(ranks: int) -> dict[str, Tensor]:
+    """The weights after training with the styles that the error for uneven widths names."""
+    module = widened(Net())
+    plan = {"blocks.*.first": "colwise_rep", "blocks.*.second": "rowwise_rep"}
+    split = (ModelParallelStrategy(1, 2, tp_plan=plan), 2) if ranks == 2 else ()
+    trainer(*split, limit_val_batches=0).fit(module, DataLoader(token_data(16), batch_size=4))
+    return {name: whole(value) for name, value in module.state_dict().items()}
+
+
+def test_layers_of_uneven_width_train_with_the_styles_that_the_error_names(pool: Any) -> None:
+    expected = uneven(1)
+    for found in pool.run(uneven, 2, group=False):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_plans_that_split_nothing_or_cannot_be_followed_are_errors(pool: Any) -> None:
-    for nothing, style, layer, cannot, tied, two in pool.run(errors_of_plans, group=False):
+    for nothing, style, layer, cannot, tied, uneven, two in pool.run(errors_of_plans, group=False):
         assert "split the layers of Net over 2 processes, and nothing says how" in nothing
         assert "tp_plan=" in nothing
         assert "the style 'colwize', which is unknown. Did you mean 'colwise'?" in style
@@ -531,4 +556,6 @@ def test_plans_that_split_nothing_or_cannot_be_followed_are_errors(pool: Any) ->
         assert "blocks.*.first" in layer.partition("no such layer")[2]
         assert "The tp_plan splits blocks.0 (Block) 'colwise', and torch cannot" in cannot
         assert "before.weight and head.weight are one parameter" in tied
+        assert 'blocks.0.second "rowwise", and 2 processes do not divide its 5 inputs' in uneven
+        assert 'write "rowwise_rep", and "colwise_rep"' in uneven
         assert "SplitsItself has split layers itself" in two

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,7 +18,7 @@ from drivetrain.base.registry import Registry
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.errors import ConfigurationError
 from drivetrain.precision.mixed import MixedPrecision
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
@@ -33,6 +31,7 @@ from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 from drivetrain.strategies.sharded_gradients import parameters_of
 from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.tp_plan import declared_plan, split
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -356,125 +355,6 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
                 "use_local_output=False returns DTensors, which plain layers cannot take."
             )
         return None
-
-
-# ---- plans -----------------------------------------------------------------------------------------------------------
-
-
-def declared_plan(root: nn.Module) -> dict[str, Any]:
-    """Return the plan that a model and the models in it declare, with names as ``root`` has them.
-
-    A model declares it as ``tp_plan``. Those of Hugging Face have ``_tp_plan`` and ``config.base_model_tp_plan``.
-    """
-    found: dict[str, Any] = {}
-    for path, module in root.named_modules():
-        plans = [getattr(module, "tp_plan", None), getattr(module, "_tp_plan", None)]
-        base = getattr(module, "base_model_prefix", None)
-        if isinstance(base, str) and not hasattr(module, base):  # it is the base model itself
-            plans.append(getattr(getattr(module, "config", None), "base_model_tp_plan", None))
-        for plan in plans:
-            for pattern, style in plan.items() if isinstance(plan, Mapping) else ():
-                found.setdefault(f"{path}.{pattern}" if path else pattern, style)
-    return found
-
-
-def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
-    """Split the layers of ``root`` over ``mesh``; return which: "4 layers colwise (blocks.*.first)".
-
-    Raises:
-        ConfigurationError: the plan names no layer of ``root``, a style that is unknown, or a layer that torch cannot
-            split; or it splits one of two tied parameters.
-    """
-    from torch.distributed.tensor.parallel import parallelize_module
-
-    layers, done, without = dict(root.named_modules()), [], []
-    tied = _tied(root)
-    for pattern, given in plan.items():
-        names = [name for name in layers if _matches(name, pattern)]
-        if not names:
-            without.append(pattern)
-        for name in names:
-            try:
-                parallelize_module(layers[name], mesh, _style(given, pattern))
-            except NotImplementedError as error:
-                raise ConfigurationError(
-                    f"The tp_plan splits {name} ({type(layers[name]).__name__}) {given!r}, and torch cannot: {error} "
-                    "Leave the layer out of the plan, or give it a ParallelStyle of your own."
-                ) from error
-        if names:
-            many = f"{len(names)} layer{'s' if len(names) > 1 else ''}"
-            done.append(f"{many} {given if isinstance(given, str) else type(given).__name__} ({pattern})")
-    for pattern in without:
-        known = {".".join("*" if part.isdigit() else part for part in name.split(".")) for name in layers if name}
-        text = f"The tp_plan names {pattern!r}, and {type(root).__name__} has no such layer."
-        if not done:
-            raise ConfigurationError(f"{text} {did_you_mean(pattern, known)}")
-        rank_zero_warn(f"{text} The other names were used. Leave it out of the plan.")
-    _tie_again(tied)
-    return ", ".join(done)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    parts, patterns = name.split("."), pattern.split(".")
-    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
-
-
-def _style(given: Any, pattern: str) -> Any:
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
-
-    if isinstance(given, ParallelStyle):
-        return given
-    gathers: dict[str, Any] = {"output_layouts": Replicate()}
-    cuts: dict[str, Any] = {"input_layouts": Replicate()}
-    known: dict[str, Callable[[], Any]] = {
-        "colwise": ColwiseParallel,
-        "rowwise": RowwiseParallel,
-        "colwise_rep": functools.partial(ColwiseParallel, **gathers),
-        "colwise_gather_output": functools.partial(ColwiseParallel, **gathers),
-        "rowwise_rep": functools.partial(RowwiseParallel, **cuts),
-        "rowwise_split_input": functools.partial(RowwiseParallel, **cuts),
-        "embedding_rowwise": functools.partial(RowwiseParallel, **cuts),
-        "sequence_parallel": SequenceParallel,
-        # a norm of each head, of which every rank has some
-        "replicated_with_grad_allreduce": functools.partial(SequenceParallel, sequence_dim=-2, use_local_output=True),
-    }
-    if not isinstance(given, str) or given not in known:
-        shown = repr(given) if isinstance(given, str) else described(given)
-        raise ConfigurationError(
-            f"The tp_plan gives {pattern!r} the style {shown}, which is unknown. {did_you_mean(str(given), known)} A "
-            "ParallelStyle of torch.distributed.tensor.parallel works, too."
-        )
-    return known[given]()
-
-
-def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
-    """Return the parameters that several layers share: the path, the layer and the name, for each that has it."""
-    owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
-    for path, module in root.named_modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append((f"{path}.{name}" if path else name, module, name))
-    return [each for each in owners.values() if len(each) > 1]
-
-
-def _tie_again(tied: list[list[tuple[str, nn.Module, str]]]) -> None:
-    """Let layers share a parameter again, after each of them has got one of its own.
-
-    Raises:
-        ConfigurationError: the plan splits them differently.
-    """
-    for owners in tied:
-        (first, module, name), *others = owners
-        parameter: Any = module._parameters[name]
-        for other, its_module, its_name in others:
-            its: Any = its_module._parameters[its_name]
-            if getattr(its, "placements", None) != getattr(parameter, "placements", None):
-                raise ConfigurationError(
-                    f"{first} and {other} are one parameter, and the tp_plan splits them differently. Split both along "
-                    'the same dimension: an embedding "embedding_rowwise" goes with a linear layer "colwise".'
-                )
-            its_module._parameters[its_name] = parameter
 
 
 def _dimensions(parameter: Any) -> tuple[str, ...]:
