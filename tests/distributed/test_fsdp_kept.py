@@ -99,6 +99,15 @@ class Failing(Net):
         return super().loss(batch)
 
 
+class Transposed(Net):
+    """One of its weights is not contiguous, as those of convolutions in channels_last are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in (self.blocks[1], self.before):
+            layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+
+
 def fitted(kind: type[Net], sharding: str | None) -> Any:
     module = kind()
     arguments: dict[str, Any] = {} if kind is Manual else {"accumulate_grad_batches": 2}
@@ -124,7 +133,7 @@ def alone(kind: type[Net]) -> Any:
     return fitted(kind, None)
 
 
-MODULES = (Net, Manual, Weighted, InBlocks, Failing)
+MODULES = (Net, Manual, Weighted, InBlocks, Failing, Transposed)
 
 
 def each_module(sharding: str) -> list[Any]:

@@ -532,6 +532,34 @@ def errors_of_plans() -> list[str]:
     return [*found, str(caught.value)]
 
 
+class StepsLists(Planned):
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.options = options
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), **self.options)
+
+
+def errors_of_optimizers() -> list[str]:
+    found = []
+    for option in ("foreach", "fused"):
+        with pytest.raises(ConfigurationError) as caught:
+            trainer(ModelParallelStrategy(1, 2), 2, limit_val_batches=0).fit(
+                StepsLists(**{option: True}), DataLoader(token_data(16), batch_size=4)
+            )
+        found.append(str(caught.value))
+    trainer(ModelParallelStrategy(1, 2), 2, limit_val_batches=0).fit(
+        StepsLists(), DataLoader(token_data(16), batch_size=4)
+    )
+    return found
+
+
+def test_an_optimizer_that_steps_lists_cannot_mix_split_parameters_with_others(pool: Any) -> None:
+    for found in pool.run(errors_of_optimizers, group=False):
+        assert all("Leave foreach and fused out of the optimizer's arguments" in message for message in found)
+
+
 def uneven(ranks: int) -> dict[str, Tensor]:
     """The weights after training with the styles that the error for uneven widths names."""
     module = widened(Net())

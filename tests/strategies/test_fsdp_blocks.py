@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.strategies.fsdp_blocks import apart_from_tied, find_blocks, matching, names_of, summary
+from drivetrain.strategies.fsdp_blocks import apart_from_tied, find_blocks, make_contiguous, matching, names_of, summary
 
 
 def names(root: nn.Module, blocks: list[nn.Module]) -> list[str]:
@@ -116,3 +117,19 @@ def test_classes_whose_subclasses_are_there_are_not_named_in_vain() -> None:
     """Warnings are errors here."""
     model = Model(layer=nn.Linear(4, 4))
     assert matching(model, {nn.Module, "Linear"}, "auto_wrap_policy") == [model, model.layer]
+
+
+def test_parameters_in_another_memory_format_become_contiguous_and_one_line_names_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Model(layer=nn.Linear(4, 3), image=nn.Conv2d(3, 2, 2).to(memory_format=torch.channels_last))
+    model.layer.weight = nn.Parameter(torch.arange(12.0).view(4, 3).t())
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    with caplog.at_level("INFO"):
+        make_contiguous(model)
+        make_contiguous(model)
+    for name, each in model.named_parameters():
+        assert each.is_contiguous()
+        assert torch.equal(each, before[name])
+    [record] = caplog.records
+    assert "makes 2 parameters contiguous (layer.weight, image.weight)" in record.message

@@ -212,6 +212,7 @@ class FSDPStrategy(ParallelStrategy):
         else:
             blocks = fsdp_blocks.matching(module, options.auto_wrap_policy, "auto_wrap_policy")
         blocks = fsdp_blocks.apart_from_tied(module, blocks)
+        fsdp_blocks.make_contiguous(module)
         again = ""
         if options.activation_checkpointing_policy is not None:
             found = fsdp_blocks.matching(

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from drivetrain.base.introspect import positional_arity
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.errors import ConfigurationError, described, did_you_mean
 
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
@@ -163,6 +163,20 @@ def apart_from_tied(root: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]
             "of auto_wrap_policy, or name a layer that contains both."
         )
     return kept
+
+
+def make_contiguous(root: nn.Module) -> None:
+    """Give all parameters torch's default memory format: ``fully_shard`` takes no other."""
+    others = {name: each for name, each in root.named_parameters() if not each.is_contiguous()}
+    for parameter in others.values():
+        parameter.data = parameter.data.contiguous()
+    if others:
+        names = list(others)
+        rank_zero_info(
+            f"FSDP makes {len(names)} parameter{'s' * (len(names) > 1)} contiguous ({', '.join(names[:3])}"
+            f"{', ...' * (len(names) > 3)}), because torch shards no others: a memory format such as channels_last is "
+            "lost."
+        )
 
 
 def names_of(root: nn.Module) -> dict[nn.Module, str]:

@@ -348,6 +348,12 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
     def explain(self, error: BaseException) -> Exception | None:
         """A step has mixed split layers and plain tensors."""
         if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
+            if "aten._f" in str(error):  # _foreach_mul_, _fused_adamw_
+                return ConfigurationError(
+                    "An optimizer with foreach=True or fused=True has parameters that are split over processes and "
+                    "parameters that are not, and torch cannot step both in one call. Leave foreach and fused out of "
+                    "the optimizer's arguments."
+                )
             return ConfigurationError(
                 "A step used a parameter of which each process has only a part together with a plain tensor. Call the "
                 "layer itself, not another method of it and not its weight. If configure_model splits layers, each "
