@@ -11,7 +11,6 @@ _OWN_LOGGER = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/o
 
 MISSING: dict[str, dict[str, str]] = {
     "drivetrain": {
-        "tuner": _NOT_YET,
         "serve": _NOT_YET,
         "Fabric": "It is called Engine here: write drivetrain.Engine.",
         "fabric": "Its Fabric is called Engine here: write drivetrain.Engine.",
@@ -23,8 +22,6 @@ MISSING: dict[str, dict[str, str]] = {
         "overrides": "Write a strategy: see docs/own_strategy.md.",
     },
     "drivetrain.callbacks": {
-        "BatchSizeFinder": _NOT_YET,
-        "LearningRateFinder": _NOT_YET,
         "ModelPruning": _NOT_YET,
         "SpikeDetection": _NOT_YET,
         "ThroughputMonitor": _NOT_YET,

@@ -8,11 +8,13 @@ from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback, Checkpoint
+    from drivetrain.callbacks.batch_size_finder import BatchSizeFinder
     from drivetrain.callbacks.device_stats_monitor import DeviceStatsMonitor
     from drivetrain.callbacks.early_stopping import EarlyStopping
     from drivetrain.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
     from drivetrain.callbacks.gradient_accumulation import GradientAccumulationScheduler
     from drivetrain.callbacks.lambda_function import LambdaCallback
+    from drivetrain.callbacks.lr_finder import LearningRateFinder
     from drivetrain.callbacks.lr_monitor import LearningRateMonitor
     from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
     from drivetrain.callbacks.model_summary import ModelSummary
@@ -31,6 +33,7 @@ __all__ = [
     "BackboneFinetuning",
     "BaseFinetuning",
     "BasePredictionWriter",
+    "BatchSizeFinder",
     "Callback",
     "Checkpoint",
     "DeviceStatsMonitor",
@@ -38,6 +41,7 @@ __all__ = [
     "EarlyStopping",
     "GradientAccumulationScheduler",
     "LambdaCallback",
+    "LearningRateFinder",
     "LearningRateMonitor",
     "ModelCheckpoint",
     "ModelSummary",
@@ -56,6 +60,7 @@ _FILES = {
     "BackboneFinetuning": "finetuning",
     "BaseFinetuning": "finetuning",
     "BasePredictionWriter": "prediction_writer",
+    "BatchSizeFinder": "batch_size_finder",
     "Callback": ".callback",
     "Checkpoint": ".callback",
     "DeviceStatsMonitor": "device_stats_monitor",
@@ -63,6 +68,7 @@ _FILES = {
     "EarlyStopping": "early_stopping",
     "GradientAccumulationScheduler": "gradient_accumulation",
     "LambdaCallback": "lambda_function",
+    "LearningRateFinder": "lr_finder",
     "LearningRateMonitor": "lr_monitor",
     "ModelCheckpoint": "model_checkpoint",
     "ModelSummary": "model_summary",

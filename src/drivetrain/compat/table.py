@@ -75,6 +75,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.accelerators": ("drivetrain.accelerators",),
     **{f"pytorch.accelerators.{name}": source for name, source in _ACCELERATORS.items()},
     "pytorch.callbacks": ("drivetrain.callbacks",),
+    "pytorch.callbacks.batch_size_finder": ("drivetrain.callbacks.batch_size_finder: BatchSizeFinder",),
     "pytorch.callbacks.callback": ("drivetrain.callback: Callback",),
     "pytorch.callbacks.checkpoint": ("drivetrain.callback: Checkpoint",),
     "pytorch.callbacks.early_stopping": ("drivetrain.callbacks.early_stopping: EarlyStopping EarlyStoppingReason",),
@@ -85,6 +86,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "drivetrain.callbacks.gradient_accumulation: GradientAccumulationScheduler",
     ),
     "pytorch.callbacks.lambda_function": ("drivetrain.callbacks.lambda_function: LambdaCallback",),
+    "pytorch.callbacks.lr_finder": ("drivetrain.callbacks.lr_finder: LearningRateFinder",),
     "pytorch.callbacks.lr_monitor": ("drivetrain.callbacks.lr_monitor: LearningRateMonitor",),
     "pytorch.callbacks.model_checkpoint": ("drivetrain.callbacks.model_checkpoint: ModelCheckpoint",),
     "pytorch.callbacks.model_summary": ("drivetrain.callbacks.model_summary: ModelSummary",),
@@ -106,6 +108,9 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.callbacks.weight_averaging": (
         "drivetrain.callbacks.weight_averaging: EMAWeightAveraging WeightAveraging",
     ),
+    "pytorch.tuner": ("drivetrain.tuner: Tuner",),
+    "pytorch.tuner.lr_finder": ("drivetrain.callbacks.lr_finder: _LRFinder=LRSweep",),
+    "pytorch.tuner.tuning": ("drivetrain.tuner: Tuner",),
     "pytorch.cli": (
         "drivetrain.cli",
         f"{_C}.type_names: ArgsType LRSchedulerTypeTuple LRSchedulerTypeUnion",

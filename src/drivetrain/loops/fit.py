@@ -75,6 +75,20 @@ def fit(run: Run) -> None:
     run.hooks.call("on_train_end")
 
 
+def try_steps(run: Run) -> None:
+    """Train up to ``max_steps`` like :func:`fit`, for a trial: nothing is looked for that a user should be told."""
+    _prepare(run)
+    run.hooks.call("on_train_start")
+    while not run.training_done():
+        epoch = enter_epoch(run)
+        assert epoch is not None  # a trial resumes nothing
+        run_batches(run, *epoch)
+        _end_epoch(run)
+        _close_epoch(run)
+    run.progress.enter(Phase.TRAIN_END)
+    run.hooks.call("on_train_end")
+
+
 def _prepare(run: Run) -> None:
     """Run the sanity check, make the training loader, and check the arguments that depend on its length."""
     progress, limits = run.progress, run.limits

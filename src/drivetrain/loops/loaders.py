@@ -178,6 +178,20 @@ class Loaders:
         self._made_in: dict[str, int] = {}
         self._made_before: dict[str, int] = {}
 
+    def again(
+        self, limit: Callable[[str], int | float], call: Callable[[str], Any], epoch: Callable[[], int]
+    ) -> Loaders:
+        """Return loaders from the same sources, of which none is made yet."""
+        other = copy.copy(self)
+        other._limit, other._call, other._epoch = limit, call, epoch
+        other._evaluation, other._training, other._lengths, other._passes = {}, None, [], None
+        other._made_in, other._made_before = {}, {}
+        return other
+
+    def is_passed(self, stage: str) -> bool:
+        """Whether the caller passed the loaders of ``stage``, so that no hook can make others."""
+        return self._passed.get(stage) is not None
+
     @property
     def made_in(self) -> dict[str, int]:
         """By stage, the epoch in which its loaders were made."""

@@ -204,7 +204,8 @@ class FitWatch:
                 "With manual optimization, call optimizer.zero_grad() before self.manual_backward(loss)."
             )
         wrapped = [getattr(each.step, "_wrapped_by_lr_sched", False) for each in run.engine.strategy.optimizers]
-        if any(wrapped) and not self._first_counts and self._rates == self._learning_rates():
+        returned = self._first_counts or run.engine.strategy.lr_scheduler_configs  # or a callback has set one later
+        if any(wrapped) and not returned and self._rates == self._learning_rates():
             rank_zero_warn(
                 "A learning-rate scheduler was built, and configure_optimizers has not returned it: the learning rate "
                 "has not changed. Return [optimizer], [scheduler]. If you step it yourself, nothing is wrong."

@@ -21,7 +21,7 @@ from drivetrain.callbacks import (
     ModelSummary,
     ProgressBar,
 )
-from drivetrain.errors import ConfigurationError, NotSupportedError, UnknownArgumentError
+from drivetrain.errors import ConfigurationError, UnknownArgumentError
 from drivetrain.legacy import v1_3 as pl
 from drivetrain.legacy.v1_3.flags import FLAGS, translated
 
@@ -224,12 +224,41 @@ def test_track_grad_norm_logs_norms() -> None:
     assert any("grad" in name and "norm" in name for name in trainer.callback_metrics)
 
 
-@pytest.mark.parametrize("flag", ["auto_lr_find", "auto_scale_batch_size", "stochastic_weight_avg"])
-def test_what_is_not_supported_yet_is_refused(flag: str) -> None:
-    with pytest.raises(NotSupportedError, match=flag):
-        pl.Trainer(**{flag: True})
-    with pytest.raises(NotSupportedError, match="tune"):
-        quiet().tune(Net())
+class Found(Net):
+    """Reads its learning rate and its batch size from attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learning_rate, self.rate, self.batch_size = 0.5, 0.5, 1
+
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(loader().dataset, batch_size=self.batch_size)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.learning_rate)
+
+
+def test_tune_finds_what_the_flags_ask_for() -> None:
+    module = Found()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    trainer = quiet(auto_lr_find=True, auto_scale_batch_size="binsearch")
+    found = trainer.tune(module, lr_find_kwargs={"num_training": 20}, scale_batch_size_kwargs={"max_val": 3})
+    assert module.batch_size == found["scale_batch_size"] == min(3, len(loader().dataset))
+    assert module.learning_rate == found["lr_find"].suggestion() != 0.5
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+    quiet(auto_lr_find="rate").tune(module, train_dataloader=loader(), lr_find_kwargs={"num_training": 20})
+    assert module.rate != 0.5
+    with pytest.warns(UserWarning, match="trainer.tune does nothing"):
+        assert quiet().tune(module) == {}
+
+
+def test_the_flag_for_averages_of_weights() -> None:
+    [averaging] = [each for each in quiet(stochastic_weight_avg=True).callbacks if hasattr(each, "swa_lrs")]
+    trainer = quiet(callbacks=[averaging], max_epochs=5)
+    trainer.fit(Net(), loader())
+    assert averaging.swa_lrs == [group["lr"] for group in trainer.optimizers[0].param_groups]
+    assert averaging.n_averaged == 1
 
 
 def test_mistakes_are_named() -> None:

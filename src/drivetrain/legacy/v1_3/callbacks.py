@@ -56,6 +56,24 @@ class EarlyStopping(drivetrain.callbacks.EarlyStopping):
         super().__init__(monitor or "early_stop_on", min_delta, patience, verbose, mode, **kwargs)
 
 
+class StochasticWeightAveraging(drivetrain.callbacks.StochasticWeightAveraging):
+    """Today's, in which ``swa_lrs`` may be left out.
+
+    Args:
+        swa_lrs: ``None``: the learning rates that the optimizer has when the averages begin.
+        kwargs: today's arguments.
+    """
+
+    def __init__(self, swa_epoch_start: int | float = 0.8, swa_lrs: Any = None, **kwargs: Any) -> None:
+        super().__init__(1.0 if swa_lrs is None else swa_lrs, swa_epoch_start, **kwargs)
+        self._keeps_rates = swa_lrs is None
+
+    def _set_scheduler(self, trainer: Any) -> None:
+        if self._keeps_rates:
+            self.swa_lrs = [float(group["lr"]) for group in trainer.optimizers[0].param_groups]
+        super()._set_scheduler(trainer)
+
+
 class GPUStatsMonitor(drivetrain.callbacks.DeviceStatsMonitor):
     """Today's DeviceStatsMonitor; its arguments chose among statistics, and today all are logged."""
 

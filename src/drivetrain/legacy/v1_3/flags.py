@@ -14,8 +14,9 @@ from drivetrain.callbacks import (
     ModelCheckpoint,
     ModelSummary,
 )
-from drivetrain.errors import ConfigurationError, NotSupportedError, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, did_you_mean, shown
 from drivetrain.legacy.v1_3.accelerators import Accelerator, CPUAccelerator, GPUAccelerator, TPUAccelerator
+from drivetrain.legacy.v1_3.callbacks import StochasticWeightAveraging
 from drivetrain.legacy.v1_3.checks import GradientNorms, StopsOnNaN
 from drivetrain.legacy.v1_3.precision_plugins import ApexMixedPrecisionPlugin, PrecisionPlugin, precision_plugin_of
 from drivetrain.legacy.v1_3.training_type_plugin import TrainingTypePlugin
@@ -69,6 +70,9 @@ _NEW_SPELLING: dict[str, str] = {
     "terminate_on_nan": "detect_anomaly=True, or callbacks=[EarlyStopping(..., check_finite=True)]",
     "truncated_bptt_steps": "self.truncated_bptt_steps = {value} in the LightningModule",
     "prepare_data_per_node": "self.prepare_data_per_node = {value} in the LightningModule",
+    "auto_lr_find": "Tuner(trainer).lr_find(model), or callbacks=[LearningRateFinder()]",
+    "auto_scale_batch_size": "Tuner(trainer).scale_batch_size(model), or callbacks=[BatchSizeFinder()]",
+    "stochastic_weight_avg": "callbacks=[StochasticWeightAveraging(swa_lrs=...)]",
     "multiple_trainloader_mode": "CombinedLoader(loaders, mode={value})",
 }
 """What a message says to write in place of a flag."""
@@ -84,7 +88,7 @@ _INSTEAD_OF_OFF = {
     "gpus": 'accelerator="cpu"', "progress_bar_refresh_rate": "enable_progress_bar=False",
     "weights_summary": "enable_model_summary=False",
 }  # fmt: skip
-_TUNER = ("auto_lr_find", "auto_scale_batch_size", "stochastic_weight_avg")
+_TUNER = ("auto_lr_find", "auto_scale_batch_size")
 
 
 def _differs(value: Any, default: Any) -> bool:
@@ -103,14 +107,10 @@ def translated(
 
     Raises:
         ConfigurationError: a flag's value means nothing.
-        NotSupportedError: a flag that this version cannot honour.
     """
     changed = {name: value for name, value in given.items() if name not in FLAGS or _differs(value, FLAGS[name])}
     if "gpus" in changed:
         changed["gpus"] = _gpus(changed["gpus"])
-    for name in _TUNER:
-        if changed.pop(name, False):
-            raise NotSupportedError(f"Trainer({name}={given[name]!r}) is not supported yet. Leave it out.")
     for name, why in _NO_EFFECT.items():
         if name in changed:
             value = shown(changed.pop(name))
@@ -125,6 +125,8 @@ def translated(
             new = f"callbacks=[{text}]" if isinstance(value, Callback) else new
             new = 'accelerator="cpu", strategy="ddp_spawn"' if value == "ddp_cpu" else new
             rank_zero_warn(f"Trainer({name}={text}) is deprecated. Write {new}.", FutureWarning)
+    for name in _TUNER:
+        changed.pop(name, None)  # trainer.tune reads them
     flags = {**FLAGS, **changed}
     settings = {name: changed[name] for name in changed if name in _SAME or name not in FLAGS}
     settings |= {"callbacks": _callbacks(flags), **(hardware or _hardware)(flags)}
@@ -156,6 +158,7 @@ def _callbacks(flags: Mapping[str, Any]) -> list[Any]:
         (flags["log_gpu_memory"], DeviceStatsMonitor),
         (flags["track_grad_norm"] != -1, lambda: GradientNorms(flags["track_grad_norm"])),
         (flags["terminate_on_nan"], StopsOnNaN),
+        (flags["stochastic_weight_avg"], StochasticWeightAveraging),
     ]
     return [*callbacks, *(make() for asked, make in more if asked)]
 

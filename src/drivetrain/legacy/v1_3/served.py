@@ -41,6 +41,8 @@ _CALLBACKS: dict[str, tuple[str, ...]] = {
         "drivetrain.callbacks.tqdm_progress: ProgressBar=TQDMProgressBar",
         "drivetrain.callbacks.progress_bar: ProgressBarBase=ProgressBar",
     ),
+    "finetuning": ("drivetrain.callbacks.finetuning: BackboneFinetuning BaseFinetuning multiplicative",),
+    "stochastic_weight_avg": (f"{_L}.callbacks: StochasticWeightAveraging",),
     "timer": ("drivetrain.callbacks.timer: Timer",),
 }
 _LOGGERS: dict[str, tuple[str, ...]] = {
@@ -113,6 +115,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     "core.optimizer": ("drivetrain.module.optimizers: LightningOptimizer",),
     "core.saving": (f"{_C}.files: load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
     **folder("loggers", _LOGGERS),
+    "tuner": ("drivetrain.tuner: Tuner",),
+    "tuner.tuning": ("drivetrain.tuner: Tuner",),
     "metrics": (f"{_L}.metrics",),
     "plugins": (f"{_L}: {_PRECISION} {_TRAINING_TYPE}", _ENVIRONMENTS, f"{_ABSENT}: RPCSequentialPlugin"),
     "plugins.environments": (_ENVIRONMENTS,),

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from drivetrain.base.introspect import near_misses, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.errors import NotSupportedError
 from drivetrain.legacy.v1_3 import arguments, flags
 from drivetrain.legacy.v1_3.properties import Asked
 from drivetrain.module.module import LightningModule
@@ -87,13 +86,44 @@ class _Calls(_Flagged):
             return []
         return super().test(model, dataloaders, *args, **_best_of(model, more))
 
-    def tune(self, *args: Any, **kwargs: Any) -> Any:
-        """Not supported yet.
+    @property
+    def tuner(self) -> Any:
+        """What finds learning rates and batch sizes."""
+        from drivetrain.tuner import Tuner
 
-        Raises:
-            NotSupportedError: always.
+        return Tuner(self)
+
+    def tune(
+        self,
+        model: Any,
+        train_dataloader: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: Any = None,
+        scale_batch_size_kwargs: Mapping[str, Any] | None = None,
+        lr_find_kwargs: Mapping[str, Any] | None = None,
+        train_dataloaders: Any = None,
+    ) -> dict[str, Any]:
+        """Find what the flags ``auto_scale_batch_size`` and ``auto_lr_find`` ask for, and set it in the model.
+
+        Returns:
+            "scale_batch_size" and "lr_find" with what was found.
         """
-        raise NotSupportedError("trainer.tune is not supported yet. Leave it out, and pass the learning rate yourself.")
+        data = {"train_dataloaders": train_dataloader if train_dataloaders is None else train_dataloaders}
+        data |= {"val_dataloaders": val_dataloaders, "datamodule": datamodule}
+        found = {}
+        if mode := self._flags["auto_scale_batch_size"]:
+            options = {
+                "mode": mode if isinstance(mode, str) else "power",
+                "margin": 0,
+                **(scale_batch_size_kwargs or {}),
+            }
+            found["scale_batch_size"] = self.tuner.scale_batch_size(model, **data, **options)
+        if name := self._flags["auto_lr_find"]:
+            options = {"attr_name": name if isinstance(name, str) else "", **(lr_find_kwargs or {})}
+            found["lr_find"] = self.tuner.lr_find(model, **data, **options)
+        if not found:
+            rank_zero_warn("trainer.tune does nothing: write Trainer(auto_lr_find=True, auto_scale_batch_size=True).")
+        return found
 
     def make_optimizers(self) -> tuple[list[Any], list[LRSchedulerConfig]]:
         """What ``configure_optimizers`` returns, with the frequencies of several optimizers."""

@@ -1,0 +1,201 @@
+"""Find the largest batch size that fits into memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.callback import Callback
+from drivetrain.callbacks._tuned_attribute import set_tuned, tuned_name
+from drivetrain.data.feed import sized_length
+from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.loops.run import ENDLESS
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUDNN_STATUS_NOT_SUPPORTED")
+_STAGES = {"fit": "fit", "validate": "val", "test": "test", "predict": "predict"}
+
+
+class BatchSizeFinder(Callback):
+    """Finds the largest batch size for which a few steps fit into memory, and uses it.
+
+    It sets the attribute that ``train_dataloader`` and the other loader hooks read, tries ``steps_per_trial`` steps,
+    and puts everything back: weights, optimizer, random states, counters. That is repeated with larger sizes until
+    memory runs out, the data set is one batch, or ``max_val`` is reached. Then the attribute has the size found.
+
+    Args:
+        mode: "power": double the size while it fits; "binsearch": then search between the last size that fits and the
+            first that does not.
+        steps_per_trial: optimizer steps, or batches of an evaluation, with each size.
+        init_val: the first size.
+        max_trials: how many sizes to try at most.
+        batch_arg_name: the attribute, of the module, its hparams or the datamodule.
+        margin: with "binsearch", the fraction by which the size found is reduced, as a reserve.
+        max_val: the largest size to try.
+
+    Attributes:
+        optimal_batch_size: the size, once it is found.
+
+    Raises:
+        ConfigurationError: an argument is invalid; or, when a run begins, there is no such attribute, loaders were
+            passed to the Trainer, which no attribute can change, or the strategy has several processes.
+        torch.OutOfMemoryError: not even the smallest size fits.
+    """
+
+    SUPPORTED_MODES = ("power", "binsearch")
+
+    position = "first"
+
+    def __init__(
+        self,
+        mode: str = "power",
+        steps_per_trial: int = 3,
+        init_val: int = 2,
+        max_trials: int = 25,
+        batch_arg_name: str = "batch_size",
+        margin: float = 0.05,
+        max_val: int = 8192,
+    ) -> None:
+        if mode not in self.SUPPORTED_MODES:
+            raise wrong_value("BatchSizeFinder", "mode", mode, '"power" or "binsearch"', 'mode="power"')
+        counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}
+        for name, value in {**counts, "max_val": max_val}.items():
+            if not is_count(value, 1):
+                raise wrong_value("BatchSizeFinder", name, value, "a number from 1 on", f"{name}=3")
+        if not is_number(margin) or not 0 <= margin < 1:
+            raise wrong_value("BatchSizeFinder", "margin", margin, "a fraction from 0 to 1", "margin=0.05")
+        self.mode, self.steps_per_trial, self.init_val, self.max_trials = mode, steps_per_trial, init_val, max_trials
+        self.batch_arg_name, self.margin, self.max_val = batch_arg_name, margin, max_val
+        self.optimal_batch_size: int | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.scale_batch_size(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._scale_in(trainer, pl_module, "validate")
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._scale_in(trainer, pl_module, "test")
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._scale_in(trainer, pl_module, "predict")
+
+    def _scale_in(self, trainer: Trainer, pl_module: LightningModule, fn: str) -> None:
+        if trainer.progress.fn == fn:  # a validation of a fit has the batch size of its own
+            self.scale_batch_size(trainer, pl_module)
+
+    def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the batch size now, from any hook outside of a step."""
+        if trainer.fast_dev_run:
+            rank_zero_warn("BatchSizeFinder does nothing with fast_dev_run.")
+            return
+        if trainer.world_size > 1:
+            raise ConfigurationError(
+                f"BatchSizeFinder works with one process, and there are {trainer.world_size}: a rank without memory "
+                "would leave the others waiting. Find the size with devices=1."
+            )
+        run: Any = trainer.current_run
+        stage = str(getattr(trainer.progress.fn, "value", trainer.progress.fn))
+        name = tuned_name(trainer, pl_module, (self.batch_arg_name,), "BatchSizeFinder", "batch_arg_name")
+        if run.loaders.is_passed(stage):
+            hook = f"{'train' if stage == 'fit' else _STAGES[stage]}_dataloader"
+            raise ConfigurationError(
+                f"BatchSizeFinder changes {name}, and the loader that was passed to trainer.{stage} does not read it. "
+                f"Make the loader in {hook} of the module or of a datamodule, with batch_size=self.{name}."
+            )
+        trials = _Trials(self, trainer, pl_module, name, stage)
+        found = trials.search()
+        self.optimal_batch_size = found
+        set_tuned(trainer, pl_module, name, found)
+        rank_zero_info(f"BatchSizeFinder: {name} is {found} now, after {trials.count} trials.")
+        if stage == "fit":
+            if run.loaders.made_training is not None:
+                rank_zero_info("The loader of this epoch was made before; the new size is that of the next loader.")
+        elif (made := run.loaders.made_evaluation.get(stage)) is not None:
+            fresh = run.loaders.again(trainer.limits.batches, run.hooks.call_method, lambda: trainer.current_epoch)
+            made[:] = fresh.evaluation(stage)
+
+
+class _Trials:
+    """Tries sizes; ``count`` is how many so far."""
+
+    def __init__(self, finder: BatchSizeFinder, trainer: Any, module: Any, name: str, stage: str) -> None:
+        self._finder, self._trainer, self._module, self._name, self._stage = finder, trainer, module, name, stage
+        self._samples = finder.max_val  # of the data set, once a loader was made
+        self._error: BaseException | None = None
+        self.count = 0
+
+    def search(self) -> int:
+        """Return the size to use."""
+        finder = self._finder
+        size, fits, too_large = min(finder.init_val, finder.max_val), 0, 0
+        while self.count < finder.max_trials:
+            if self._fits(size):
+                fits = size
+                size = min(2 * size, finder.max_val, self._samples)
+            else:
+                too_large = size
+                size = size // 2
+            if too_large and (finder.mode == "power" or not fits):
+                if fits or size < 1:
+                    break
+                continue  # even the first size was too large
+            if too_large:
+                size = (fits + too_large) // 2
+            if size <= fits:
+                break
+        if not fits:
+            raise self._error or ConfigurationError("BatchSizeFinder has tried no size.")
+        reduced = int(fits * (1 - finder.margin)) if finder.mode == "binsearch" else fits
+        return max(1, reduced)
+
+    def _fits(self, size: int) -> bool:
+        from drivetrain.trainer.trial import trial
+
+        finder, trainer, module, stage = self._finder, self._trainer, self._module, self._stage
+        self.count += 1
+        steps = finder.steps_per_trial
+        limits: dict[str, Any] = {"min_epochs": 0, "min_steps": 0, "sanity_batches": 0, "val_batches": 0}
+        if stage == "fit":
+            limits |= {"max_steps": steps, "max_epochs": ENDLESS}
+        else:
+            limits[f"{_STAGES[stage]}_batches"] = steps
+        failed = False
+        with trial(trainer, [], **limits) as run:
+            set_tuned(trainer, module, self._name, size)
+            try:
+                _loop(run, stage)()
+            except RuntimeError as error:  # torch.OutOfMemoryError is one
+                if not isinstance(error, torch.OutOfMemoryError) and not any(
+                    text in str(error) for text in _OUT_OF_MEMORY
+                ):
+                    raise
+                self._error = error.with_traceback(None)  # whose frames hold the tensors of the step
+                failed = True
+            loader = run.loaders.made_training if stage == "fit" else run.loaders.evaluation(stage)[0].loader
+            dataset = sized_length(getattr(loader, "dataset", None))
+            self._samples = self._samples if dataset is None else dataset
+        if failed:
+            gc.collect()
+            if torch.accelerator.is_available():
+                torch.get_device_module(torch.accelerator.current_accelerator()).empty_cache()
+        rank_zero_info(f"BatchSizeFinder: {self._name}={size} {'does not fit' if failed else 'fits'}.")
+        return not failed
+
+
+def _loop(run: Any, stage: str) -> Callable[[], Any]:
+    if stage == "fit":
+        from drivetrain.loops.fit import try_steps
+
+        return lambda: try_steps(run)
+    from drivetrain.loops.evaluate import Predictions, evaluate
+
+    predictions = Predictions(keeps=False) if stage == "predict" else None
+    return lambda: evaluate(run, stage, run.loaders.evaluation(stage), predictions)  # type: ignore[arg-type]

@@ -1,0 +1,224 @@
+"""Find a learning rate: train with one that grows, and look where the loss falls fastest."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.callback import Callback
+from drivetrain.callbacks._tuned_attribute import set_tuned, tuned_name
+from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.loops.run import ENDLESS
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+_SMOOTHING = 0.98
+
+
+class LRSweep:
+    """The losses at learning rates from small to large.
+
+    Attributes:
+        results: "lr" and "loss", one entry for each optimizer step; losses are smoothed.
+        mode, lr_min, lr_max, num_training: how the learning rates were chosen.
+    """
+
+    def __init__(self, mode: str, lr_min: float, lr_max: float, num_training: int) -> None:
+        self.mode, self.lr_min, self.lr_max, self.num_training = mode, lr_min, lr_max, num_training
+        self.results: dict[str, list[float]] = {"lr": [], "loss": []}
+        self._optimal_idx: int | None = None
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of ``step``, counted from 0; that of the last is ``lr_max``."""
+        part = step / max(1, self.num_training - 1)
+        if self.mode == "linear":
+            return self.lr_min + part * (self.lr_max - self.lr_min)
+        return float(self.lr_min * (self.lr_max / self.lr_min) ** part)
+
+    def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
+        """Return the learning rate at which the loss fell fastest; ``None``, with a warning, without enough losses.
+
+        Args:
+            skip_begin, skip_end: how many losses to leave out at each end; others that are not finite are, too.
+        """
+        end = len(self.results["loss"]) - skip_end
+        kept = [
+            (index, rate, loss)
+            for index, (rate, loss) in enumerate(zip(self.results["lr"], self.results["loss"], strict=True))
+            if skip_begin <= index < end and math.isfinite(loss)
+        ]
+        self._optimal_idx = None
+        if len(kept) < 2:
+            rank_zero_warn(
+                f"There are {len(kept)} finite losses after the first {skip_begin}, too few to suggest a learning "
+                "rate. Try more steps, a smaller min_lr, or suggestion(skip_begin=...)."
+            )
+            return None
+        indices, rates, losses = zip(*kept, strict=True)
+        places = torch.tensor(rates, dtype=torch.float64)
+        places = places if self.mode == "linear" else places.log10()
+        [slopes] = torch.gradient(torch.tensor(losses, dtype=torch.float64), spacing=(places,))
+        self._optimal_idx = indices[int(slopes.argmin())]
+        return self.results["lr"][self._optimal_idx]
+
+    def plot(self, suggest: bool = False, show: bool = False, ax: Any = None) -> Any:
+        """Draw the losses over the learning rates, and return matplotlib's figure.
+
+        Args:
+            suggest: mark the :meth:`suggestion`.
+            show: open the figure in a window.
+            ax: the axes to draw on; ``None``: those of a new figure.
+
+        Raises:
+            ConfigurationError: matplotlib is not installed.
+        """
+        if ax is None or show:
+            try:
+                import matplotlib.pyplot as plt
+            except ImportError as error:
+                raise ConfigurationError("LRSweep.plot draws with matplotlib. pip install matplotlib.") from error
+        if ax is None:
+            _, ax = plt.subplots()
+        rates, losses = self.results["lr"], self.results["loss"]
+        ax.plot(rates, losses)
+        if self.mode == "exponential":
+            ax.set_xscale("log")
+        ax.set_xlabel("Learning rate")
+        ax.set_ylabel("Loss")
+        if suggest and self.suggestion() is not None and self._optimal_idx is not None:
+            ax.plot(rates[self._optimal_idx], losses[self._optimal_idx], markersize=10, marker="o", color="red")
+        if show:
+            plt.show()
+        return ax.get_figure()
+
+
+class LearningRateFinder(Callback):
+    """Finds a learning rate before training, in steps of which nothing stays.
+
+    It trains with a learning rate that grows from ``min_lr`` to ``max_lr``, suggests the one at which the loss fell
+    fastest, and puts everything back: weights, optimizer, random states, loaders, counters. Then it sets the attribute
+    and makes the optimizers again, so that the fit is the same as with that value from the start. A fit that resumes
+    keeps the learning rates of its checkpoint. With several processes, all of them get the same.
+
+    Args:
+        min_lr, max_lr: the smallest and the largest learning rate.
+        num_training_steps: how many to try: optimizer steps.
+        mode: "exponential": each is the same multiple of the one before; "linear": the same more.
+        early_stop_threshold: end when the loss is this many times the smallest; ``None``: never.
+        update_attr: set the attribute that holds the learning rate.
+        attr_name: its name, of the module, its hparams or the datamodule; "": "lr" or "learning_rate".
+
+    Attributes:
+        optimal_lr: the :class:`LRSweep`, once it has run.
+
+    Raises:
+        ConfigurationError: an argument is invalid; or, when a fit begins, there is no such attribute, or not one
+            optimizer.
+    """
+
+    SUPPORTED_MODES = ("linear", "exponential")
+
+    position = "first"
+    needs_every_rank = True
+
+    def __init__(
+        self,
+        min_lr: float = 1e-08,
+        max_lr: float = 1,
+        num_training_steps: int = 100,
+        mode: str = "exponential",
+        early_stop_threshold: float | None = 4.0,
+        update_attr: bool = True,
+        attr_name: str = "",
+    ) -> None:
+        if mode not in self.SUPPORTED_MODES:
+            raise wrong_value("LearningRateFinder", "mode", mode, '"linear" or "exponential"', 'mode="exponential"')
+        if not (is_number(min_lr) and is_number(max_lr) and 0 < min_lr < max_lr):
+            raise ConfigurationError(
+                f"LearningRateFinder(min_lr={min_lr!r}, max_lr={max_lr!r}): the first must be positive, and smaller "
+                "than the second. Write min_lr=1e-8, max_lr=1."
+            )
+        if not is_count(num_training_steps, 2):
+            raise wrong_value("LearningRateFinder", "num_training_steps", num_training_steps, "at least 2", "100")
+        self.min_lr, self.max_lr, self.num_training_steps, self.mode = min_lr, max_lr, num_training_steps, mode
+        self.early_stop_threshold, self.update_attr, self.attr_name = early_stop_threshold, update_attr, attr_name
+        self.optimal_lr: LRSweep | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.ckpt_path is not None:
+            rank_zero_info(
+                "LearningRateFinder does nothing: the checkpoint says which learning rates to continue with."
+            )
+        else:
+            self.lr_find(trainer, pl_module)
+
+    def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the learning rate now, from any hook outside of a step."""
+        from drivetrain.loops.fit import try_steps
+        from drivetrain.trainer.trial import trial
+
+        if trainer.fast_dev_run:
+            rank_zero_warn("LearningRateFinder does nothing with fast_dev_run.")
+            return
+        if len(trainer.optimizers) != 1 or not pl_module.automatic_optimization:
+            raise ConfigurationError(
+                f"LearningRateFinder needs one optimizer and automatic optimization, and {type(pl_module).__name__} "
+                f"has {len(trainer.optimizers)} with automatic_optimization={pl_module.automatic_optimization}. "
+                "Choose its learning rates by hand."
+            )
+        names = (self.attr_name,) if self.attr_name else ("lr", "learning_rate")
+        name = tuned_name(trainer, pl_module, names, "LearningRateFinder", "attr_name") if self.update_attr else ""
+        sweep = LRSweep(self.mode, self.min_lr, self.max_lr, self.num_training_steps)
+        limits = {"max_steps": self.num_training_steps, "max_epochs": ENDLESS, "min_epochs": 0, "min_steps": 0}
+        limits |= {"val_batches": 0, "sanity_batches": 0, "log_every_n_steps": 1}
+        with trial(trainer, [_Sweep(sweep, self.early_stop_threshold)], **limits) as run:
+            try_steps(run)
+        self.optimal_lr = sweep
+        if self.update_attr and (rate := sweep.suggestion()) is not None:
+            set_tuned(trainer, pl_module, name, rate)
+            rank_zero_info(f"LearningRateFinder: {name} is {rate:.3g} now, after {len(sweep.results['lr'])} steps.")
+            self._apply(trainer, rate)
+
+    def _apply(self, trainer: Trainer, rate: float) -> None:
+        run: Any = trainer.current_run
+        if trainer.global_step == 0:  # as if the attribute had had this value from the start
+            trainer.strategy.setup_optimizers(trainer)
+            trainer.strategy.connect_precision()
+            trainer.engine.bind_optimizers(trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs)
+            run.wrap_optimizers()
+            return
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = rate
+
+
+class _Sweep(Callback):
+    """Sets the learning rate of each step, and writes down its smoothed loss."""
+
+    def __init__(self, sweep: LRSweep, threshold: float | None) -> None:
+        self._sweep, self._threshold = sweep, threshold
+        self._window: list[float] = []
+        self._average = 0.0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = self._sweep.rate(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+        if outputs is not None:
+            loss = outputs["loss"].detach()
+            self._window.append(float(trainer.strategy.reduce(loss.clone(), reduce_op="mean")))
+        step = trainer.global_step
+        losses = self._sweep.results["loss"]
+        if step == len(losses) or not self._window:
+            return  # the window is not complete
+        self._average = _SMOOTHING * self._average + (1 - _SMOOTHING) * sum(self._window) / len(self._window)
+        self._window.clear()
+        losses.append(self._average / (1 - _SMOOTHING**step))
+        self._sweep.results["lr"].append(self._sweep.rate(step - 1))
+        if self._threshold is not None and not losses[-1] <= self._threshold * min(losses):
+            trainer.should_stop = True

@@ -1,0 +1,217 @@
+"""Try a few steps inside a run, and leave no trace of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.base.seed import isolate_rng
+from drivetrain.callback import Callback, Checkpoint
+from drivetrain.data.kept import generators_kept, workers_kept
+from drivetrain.logbook.logbook import Logbook
+from drivetrain.loops.evaluate import Predictions
+from drivetrain.loops.metrics import copied_states, set_states
+from drivetrain.loops.progress import Progress
+from drivetrain.loops.run import Run
+from drivetrain.module.hooks import HookTable, bind_transfer
+from drivetrain.module.module import LightningModule
+
+_PLAIN = (bool, int, float, str, bytes, type(None), list, dict, set, tuple)
+
+
+@contextmanager
+def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterator[Run]:
+    """Context with a second Run of the same module, which a loop may run; afterwards all is as it was before.
+
+    Weights, buffers, gradients, optimizers, schedulers, the loss scale, random states, metric objects, plain attributes
+    of the module, the generators and workers of loaders, counters and logged values are put back. Meanwhile the Trainer
+    shows the counters of the trial, and has ``callbacks`` and no logger. What hooks and steps of the module do outside
+    of it, such as writing a file, cannot be undone.
+
+    Args:
+        trainer: whose run is under way, in a hook outside of a step.
+        callbacks: those of the trial.
+        limits: fields of :class:`Limits` with other values than in the run.
+    """
+    run, module = trainer.current_run, trainer.lightning_module
+    strategy = trainer.strategy
+    with ExitStack() as kept:
+        kept.enter_context(isolate_rng())
+        kept.enter_context(_module_kept(module))
+        kept.enter_context(_optimizers_kept(strategy))
+        kept.enter_context(_trainer_kept(trainer))
+        own = _second_run(trainer, run, callbacks, limits)
+        loaders = [each for each in _passed(run) if each is not None]
+        kept.enter_context(generators_kept(loaders))
+        kept.enter_context(workers_kept(loaders))
+        try:
+            yield own
+        finally:
+            own.unbind()
+            own.loaders.close()
+            own.let_go()
+
+
+def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: dict[str, Any]) -> Run:
+    module, strategy, fn = run.module, trainer.strategy, trainer.progress.fn
+    progress, book = Progress(), Logbook(torch.float64 if trainer.accelerator.supports_float64 else torch.float32)
+    progress.begin_run(fn)
+    book.start_run()
+    book.join(strategy.root_device, strategy.data, strategy.world)
+    own = trainer.__dict__
+    own.update(
+        limits=dataclasses.replace(trainer.limits, **limits), progress=progress, logbook=book, _loggers=[],
+        _callbacks=list(callbacks), predictions=Predictions(keeps=False),
+    )  # fmt: skip
+    module.trainer = trainer
+    for callback in callbacks:
+        callback.pl_module = module
+    hooks = HookTable(trainer, module, trainer.callbacks, strategy, (LightningModule, Callback, Checkpoint), book)
+    own["_hooks"] = hooks
+    second = own["_run_parts"] = dataclasses.replace(
+        run, hooks=hooks, book=book, progress=progress, limits=trainer.limits, log=None, handles=[], batches=None,
+        transfer=bind_transfer(module, trainer.datamodule, strategy, book, trainer.engine.input_conversion()),
+        loaders=run.loaders.again(trainer.limits.batches, hooks.call_method, lambda: progress.current_epoch),
+        window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False, saves_on_exception=False,
+        before_validation={}, at_epoch_start={}, unbinders=[], unlogged=set(), told={"nan"}, losses=None, uneven=None,
+        compare_samples=None, stale=False, next_optimizers=None,
+    )  # fmt: skip
+    second.window.gather, second.window.rescale = run.window.gather, run.window.rescale
+    if run.has_optimizers:
+        second.wrap_optimizers()
+    return second
+
+
+def _passed(run: Run) -> Iterator[Any]:
+    """Yield the loaders that the caller holds; hooks make new ones for the trial."""
+    from drivetrain.base.tree import leaves
+
+    for tree in run.loaders._passed.values():
+        for _, loader in leaves(tree):
+            yield loader
+
+
+# ---- what is put back ------------------------------------------------------------------------------------------------
+
+_OF_RUN = (
+    "limits", "progress", "logbook", "_loggers", "_callbacks", "predictions", "_hooks", "_run_parts", "datamodule",
+    "ckpt_path", "_optimizers_made", "ranks_of_job",
+)  # fmt: skip
+
+
+@contextmanager
+def _trainer_kept(trainer: Any) -> Iterator[None]:
+    own, strategy, module = trainer.__dict__, trainer.strategy, trainer.lightning_module
+    before = {name: own[name] for name in _OF_RUN if name in own}
+    driver = dict(vars(strategy.driver))
+    try:
+        yield
+    finally:
+        own.update(before)
+        vars(strategy.driver).clear()
+        vars(strategy.driver).update(driver)
+        module.trainer = trainer
+
+
+@contextmanager
+def _module_kept(module: torch.nn.Module) -> Iterator[None]:
+    from drivetrain.strategies.sharded_state import local_shard
+
+    buffers = [(each, dict(each._buffers)) for each in module.modules()]
+    tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
+    values = [local_shard(each.data).to("cpu", copy=True) for each in tensors]
+    parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
+    modes = [(each, each.training) for each in module.modules()]
+    attributes = [(each, _plain_attributes(each)) for each in module.modules()]
+    metrics = copied_states(module)
+    for parameter, _, _ in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for each, named in buffers:
+            each._buffers.clear()
+            each._buffers.update(named)
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values, strict=True):
+                local_shard(tensor.data).copy_(value)
+        for parameter, grad, requires_grad in parameters:
+            parameter.grad, parameter.requires_grad = grad, requires_grad
+        for each, training in modes:
+            each.training = training
+        for each, plain in attributes:
+            for name in [name for name, value in each.__dict__.items() if _is_plain(name, value) and name not in plain]:
+                del each.__dict__[name]
+            each.__dict__.update(plain)
+        set_states(module, metrics)
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    return not name.startswith("_") and type(value) in _PLAIN
+
+
+def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the module's own numbers, texts and containers, and give it copies; without those that have none."""
+    found = {}
+    for name, value in list(module.__dict__.items()):
+        if _is_plain(name, value):
+            try:
+                module.__dict__[name] = copy.deepcopy(value)
+            except Exception:
+                continue
+            found[name] = value
+    return found
+
+
+@contextmanager
+def _optimizers_kept(strategy: Any) -> Iterator[None]:
+    """Put back the optimizers' states and options; the trial has no schedulers."""
+    optimizers, schedulers = list(strategy.optimizers), list(strategy.lr_scheduler_configs)
+    states = [_on_host({key: dict(value) for key, value in each.state.items()}) for each in optimizers]
+    groups = [[copy.copy(group) for group in each.param_groups] for each in optimizers]
+    called = [vars(each).get("_opt_called") for each in optimizers]
+    scale = copy.deepcopy(strategy.precision_plugin.state_dict())
+    strategy.lr_scheduler_configs = []
+    try:
+        yield
+    finally:
+        strategy.optimizers, strategy.lr_scheduler_configs = optimizers, schedulers
+        for optimizer, state, own, stepped in zip(optimizers, states, groups, called, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(_back(state))
+            for group, before in zip(optimizer.param_groups, own, strict=True):
+                group.clear()
+                group.update(before)
+            if stepped is None:
+                vars(optimizer).pop("_opt_called", None)
+        if scale:
+            strategy.precision_plugin.load_state_dict(scale)
+
+
+def _on_host(state: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the states of parameters with a copy in host memory beside each tensor."""
+
+    def held(value: Any) -> Any:
+        from drivetrain.strategies.sharded_state import local_shard
+
+        is_tensor = isinstance(value, Tensor)
+        return (value, local_shard(value).to("cpu", copy=True)) if is_tensor else (None, copy.deepcopy(value))
+
+    return {key: {name: held(value) for name, value in each.items()} for key, each in state.items()}
+
+
+def _back(state: dict[Any, Any]) -> dict[Any, Any]:
+    def restored(own: Any, value: Any) -> Any:
+        from drivetrain.strategies.sharded_state import local_shard
+
+        if own is not None:
+            local_shard(own.data).copy_(value)
+        return value if own is None else own
+
+    return {key: {name: restored(*held) for name, held in each.items()} for key, each in state.items()}

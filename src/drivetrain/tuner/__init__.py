@@ -1,0 +1,15 @@
+"""Find a learning rate or a batch size before a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from drivetrain.base.lazy import lazy
+
+if TYPE_CHECKING:
+    from drivetrain.tuner.tuning import Tuner
+
+__all__ = ["Tuner"]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, {"Tuner": "tuning"})

@@ -1,0 +1,202 @@
+"""Tuner: the finders, called by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from drivetrain.callbacks._tuned_attribute import set_tuned, tuned_name
+from drivetrain.callbacks.batch_size_finder import BatchSizeFinder
+from drivetrain.callbacks.lr_finder import LearningRateFinder, LRSweep
+from drivetrain.errors import ConfigurationError
+from drivetrain.logbook.logbook import Logbook
+from drivetrain.loops.progress import Progress
+
+if TYPE_CHECKING:
+    from drivetrain.callback import Callback
+    from drivetrain.module.datamodule import LightningDataModule
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+Method = Literal["fit", "validate", "test", "predict"]
+
+_OF_RUN = (
+    "limits", "progress", "logbook", "_loggers", "_callbacks", "predictions", "_hooks", "_run_parts", "datamodule",
+    "ckpt_path", "_optimizers_made", "ranks_of_job",
+)  # fmt: skip
+
+
+class Tuner:
+    """Finds a learning rate or a batch size for a model, and leaves no trace but the attribute that it sets.
+
+    The model's loaders are made, and ``setup``, ``configure_model`` and ``configure_optimizers`` run, as in a fit. The
+    Trainer's callbacks and loggers see nothing of it, and no file is written.
+
+    Args:
+        trainer: with whose accelerator, strategy and precision the steps are tried.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def lr_find(
+        self,
+        model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        method: Method = "fit",
+        min_lr: float = 1e-08,
+        max_lr: float = 1,
+        num_training: int = 100,
+        mode: str = "exponential",
+        early_stop_threshold: float | None = 4.0,
+        update_attr: bool = True,
+        attr_name: str = "",
+    ) -> LRSweep | None:
+        """Train with growing learning rates, and return the losses; the arguments are those of LearningRateFinder.
+
+        ``suggestion()`` of the result is a learning rate, and ``plot()`` draws the losses. With ``update_attr``, the
+        attribute of the model is set to the suggestion.
+
+        Raises:
+            ConfigurationError: ``method`` is not "fit", or an argument is invalid.
+        """
+        if method != "fit":
+            raise ConfigurationError(f"Tuner.lr_find(method={method!r}): only a fit has a learning rate. Leave it out.")
+        finder = _TunersRate(min_lr, max_lr, num_training, mode, early_stop_threshold, update_attr, attr_name)
+        passed = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
+        self._run(finder, model, method, passed, dataloaders, datamodule)
+        if (sweep := finder.optimal_lr) is not None and finder.found is not None:
+            self._set(model, datamodule, *finder.found)
+        return sweep
+
+    def scale_batch_size(
+        self,
+        model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        method: Method = "fit",
+        mode: str = "power",
+        steps_per_trial: int = 3,
+        init_val: int = 2,
+        max_trials: int = 25,
+        batch_arg_name: str = "batch_size",
+        margin: float = 0.05,
+        max_val: int = 8192,
+    ) -> int | None:
+        """Find the largest batch size that fits, and set it; the arguments are those of BatchSizeFinder.
+
+        Args:
+            method: whose steps to try: "fit", "validate", "test" or "predict".
+
+        Raises:
+            ConfigurationError: an argument is invalid, or loaders were passed, which no attribute can change.
+        """
+        if method not in ("fit", "validate", "test", "predict"):
+            raise ConfigurationError(
+                f'Tuner.scale_batch_size(method={method!r}): write "fit", "validate", "test" or "predict".'
+            )
+        finder = _TunersSize(mode, steps_per_trial, init_val, max_trials, batch_arg_name, margin, max_val)
+        passed = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
+        self._run(finder, model, method, passed, dataloaders, datamodule)
+        if (size := finder.optimal_batch_size) is not None:
+            self._set(model, datamodule, batch_arg_name, size)
+        return size
+
+    def _run(
+        self,
+        finder: Callback,
+        model: LightningModule,
+        method: Method,
+        passed: dict[str, Any],
+        dataloaders: Any,
+        datamodule: LightningDataModule | None,
+    ) -> None:
+        wrong = "dataloaders" if method == "fit" else next((name for name, value in passed.items() if value), "")
+        if dataloaders if method == "fit" else wrong:
+            right = "train_dataloaders" if method == "fit" else "dataloaders"
+            raise ConfigurationError(f"With method={method!r}, {wrong} has no meaning. Pass {right}, or a datamodule.")
+        trainer: Any = self._trainer
+        given = passed if method == "fit" else {"dataloaders": dataloaders}
+        options: dict[str, Any] = {} if method in ("fit", "predict") else {"verbose": False}
+        with _apart(trainer, finder, method):
+            getattr(trainer, method)(model, **given, datamodule=datamodule, **options)
+
+    def _set(self, model: Any, datamodule: Any, name: str, value: Any) -> None:
+        """Set the attribute here too, where the steps ran in processes of their own."""
+        owner = _WithData(datamodule)
+        set_tuned(owner, model, tuned_name(owner, model, (name,), "Tuner", "attr_name"), value)
+
+
+class _WithData:
+    def __init__(self, datamodule: Any) -> None:
+        self.datamodule = datamodule
+
+
+@contextmanager
+def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
+    """Context in which the Trainer runs ``finder`` alone; afterwards its counters and results are as before."""
+    own, strategy = trainer.__dict__, trainer.strategy
+    before = {name: own[name] for name in _OF_RUN if name in own}
+    kept = list(strategy.optimizers), list(strategy.lr_scheduler_configs), strategy.lightning_module
+    old: Any = trainer.logbook
+    ends = {"max_epochs": 0, "sanity_batches": 0} if method == "fit" else {}
+    own.update(
+        limits=dataclasses.replace(trainer.limits, **ends), progress=Progress(), logbook=Logbook(old.sum_dtype),
+        _loggers=[], _callbacks=[finder],
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        own.update(before)
+        strategy.optimizers, strategy.lr_scheduler_configs, module = kept
+        if module is not None:
+            strategy.connect(module)
+            module.trainer = trainer
+
+
+class _TunersRate(LearningRateFinder):
+    """Finds the learning rate of a Tuner; its state brings the losses back from other processes."""
+
+    found: tuple[str, float] | None = None
+
+    def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().lr_find(trainer, pl_module)
+        sweep, names = self.optimal_lr, (self.attr_name,) if self.attr_name else ("lr", "learning_rate")
+        if self.update_attr and sweep is not None and sweep._optimal_idx is not None:
+            name = tuned_name(trainer, pl_module, names, "LearningRateFinder", "attr_name")
+            self.found = name, sweep.results["lr"][sweep._optimal_idx]
+
+    def _apply(self, trainer: Trainer, rate: float) -> None:
+        """Nothing is trained with it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.optimal_lr is None else {"results": self.optimal_lr.results, "found": self.found}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimal_lr = LRSweep(self.mode, self.min_lr, self.max_lr, self.num_training_steps)
+        self.optimal_lr.results = state_dict["results"]
+        self.found = state_dict["found"]
+
+
+class _TunersSize(BatchSizeFinder):
+    """Finds the batch size of a Tuner; the evaluation in whose start hook it runs then has no batch."""
+
+    def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().scale_batch_size(trainer, pl_module)
+        run: Any = trainer.current_run
+        for sources in run.loaders.made_evaluation.values():
+            for source in sources:
+                source.num_batches = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.optimal_batch_size is None else {"size": self.optimal_batch_size}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimal_batch_size = state_dict["size"]
