@@ -23,8 +23,6 @@ MISSING: dict[str, dict[str, str]] = {
     },
     "drivetrain.callbacks": {
         "ModelPruning": _NOT_YET,
-        "SpikeDetection": _NOT_YET,
-        "ThroughputMonitor": _NOT_YET,
         "progress": "Import the bar from drivetrain.callbacks.",
     },
     "drivetrain.loggers": {

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.lr_monitor import LearningRateMonitor
     from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
     from drivetrain.callbacks.model_summary import ModelSummary
+    from drivetrain.callbacks.non_finite import TerminateOnNaN
     from drivetrain.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
     from drivetrain.callbacks.plain_progress import PlainProgressBar
     from drivetrain.callbacks.prediction_writer import BasePredictionWriter
     from drivetrain.callbacks.progress_bar import ProgressBar
     from drivetrain.callbacks.rich_model_summary import RichModelSummary
     from drivetrain.callbacks.rich_progress import RichProgressBar
+    from drivetrain.callbacks.spike import SpikeDetection
     from drivetrain.callbacks.stochastic_weight_avg import StochasticWeightAveraging
+    from drivetrain.callbacks.throughput_monitor import ThroughputMonitor
     from drivetrain.callbacks.timer import Timer
     from drivetrain.callbacks.tqdm_progress import TQDMProgressBar
     from drivetrain.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
@@ -50,8 +53,11 @@ __all__ = [
     "ProgressBar",
     "RichModelSummary",
     "RichProgressBar",
+    "SpikeDetection",
     "StochasticWeightAveraging",
     "TQDMProgressBar",
+    "TerminateOnNaN",
+    "ThroughputMonitor",
     "Timer",
     "WeightAveraging",
 ]
@@ -77,8 +83,11 @@ _FILES = {
     "ProgressBar": "progress_bar",
     "RichModelSummary": "rich_model_summary",
     "RichProgressBar": "rich_progress",
+    "SpikeDetection": "spike",
     "StochasticWeightAveraging": "stochastic_weight_avg",
     "TQDMProgressBar": "tqdm_progress",
+    "TerminateOnNaN": "non_finite",
+    "ThroughputMonitor": "throughput_monitor",
     "Timer": "timer",
     "WeightAveraging": "weight_averaging",
 }

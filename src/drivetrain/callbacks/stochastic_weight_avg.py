@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,6 +13,7 @@ from torch.optim.swa_utils import SWALR
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry
 from drivetrain.base.seed import isolate_rng
+from drivetrain.callbacks._without_logging import without_logging
 from drivetrain.callbacks.weight_averaging import WeightAveraging
 from drivetrain.data.kept import generators_kept, workers_kept
 from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
@@ -171,7 +171,7 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
     rank_zero_info(f"{_OWNER} computes the statistics of {len(layers)} batch norm layers in a pass over the data.")
     momenta = [layer.momentum for layer in layers]
     modes = {each: each.training for each in module.modules()}
-    with torch.no_grad(), isolate_rng(), generators_kept([loader]), workers_kept([loader]), _without_logging(module):
+    with torch.no_grad(), isolate_rng(), generators_kept([loader]), workers_kept([loader]), without_logging(module):
         module.train()
         for layer in layers:
             layer.reset_running_stats()
@@ -189,26 +189,3 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
         for layer in layers if strategy.data.size > 1 else ():
             for statistic in (layer.running_mean, layer.running_var):
                 statistic.copy_(strategy.reduce(statistic.clone(), reduce_op="mean"))
-
-
-class _NoBook:
-    """Takes what is logged, and keeps nothing."""
-
-    scope = options = None
-
-    def open_entry(self, *_: Any) -> _NoBook:
-        return self
-
-    def push(self, *_: Any) -> None: ...
-
-
-@contextmanager
-def _without_logging(module: nn.Module) -> Iterator[None]:
-    books = {each: each.__dict__["_book"] for each in module.modules() if "_book" in each.__dict__}
-    for each in books:
-        each.__dict__["_book"] = _NoBook()
-    try:
-        yield
-    finally:
-        for each, book in books.items():
-            each.__dict__["_book"] = book

@@ -105,6 +105,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.callbacks.stochastic_weight_avg": (
         "drivetrain.callbacks.stochastic_weight_avg: StochasticWeightAveraging",
     ),
+    "pytorch.callbacks.throughput_monitor": ("drivetrain.callbacks.throughput_monitor: ThroughputMonitor",),
+    "pytorch.callbacks.spike": ("drivetrain.callbacks.spike: SpikeDetection",),
     "pytorch.callbacks.weight_averaging": (
         "drivetrain.callbacks.weight_averaging: EMAWeightAveraging WeightAveraging",
     ),
@@ -242,7 +244,10 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.strategies.parallel": (f"{_OF_FABRIC}: ParallelStrategy",),
     "fabric.strategies.single_device": (f"{_OF_FABRIC}: SingleDeviceStrategy",),
     "fabric.strategies.strategy": (f"{_OF_FABRIC}: Strategy _BackwardSyncControl", _REDUCED_TYPES),
-    "fabric.utilities": _SAID_OF_BOTH,
+    "fabric.utilities": (
+        *_SAID_OF_BOTH,
+        "drivetrain.engine.throughput: Throughput ThroughputMonitor=EngineThroughput",
+    ),
     "fabric.utilities.apply_func": (
         f"{_C}.batches: convert_tensors_to_scalars convert_to_tensors move_data_to_device",
     ),
@@ -266,7 +271,12 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.utilities.seed": (
         f"{_C}.seed: max_seed_value min_seed_value pl_worker_init_function reset_seed seed_everything",
     ),
-    "fabric.utilities.throughput": (f"{_C}.parameters: measure_flops",),
+    "fabric.utilities.spike": ("drivetrain.callbacks.spike: SpikeDetection TrainingSpikeException",),
+    "fabric.utilities.throughput": (
+        f"{_C}.parameters: measure_flops",
+        "drivetrain.engine.throughput: Throughput ThroughputMonitor=EngineThroughput",
+        "drivetrain.accelerators.peak_flops: get_available_flops",
+    ),
     "fabric.utilities.types": (
         "torch: UntypedStorage",
         "torch.distributed: ProcessGroup ReduceOp",

@@ -1,0 +1,115 @@
+"""Stop at a loss that is not finite, and say where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.base.seed import isolate_rng
+from drivetrain.base.tree import leaves
+from drivetrain.callback import Callback
+from drivetrain.callbacks._without_logging import without_logging
+from drivetrain.errors import DrivetrainError, is_count, wrong_value
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+
+class NonFiniteLossError(DrivetrainError, ArithmeticError):
+    """A loss was infinite or NaN."""
+
+
+class TerminateOnNaN(Callback):
+    """Stops training at a loss that is infinite or NaN, before it reaches a weight, and says where it came from.
+
+    The error names the rank, the epoch, the batch, and the first layer whose output is not finite although its inputs
+    are. For that, the batch runs through ``training_step`` once more, without gradients and with nothing logged.
+
+    Args:
+        every_n_batches: look at every n-th batch only. Each look waits for the device, and for the other ranks.
+
+    Raises:
+        ConfigurationError: ``every_n_batches`` is no number from 1 on.
+        NonFiniteLossError: during training, on all ranks.
+    """
+
+    needs_every_rank = True
+
+    def __init__(self, every_n_batches: int = 1) -> None:
+        if not is_count(every_n_batches, 1):
+            raise wrong_value("TerminateOnNaN", "every_n_batches", every_n_batches, "a number from 1 on", "1")
+        self.every_n_batches = every_n_batches
+        self._batch: tuple[Any, int] | None = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._batch = (batch, batch_idx) if batch_idx % self.every_n_batches == 0 else None
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if self._batch is None:
+            return
+        strategy, (batch, batch_idx) = trainer.strategy, self._batch
+        finite = bool(torch.isfinite(loss.detach()).all())
+        if strategy.reduce_boolean_decision(finite, all=True):
+            return
+        cause = _cause(trainer, pl_module, batch, batch_idx)
+        own = "" if finite else f"On rank {trainer.global_rank} the loss is {float(loss.detach()):g}: {cause}."
+        texts = [text for text in strategy.gather_objects(own) if text]
+        raise NonFiniteLossError(
+            f"The loss of batch {batch_idx} in epoch {trainer.current_epoch} is not finite. {' '.join(texts)} It "
+            "has changed no weight. Lower the learning rate, clip gradients, or leave the batch out."
+        )
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._batch = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._batch = None
+
+
+def _cause(trainer: Any, module: Any, batch: Any, batch_idx: int) -> str:
+    """Return what is not finite first: the batch, a parameter, or the output of a layer."""
+    from drivetrain.strategies.sharded_state import local_shard
+
+    in_batch = [path for path, leaf in leaves(batch) if not _is_finite(leaf)]
+    wrong = [name for name, each in module.named_parameters() if not _is_finite(local_shard(each.data))]
+    found: list[str] = []
+    # Every rank runs the step: the strategy may exchange values in it.
+    with torch.no_grad(), isolate_rng(), without_logging(module), _watched(module, found):
+        trainer.strategy.training_step(batch, batch_idx)
+    if in_batch:
+        place = f", in {in_batch[0]!r}" if in_batch[0] else ""
+        return f"the batch itself has values that are not finite{place}"
+    if wrong:
+        return f"the parameter {wrong[0]} was not finite before this batch"
+    if not found:
+        return "all layers have finite outputs, so it came from the computation of the loss"
+    return f"the first layer whose output is not finite is {found[0]}"
+
+
+@contextmanager
+def _watched(module: nn.Module, found: list[str]) -> Iterator[None]:
+    def hook(name: str) -> Any:
+        def look(layer: nn.Module, inputs: Any, output: Any) -> None:
+            if not found and not all(_is_finite(leaf) for _, leaf in leaves(output)):
+                found.append(f"{name} ({type(layer).__name__})")
+
+        return look
+
+    named = [(name, each) for name, each in module.named_modules() if name]
+    handles = [each.register_forward_hook(hook(name)) for name, each in named]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_finite(value: Any) -> bool:
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return True
+    return bool(torch.isfinite(value.detach()).all())

@@ -1,0 +1,195 @@
+"""Log samples, batches and operations per second, and the share of the device's peak."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.accelerators.peak_flops import get_available_flops
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.restoring import entry, number
+from drivetrain.callback import Callback
+from drivetrain.engine.throughput import Throughput, compute_dtype
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+_TOTALS = ("batches", "samples", "lengths")
+
+
+class ThroughputMonitor(Callback):
+    """Logs how fast a run is, under ``train/``, ``validate/``, ``test/`` and ``predict/``.
+
+    In training it logs on the steps on which the loggers are written, and an evaluation when it ends. Only then does it
+    wait for the device. The time of validations does not count as training. Names are those of :class:`Throughput`, as
+    in ``train/device/samples_per_sec``. If the module has ``flops_per_batch``, the operations of one batch on one
+    device, ``train/device/flops_per_sec`` and ``train/device/mfu`` come too. A run that resumes continues to count.
+
+    Args:
+        batch_size_fn: returns how many samples a batch holds.
+        length_fn: returns how many items, such as tokens, a batch holds.
+        available_flops: the peak of one device in operations per second; ``None``: it is known of common GPUs.
+        window_size: over how many of the values that are logged a rate is computed.
+        separator: between the parts of a name.
+
+    Raises:
+        ConfigurationError: a function cannot be called; or, when a run begins, it has no logger.
+    """
+
+    def __init__(
+        self,
+        batch_size_fn: Callable[[Any], int],
+        length_fn: Callable[[Any], int] | None = None,
+        available_flops: float | None = None,
+        window_size: int = 100,
+        separator: str = "/",
+    ) -> None:
+        for name, value in (("batch_size_fn", batch_size_fn), ("length_fn", length_fn)):
+            if not callable(value) and not (name == "length_fn" and value is None):
+                raise ConfigurationError(
+                    f"ThroughputMonitor({name}={value!r}) cannot be called. Write {name}=lambda batch: len(batch[0])."
+                )
+        self.batch_size_fn, self.length_fn = batch_size_fn, length_fn
+        self.available_flops, self.window_size, self.separator = available_flops, window_size, separator
+        Throughput(available_flops, window_size=window_size)  # which checks them
+        self._clock = time.monotonic
+        self._peak: float | None = None
+        self._stages: dict[str, Throughput] = {}
+        self._totals: dict[str, dict[str, int]] = {}
+        self._starts: dict[str, float] = {}
+        self._batches_before: dict[str, int] = {}  # at the last update
+        self._earlier_s = 0.0  # of the runs that this one resumes
+        self._paused_at = 0.0
+        self._told = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not trainer.loggers:
+            raise ConfigurationError(
+                "ThroughputMonitor has nowhere to log to: the Trainer has no logger. Pass logger=True to the Trainer, "
+                "or remove this callback."
+            )
+        if stage == "fit":
+            self._totals.pop("train", None)
+            self._earlier_s = 0.0
+
+    def _begin(self, trainer: Trainer, stage: str) -> None:
+        device, precision = trainer.strategy.root_device, trainer.precision_plugin
+        if self._peak is None and self.available_flops is None:
+            self._peak = get_available_flops(device, compute_dtype(precision))
+        peak = self.available_flops or self._peak
+        size = trainer.strategy.data.size
+        self._stages[stage] = Throughput(peak, size, self.window_size, self.separator)
+        totals = self._totals.get(stage, {}) if stage == "train" else {}
+        self._totals[stage] = {name: totals.get(name, 0) for name in _TOTALS}
+        self._batches_before[stage] = self._totals[stage]["batches"]
+        trainer.accelerator.synchronize(device)
+        self._starts[stage] = self._clock()
+        self._update(trainer, trainer.lightning_module, stage)
+
+    def _count(self, stage: str, batch: Any) -> None:
+        totals = self._totals[stage]
+        totals["batches"] += 1
+        totals["samples"] += int(self.batch_size_fn(batch))
+        if self.length_fn is not None:
+            totals["lengths"] += int(self.length_fn(batch))
+
+    def _update(self, trainer: Trainer, module: Any, stage: str) -> None:
+        trainer.accelerator.synchronize(trainer.strategy.root_device)
+        totals = self._totals[stage]
+        done = totals["batches"] - self._batches_before[stage]
+        self._batches_before[stage] = totals["batches"]
+        per_batch = getattr(module, "flops_per_batch", None)
+        if per_batch is None and not self._told:
+            self._told = True
+            rank_zero_info(
+                f"ThroughputMonitor: {type(module).__name__} has no flops_per_batch, so operations per second and mfu "
+                "are not logged."
+            )
+        per_batch = per_batch() if callable(per_batch) else per_batch
+        self._stages[stage].update(
+            time=self._clock() - self._starts[stage] + (self._earlier_s if stage == "train" else 0.0),
+            batches=totals["batches"],
+            samples=totals["samples"],
+            lengths=None if self.length_fn is None else totals["lengths"],
+            flops=None if per_batch is None else int(per_batch) * done,
+        )
+
+    def _log(self, trainer: Trainer, stage: str) -> None:
+        values = self._stages[stage].compute()
+        metrics = {f"{stage}{self.separator}{name}": float(value) for name, value in values.items()}
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.logger_step)
+
+    # ---- hooks ---------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(trainer, "train")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        self._count("train", batch)
+        if trainer.progress.flush_due:
+            self._update(trainer, pl_module, "train")
+            self._log(trainer, "train")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._paused_at = self._clock()
+        if not trainer.sanity_checking:
+            self._begin(trainer, "validate")
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        if not trainer.sanity_checking:
+            self._count("validate", batch)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        self._end(trainer, pl_module, "validate")
+        if "train" in self._starts:
+            self._starts["train"] += self._clock() - self._paused_at
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(trainer, "test")
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        self._count("test", batch)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end(trainer, pl_module, "test")
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(trainer, "predict")
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        self._count("predict", batch)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end(trainer, pl_module, "predict")
+
+    def _end(self, trainer: Trainer, module: Any, stage: str) -> None:
+        self._update(trainer, module, stage)
+        self._log(trainer, stage)
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        if "train" not in self._totals:
+            return {}
+        running = self._clock() - self._starts["train"] if "train" in self._starts else 0.0
+        return {**self._totals["train"], "time": self._earlier_s + running}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if "time" in state_dict:
+            self._totals["train"] = {name: entry(state_dict, name, int) for name in _TOTALS}
+            self._earlier_s = float(number(entry(state_dict, "time", (int, float)), "['time']"))
+            self._starts.pop("train", None)

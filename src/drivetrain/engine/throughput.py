@@ -1,0 +1,136 @@
+"""Throughput: samples, batches and operations per second, and the share of the device's peak."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.accelerators.peak_flops import get_available_flops
+from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+
+if TYPE_CHECKING:
+    from drivetrain.engine.engine import Engine
+
+
+class Throughput:
+    """Rates over the last updates.
+
+    ``compute`` returns ``device/batches_per_sec`` and ``device/samples_per_sec``, with lengths
+    ``device/items_per_sec``, with operations ``device/flops_per_sec`` and ``device/mfu``, the share of
+    ``available_flops``; without ``device/`` the same of all devices, if there are several; and the totals ``time``,
+    ``batches``, ``samples`` and ``lengths``.
+
+    Args:
+        available_flops: the peak of one device in operations per second.
+        world_size: how many devices work.
+        window_size: over how many updates rates are computed.
+        separator: between "device" and a rate's name.
+
+    Raises:
+        ConfigurationError: an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        available_flops: float | None = None,
+        world_size: int = 1,
+        window_size: int = 100,
+        separator: str = "/",
+    ) -> None:
+        if available_flops is not None and not (is_number(available_flops) and available_flops > 0):
+            raise wrong_value("Throughput", "available_flops", available_flops, "a number above 0", "None")
+        for name, value, lowest in (("world_size", world_size, 1), ("window_size", window_size, 2)):
+            if not is_count(value, lowest):
+                raise wrong_value("Throughput", name, value, f"a number from {lowest} on", f"{name}={lowest}")
+        self.available_flops = available_flops
+        self.world_size = world_size
+        self.separator = separator
+        self._updates: deque[tuple[float, int, int, int | None, int | None]] = deque(maxlen=window_size)
+
+    def update(
+        self, *, time: float, batches: int, samples: int, lengths: int | None = None, flops: int | None = None
+    ) -> None:
+        """Add an update.
+
+        Args:
+            time: seconds since the start. A device works on while the program goes on: wait for it before.
+            batches, samples, lengths: how many so far, on this device.
+            flops: operations of this device since the last update.
+
+        Raises:
+            ConfigurationError: a total is smaller than in the update before.
+        """
+        new = (time, batches, samples, lengths, flops)
+        if self._updates:
+            last = self._updates[-1]
+            for name, before, now in zip(("time", "batches", "samples", "lengths"), last, new, strict=False):
+                if before is not None and now is not None and now < before:
+                    raise ConfigurationError(
+                        f"Throughput.update({name}={now}) is less than before, {before}. Pass totals since the start; "
+                        "call reset() before a new start."
+                    )
+        self._updates.append(new)
+
+    def compute(self) -> dict[str, int | float]:
+        """Return rates and totals; without rates before the second update."""
+        if not self._updates:
+            return {}
+        first, last = self._updates[0], self._updates[-1]
+        totals = dict(zip(("time", "batches", "samples", "lengths"), last, strict=False))
+        found: dict[str, Any] = {name: value for name, value in totals.items() if value is not None}
+        elapsed = last[0] - first[0]
+        if elapsed <= 0:
+            return found
+        own: dict[str, float] = {
+            "batches_per_sec": (last[1] - first[1]) / elapsed,
+            "samples_per_sec": (last[2] - first[2]) / elapsed,
+        }
+        if first[3] is not None and last[3] is not None:
+            own["items_per_sec"] = (last[3] - first[3]) / elapsed
+        flops = [each[4] for each in list(self._updates)[1:]]
+        if all(each is not None for each in flops):
+            own["flops_per_sec"] = sum(each or 0 for each in flops) / elapsed
+        if self.world_size > 1:
+            found |= {name: rate * self.world_size for name, rate in own.items()}
+        found |= {f"device{self.separator}{name}": rate for name, rate in own.items()}
+        if self.available_flops and "flops_per_sec" in own:
+            found[f"device{self.separator}mfu"] = own["flops_per_sec"] / self.available_flops
+        return found
+
+    def reset(self) -> None:
+        """Forget all updates."""
+        self._updates.clear()
+
+
+class EngineThroughput(Throughput):
+    """Throughput of a loop of one's own, which an Engine's loggers get.
+
+    Args:
+        engine: whose devices, precision and loggers.
+        kwargs: the arguments of :class:`Throughput`, which follow from the Engine by default.
+    """
+
+    def __init__(self, engine: Engine, **kwargs: Any) -> None:
+        kwargs.setdefault("world_size", engine.world_size)
+        if "available_flops" not in kwargs:
+            kwargs["available_flops"] = get_available_flops(engine.device, compute_dtype(engine.precision))
+        super().__init__(**kwargs)
+        self._engine = engine
+        self._step = -1
+
+    def compute_and_log(self, step: int | None = None, **kwargs: Any) -> dict[str, int | float]:
+        """Log what ``compute`` returns, and return it; ``step``: ``None`` counts the calls from 0."""
+        self._step = self._step + 1 if step is None else step
+        found = self.compute(**kwargs)
+        self._engine.log_dict(found, step=self._step)
+        return found
+
+
+def compute_dtype(precision: Any) -> torch.dtype:
+    """Return what most operations compute in under ``precision``, a plugin of the run."""
+    name = str(getattr(precision, "precision", "32-true"))
+    if name.startswith("bf16") or "transformer-engine" in name:
+        return torch.bfloat16
+    return torch.float16 if name.startswith("16") else torch.float64 if name.startswith("64") else torch.float32
