@@ -22,7 +22,6 @@ MISSING: dict[str, dict[str, str]] = {
         "overrides": "Write a strategy: see docs/own_strategy.md.",
     },
     "drivetrain.callbacks": {
-        "ModelPruning": _NOT_YET,
         "progress": "Import the bar from drivetrain.callbacks.",
     },
     "drivetrain.loggers": {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.plain_progress import PlainProgressBar
     from drivetrain.callbacks.prediction_writer import BasePredictionWriter
     from drivetrain.callbacks.progress_bar import ProgressBar
+    from drivetrain.callbacks.pruning import ModelPruning
     from drivetrain.callbacks.rich_model_summary import RichModelSummary
     from drivetrain.callbacks.rich_progress import RichProgressBar
     from drivetrain.callbacks.spike import SpikeDetection
@@ -47,6 +48,7 @@ __all__ = [
     "LearningRateFinder",
     "LearningRateMonitor",
     "ModelCheckpoint",
+    "ModelPruning",
     "ModelSummary",
     "OnExceptionCheckpoint",
     "PlainProgressBar",
@@ -77,6 +79,7 @@ _FILES = {
     "LearningRateFinder": "lr_finder",
     "LearningRateMonitor": "lr_monitor",
     "ModelCheckpoint": "model_checkpoint",
+    "ModelPruning": "pruning",
     "ModelSummary": "model_summary",
     "OnExceptionCheckpoint": "on_exception_checkpoint",
     "PlainProgressBar": "plain_progress",

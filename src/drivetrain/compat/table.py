@@ -107,6 +107,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     ),
     "pytorch.callbacks.throughput_monitor": ("drivetrain.callbacks.throughput_monitor: ThroughputMonitor",),
     "pytorch.callbacks.spike": ("drivetrain.callbacks.spike: SpikeDetection",),
+    "pytorch.callbacks.pruning": ("drivetrain.callbacks.pruning: ModelPruning",),
     "pytorch.callbacks.weight_averaging": (
         "drivetrain.callbacks.weight_averaging: EMAWeightAveraging WeightAveraging",
     ),

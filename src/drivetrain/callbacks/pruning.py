@@ -1,0 +1,284 @@
+"""Prune weights during training, with the functions of torch.nn.utils.prune."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.restoring import entry
+from drivetrain.base.tree import is_dtensor
+from drivetrain.callback import KeepsWeights
+from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, is_number, wrong_value
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+Place = tuple[nn.Module, str]
+"""A module, and the name of one of its parameters."""
+
+_KEY = "pruning"
+_METHODS: dict[str, Any] = {
+    "ln_structured": prune.LnStructured,
+    "l1_unstructured": prune.L1Unstructured,
+    "random_structured": prune.RandomStructured,
+    "random_unstructured": prune.RandomUnstructured,
+}
+
+
+class ModelPruning(KeepsWeights):
+    """Sets a part of the weights to zero at the end of each epoch, with ``torch.nn.utils.prune``.
+
+    While training goes on, a pruned ``weight`` is made of the parameter ``weight_orig`` and the buffer ``weight_mask``.
+    With ``make_pruning_permanent``, the module has plain weights again when training has ended, and so have the files:
+    "state_dict" fits a module that was never pruned. Beside it, "pruning" holds what a run needs to resume exactly.
+
+    Args:
+        pruning_fn: a function of ``torch.nn.utils.prune`` by name, such as "l1_unstructured", or a class of your own
+            that extends ``BasePruningMethod``.
+        parameters_to_prune: pairs of a module and a name; none: all parameters called ``parameter_names``.
+        parameter_names: "weight" and "bias", or one of them.
+        use_global_unstructured: choose among the values of all parameters together.
+        amount: a fraction of the values that are left, a number of them, or a function of the epoch.
+        apply_pruning: whether to prune, or a function of the epoch.
+        make_pruning_permanent: leave plain weights.
+        use_lottery_ticket_hypothesis: after pruning, set what is left to its value before training; or a function of
+            the epoch.
+        resample_parameters: in that case draw new values instead.
+        pruning_dim: the dimension along which structured methods choose.
+        pruning_norm: the norm by which "ln_structured" chooses.
+        verbose: 1: log how much is pruned; 2: of each parameter.
+        prune_on_train_epoch_end: False: at the end of each validation.
+
+    Raises:
+        ConfigurationError: an argument is invalid, or nothing can be pruned.
+        NotSupportedError: the strategy shards the parameters.
+    """
+
+    PARAMETER_NAMES = ("weight", "bias")
+
+    needs_every_rank = True
+    changes_in_validation = True
+
+    def __init__(
+        self,
+        pruning_fn: Callable[..., Any] | str,
+        parameters_to_prune: Sequence[Place] = (),
+        parameter_names: list[str] | None = None,
+        use_global_unstructured: bool = True,
+        amount: int | float | Callable[[int], int | float] = 0.5,
+        apply_pruning: bool | Callable[[int], bool] = True,
+        make_pruning_permanent: bool = True,
+        use_lottery_ticket_hypothesis: bool | Callable[[int], bool] = True,
+        resample_parameters: bool = False,
+        pruning_dim: int | None = None,
+        pruning_norm: int | None = None,
+        verbose: int = 0,
+        prune_on_train_epoch_end: bool = True,
+    ) -> None:
+        self._names = tuple(parameter_names or self.PARAMETER_NAMES)
+        if wrong := [name for name in self._names if name not in self.PARAMETER_NAMES]:
+            raise wrong_value("ModelPruning", "parameter_names", wrong, '"weight" and "bias"', '["weight"]')
+        self._method = _method_of(pruning_fn)
+        unstructured = self._method.PRUNING_TYPE == "unstructured"
+        if use_global_unstructured and not unstructured:
+            raise ConfigurationError(
+                f"ModelPruning(pruning_fn={pruning_fn!r}) prunes by structure, which cannot be done over all "
+                "parameters together. Write use_global_unstructured=False."
+            )
+        if not unstructured and pruning_dim is None:
+            raise ConfigurationError(f"ModelPruning(pruning_fn={pruning_fn!r}) needs pruning_dim, such as 0.")
+        if pruning_fn == "ln_structured" and pruning_norm is None:
+            raise ConfigurationError('ModelPruning(pruning_fn="ln_structured") needs pruning_norm, such as 2.')
+        is_amount = is_count(amount) or (is_number(amount) and 0 <= float(amount) <= 1)  # type: ignore[arg-type]
+        if not callable(amount) and not is_amount:
+            raise wrong_value("ModelPruning", "amount", amount, "a fraction, a number or a function", "amount=0.5")
+        if verbose not in (0, 1, 2):
+            raise wrong_value("ModelPruning", "verbose", verbose, "0, 1 or 2", "verbose=1")
+        self._given, self._global, self._amount, self._applies = (
+            list(parameters_to_prune), use_global_unstructured, amount, apply_pruning,
+        )  # fmt: skip
+        self._permanent, self._lottery, self._resamples = (
+            make_pruning_permanent, use_lottery_ticket_hypothesis, resample_parameters,
+        )  # fmt: skip
+        options = {"dim": pruning_dim, "n": pruning_norm if pruning_fn == "ln_structured" else None}
+        self._options = {name: value for name, value in options.items() if value is not None and not unstructured}
+        self._verbose = verbose
+        self.idle_hooks = frozenset({"on_validation_epoch_end" if prune_on_train_epoch_end else "on_train_epoch_end"})
+        self._places: list[Place] = []
+        self._initial: list[torch.Tensor] = []
+
+    def filter_parameters_to_prune(self, parameters_to_prune: Sequence[Place] = ()) -> Sequence[Place]:
+        """Return those of the pairs that are to be pruned. Override it to choose."""
+        return parameters_to_prune
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        given = self._given or [
+            (module, name)
+            for module in pl_module.modules()
+            for name in self._names
+            if isinstance(module._parameters.get(name), nn.Parameter)
+        ]
+        known = set(pl_module.modules())
+        places = list(self.filter_parameters_to_prune(given))
+        if not places:
+            raise ConfigurationError(f"{type(pl_module).__name__} has no parameter to prune. Pass parameters_to_prune.")
+        for module, name in places:
+            if module not in known or not isinstance(module._parameters.get(name), nn.Parameter):
+                raise ConfigurationError(
+                    f"ModelPruning cannot prune {name!r} of a {type(module).__name__}: {type(pl_module).__name__} has "
+                    "no such parameter. Pass pairs of one of its modules and a name."
+                )
+        self._places = places
+        self._initial = [module._parameters[name].detach().clone() for module, name in places]  # type: ignore[union-attr]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if any(is_dtensor(each) for each in pl_module.parameters()):
+            raise NotSupportedError(
+                'ModelPruning chooses among whole parameters, and this strategy shards them. Use strategy="ddp".'
+            )
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._prune(trainer)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.progress.fn == "fit" and not trainer.sanity_checking:
+            self._prune(trainer)
+
+    def _prune(self, trainer: Trainer) -> None:
+        epoch = trainer.current_epoch
+        amount = self._amount(epoch) if callable(self._amount) else self._amount
+        if not (self._applies(epoch) if callable(self._applies) else self._applies) or not amount:
+            return
+        before = [_counts(place) for place in self._places]
+        self.apply_pruning(amount)
+        if trainer.world_size > 1:  # a method may draw random numbers, which differ between ranks
+            for module, name in self._places:
+                mask = getattr(module, f"{name}_mask")
+                mask.copy_(trainer.strategy.broadcast(mask))
+        if self._lottery(epoch) if callable(self._lottery) else self._lottery:
+            self.apply_lottery_ticket_hypothesis()
+        with torch.no_grad():
+            for module, name in self._places:  # what is used now, and not only from the next forward pass on
+                getattr(module, name).copy_(getattr(module, f"{name}_orig") * getattr(module, f"{name}_mask"))
+        self._report(before, amount)
+
+    def apply_pruning(self, amount: int | float) -> None:
+        """Prune ``amount`` of what is left."""
+        if self._global:
+            prune.global_unstructured(self._places, pruning_method=self._method, amount=amount)
+            return
+        for module, name in self._places:
+            self._method.apply(module, name, amount=amount, **self._options)
+
+    def apply_lottery_ticket_hypothesis(self) -> None:
+        """Set the parameters to their values before training, or to new ones with ``resample_parameters``."""
+        fresh: dict[nn.Module, nn.Module] = {}
+        for (module, name), initial in zip(self._places, self._initial, strict=True):
+            if self._resamples and hasattr(module, "reset_parameters"):
+                if module not in fresh:
+                    fresh[module] = other = copy.deepcopy(module)
+                    _make_plain(other)
+                    other.reset_parameters()  # type: ignore[operator]
+                initial = getattr(fresh[module], name)
+            with torch.no_grad():
+                getattr(module, f"{name}_orig").copy_(initial)
+
+    def _report(self, before: list[tuple[int, int]], amount: Any) -> None:
+        if not self._verbose:
+            return
+        after = [_counts(place) for place in self._places]
+        total = sum(size for _, size in after)
+        was, now = (sum(zeros for zeros, _ in counts) for counts in (before, after))
+        rank_zero_info(
+            f"ModelPruning: {self._method.__name__}, amount {amount}: {was} of {total} values were pruned, "
+            f"now {now} ({now / total:.2%})."
+        )
+        for (module, name), (zeros, size) in zip(self._places, after, strict=True) if self._verbose == 2 else ():
+            rank_zero_info(f"ModelPruning: {name} of {module!r}: {zeros} of {size} ({zeros / size:.2%}).")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave plain weights, if that was asked for."""
+        if self._permanent:
+            self.make_pruning_permanent(pl_module)
+
+    def make_pruning_permanent(self, module: nn.Module) -> None:
+        """Make plain parameters of the pruned ones of ``module``."""
+        for each in module.modules():
+            _make_plain(each)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save_weights(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put plain weights into "state_dict", and beside them what they are made of."""
+        weights = checkpoint["state_dict"]
+        pruned = [name.removesuffix("_mask") for name in weights if name.endswith("_mask")]
+        pruned = [name for name in pruned if f"{name}_orig" in weights]
+        if not pruned:
+            return
+        parts = {name: {part: weights[f"{name}_{part}"] for part in ("orig", "mask")} for name in pruned}
+        checkpoint[_KEY] = {"parts": parts, "initial": list(self._initial)}
+        if self._permanent:
+            plain: dict[str, Any] = {}
+            for name, value in weights.items():
+                stem = name.rpartition("_")[0]
+                if stem not in parts:
+                    plain[name] = value
+                elif name.endswith("_orig"):
+                    plain[stem] = value.detach() * parts[stem]["mask"]
+            checkpoint["state_dict"] = plain
+
+    def load_weights(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
+    ) -> None:
+        """Prune what was pruned, so that a fit resumes exactly; an evaluation uses plain weights."""
+        if _KEY not in checkpoint:
+            return
+        saved = entry(checkpoint, _KEY, Mapping)
+        parts, weights = entry(saved, "parts", Mapping), dict(checkpoint["state_dict"])
+        for name, each in parts.items():
+            if not fitting:
+                for part in ("orig", "mask"):
+                    weights.pop(f"{name}_{part}", None)
+                weights[name] = each["orig"] * each["mask"]
+                continue
+            path, _, parameter = name.rpartition(".")
+            module = pl_module.get_submodule(path)
+            prune.custom_from_mask(module, parameter, each["mask"].to(getattr(module, parameter).device))  # type: ignore[no-untyped-call]
+            weights.pop(name, None)
+            weights |= {f"{name}_orig": each["orig"], f"{name}_mask": each["mask"]}
+        checkpoint["state_dict"] = weights
+        if fitting and (initial := entry(saved, "initial", list)):
+            self._initial = list(initial)
+
+
+def _method_of(pruning_fn: Any) -> Any:
+    if isinstance(pruning_fn, str) and pruning_fn in _METHODS:
+        return _METHODS[pruning_fn]
+    if isinstance(pruning_fn, type) and issubclass(pruning_fn, prune.BasePruningMethod):
+        return pruning_fn
+    raise ConfigurationError(
+        f"ModelPruning(pruning_fn={pruning_fn!r}): write one of {', '.join(map(repr, _METHODS))}, or pass a class that "
+        "extends torch.nn.utils.prune.BasePruningMethod."
+    )
+
+
+def _counts(place: Place) -> tuple[int, int]:
+    """How many values are pruned, and of how many."""
+    module, name = place
+    mask = getattr(module, f"{name}_mask", None)
+    return (0, getattr(module, name).numel()) if mask is None else (int((mask == 0).sum()), mask.numel())
+
+
+def _make_plain(module: nn.Module) -> None:
+    for name in [key.removesuffix("_orig") for key in module._parameters if key.endswith("_orig")]:
+        if f"{name}_mask" in module._buffers:
+            prune.remove(module, name)  # type: ignore[no-untyped-call]
