@@ -42,6 +42,7 @@ _CALLBACKS: dict[str, tuple[str, ...]] = {
         "drivetrain.callbacks.progress_bar: ProgressBarBase=ProgressBar",
     ),
     "finetuning": ("drivetrain.callbacks.finetuning: BackboneFinetuning BaseFinetuning multiplicative",),
+    "pruning": ("drivetrain.callbacks.pruning: ModelPruning",),
     "stochastic_weight_avg": (f"{_L}.callbacks: StochasticWeightAveraging",),
     "timer": ("drivetrain.callbacks.timer: Timer",),
 }
