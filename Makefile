@@ -66,7 +66,7 @@ test-clusters: $(CLUSTERS_STAMP) ## run the tests on real cluster managers: torc
 	@sh tests/real_clusters/install.sh $(CURDIR)/$(CLUSTERS_VENV)/debian
 	@DRIVETRAIN_REAL_CLUSTERS=1 $(CLUSTERS_VENV)/bin/python -m pytest tests/real_clusters $(PYTEST_ARGS)
 
-test-extras: $(EXTRAS_STAMP) ## run the tests of parts that need packages of their own: DeepSpeed (builds for minutes), torchao, bitsandbytes
+test-extras: $(EXTRAS_STAMP) ## run the tests of parts that need packages of their own: DeepSpeed (builds for minutes), torchao, bitsandbytes, loggers
 	@$(EXTRAS_ENVIRON) DRIVETRAIN_EXTRAS=1 $(EXTRAS_VENV)/bin/python -m pytest tests/extras $(PYTEST_ARGS)
 
 test-xla: $(XLA_STAMP) ## run the tests on torch_xla's devices on the processor, in an environment of its own

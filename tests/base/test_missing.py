@@ -74,4 +74,4 @@ def test_what_does_the_same_work_is_named() -> None:
     with pytest.raises(AttributeError, match=r"write drivetrain\.Engine"):
         _ = drivetrain.Fabric
     with pytest.raises(ImportError, match="docs/own_parts.md"):
-        exec("from drivetrain.loggers import WandbLogger")
+        exec("from drivetrain.loggers import LitLogger")

@@ -852,7 +852,7 @@ def test_loggers_save_before_the_checkpoint_is_there(tmp_path: Path, fails: bool
         max_epochs=1, logger=Saving(), enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
         callbacks=ModelCheckpoint(tmp_path), log_every_n_steps=1,
     )  # fmt: skip
-    with pytest.raises(OSError, match="no space for rows") if fails else nullcontext():
+    with pytest.warns(UserWarning, match="Saving.save failed.*no space for rows") if fails else nullcontext():
         trainer.fit(Saves(), loader(), loader())
     assert events[:2] == ["logger", "checkpoint"]
     assert len(files(tmp_path)) == 1  # a logger that fails costs no checkpoint

@@ -15,8 +15,12 @@ from tests.packages import Suite
 
 PACKAGES = {  # a package, and how the names of its files begin
     "bitsandbytes": "test_bitsandbytes",
+    "comet_ml": "test_comet",
     "deepspeed": "test_deepspeed",
+    "mlflow": "test_mlflow",
+    "neptune": "test_neptune",
     "torchao": "test_torchao",
+    "wandb": "test_wandb",
 }
 SUITE = Suite(Path(__file__).parent, "DRIVETRAIN_EXTRAS", "make test-extras", PACKAGES)
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.loggers import CSVLogger
+from drivetrain.loggers import CSVLogger, TensorBoardLogger
 
 
 def table(logger: CSVLogger) -> list[dict[str, str]]:
@@ -399,8 +399,47 @@ def test_wrong_arguments_are_named(kwargs: dict[str, object], word: str) -> None
         CSVLogger(**kwargs)  # type: ignore[arg-type]
 
 
-def test_its_experiment_is_answered_with_the_logger_that_has_one(tmp_path: Path) -> None:
+def test_its_experiment_writes_the_files(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
-    with pytest.raises(AttributeError, match="CSVLogger has no experiment: only TensorBoardLogger has one"):
-        logger.experiment.add_scalar("loss", 1.0, 0)
-    assert not hasattr(logger, "experiment")
+    logger.experiment.add_scalar("loss", 1.0, 0)
+    logger.experiment.log_metrics({"more": 2}, step=1)
+    logger.experiment.log_hparams({"width": 3})
+    logger.experiment.save()
+    assert Path(logger.experiment.metrics_file_path).read_text() == "step,loss,more\n0,1.0,\n1,,2\n"
+    assert Path(logger.experiment.log_dir, "hparams.yaml").read_text() == "width: 3\n"
+    assert logger.experiment.hparams == {"width": 3}
+    with pytest.raises(AttributeError, match="CSVLogger.experiment has no add_image.*TensorBoardLogger"):
+        logger.experiment.add_image("picture", 1)
+
+
+def test_hyperparameters_without_arguments_write_those_that_are_there(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    logger.log_hyperparams()
+    logger.save()
+    assert (tmp_path / "lightning_logs/version_0/hparams.yaml").exists()
+
+
+@pytest.mark.parametrize("base", [CSVLogger, TensorBoardLogger])
+def test_overridden_names_and_versions_decide_the_folder(tmp_path: Path, base: Any) -> None:
+    class Own(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(tmp_path)
+            self.team = "blue"
+
+        @property
+        def name(self) -> str:
+            return f"of-{self.team}"
+
+        @property
+        def version(self) -> str:
+            return "today"
+
+    logger = Own()
+    logger.log_hyperparams()
+    logger.log_metrics({"a": 1.0}, 0)
+    logger.save()
+    logger.finalize("success")
+    assert logger.log_dir == str(tmp_path / "of-blue" / "today")
+    assert not logger.is_undecided
+    assert [path.name for path in tmp_path.iterdir()] == ["of-blue"]
+    assert [path.name for path in (tmp_path / "of-blue").iterdir()] == ["today"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 _NOT_YET = ""
 _STORES = dict.fromkeys(["AsyncCheckpointIO"], _NOT_YET)
-_OWN_LOGGER = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_parts.md."
+_OWN_LOGGER = "Use WandbLogger, MLFlowLogger, TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_parts.md."
 
 MISSING: dict[str, dict[str, str]] = {
     "drivetrain": {
@@ -24,13 +24,7 @@ MISSING: dict[str, dict[str, str]] = {
     "drivetrain.callbacks": {
         "progress": "Import the bar from drivetrain.callbacks.",
     },
-    "drivetrain.loggers": {
-        "CometLogger": _OWN_LOGGER,
-        "LitLogger": _OWN_LOGGER,
-        "MLFlowLogger": _OWN_LOGGER,
-        "NeptuneLogger": _OWN_LOGGER,
-        "WandbLogger": _OWN_LOGGER,
-    },
+    "drivetrain.loggers": {"LitLogger": _OWN_LOGGER},
     "drivetrain.cli": {
         "ArgsType": "Write list[str] | dict[str, Any] | None.",
         "LRSchedulerType": "Write type[torch.optim.lr_scheduler.LRScheduler].",

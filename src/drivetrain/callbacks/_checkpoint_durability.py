@@ -13,6 +13,7 @@ from drivetrain.callbacks._checkpoint_files import is_below
 from drivetrain.callbacks._checkpoint_names import NamedCheckpoint
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.errors import CheckpointError
+from drivetrain.trainer.telling import tell
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
@@ -103,8 +104,8 @@ class StoredCheckpoint(NamedCheckpoint):
         return durable
 
     def _announce(self, trainer: Trainer, message: str) -> None:
-        for logger in trainer.loggers:
-            logger.after_save_checkpoint(self)
+        if trainer.loggers:
+            tell(trainer, "after_save_checkpoint", self)
         if self.verbose:
             rank_zero_info(message)
 

@@ -40,7 +40,14 @@ class NamedCheckpoint(Checkpoint):
     filename: str | None
     auto_insert_metric_name: bool
     enable_version_counter: bool
+    follows_logger = False
+    """Whether :attr:`dirpath` is the folder of the logger's run."""
+
     _warned_of_names = False
+
+    def decide_dirpath(self, trainer: Trainer) -> None:
+        """Decide the folder, if none was given: that of the logger's run."""
+        self.dirpath = trainer.strategy.broadcast(self.dirpath or self._default_dirpath(trainer))
 
     def _default_dirpath(self, trainer: Trainer) -> str:
         logger = trainer.logger
@@ -48,8 +55,10 @@ class NamedCheckpoint(Checkpoint):
             return os.path.join(trainer.default_root_dir, "checkpoints")
         if logger.log_dir is not None:
             return os.path.join(logger.log_dir, "checkpoints")
-        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
         root = logger.save_dir or trainer.default_root_dir
+        if logger.version is None and getattr(logger, "is_undecided", False):  # its run begins when the fit does
+            return os.path.join(root, str(logger.name), "checkpoints")
+        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
         return os.path.join(root, str(logger.name), version, "checkpoints")
 
     def saved_checkpoints(self, trainer: Trainer) -> list[str]:

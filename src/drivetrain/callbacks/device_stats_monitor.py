@@ -9,6 +9,7 @@ import torch
 from drivetrain.accelerators.cpu import CPUAccelerator
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, wrong_value
+from drivetrain.trainer.telling import tell_one
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -84,7 +85,8 @@ class DeviceStatsMonitor(Callback):
         figures = self._figures(trainer)
         for logger in trainer.loggers if figures else ():
             prefix = f"{type(self).__qualname__}.{hook}{logger.group_separator}"
-            logger.log_metrics(metrics={f"{prefix}{name}": value for name, value in figures.items()}, step=step)
+            values = {f"{prefix}{name}": value for name, value in figures.items()}
+            tell_one(trainer, logger, "log_metrics", metrics=values, step=step)
 
     def _figures(self, trainer: Trainer) -> dict[str, float]:
         accelerator = trainer.accelerator

@@ -9,6 +9,7 @@ import torch
 
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
+from drivetrain.trainer.telling import tell
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -90,8 +91,7 @@ class LearningRateMonitor(Callback):
                 values.update(self._read(name, suffix, group))
         if not values:
             return
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics=values, step=trainer.logger_step)
+        tell(trainer, "log_metrics", metrics=values, step=trainer.logger_step)
         trainer.callback_metrics.update(
             {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
         )

@@ -23,6 +23,7 @@ from drivetrain.callbacks._checkpoint_names import GROUP
 from drivetrain.callbacks.on_exception_checkpoint import BEFORE_THE_FIRST_STEP
 from drivetrain.errors import ConfigurationError, arguments_checked
 from drivetrain.strategies import rank_files
+from drivetrain.trainer.telling import tell
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -200,7 +201,8 @@ class ModelCheckpoint(StoredCheckpoint):
     # ---- when to save --------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.dirpath = trainer.strategy.broadcast(self.dirpath or self._default_dirpath(trainer))
+        self.follows_logger = self.dirpath is None
+        self.decide_dirpath(trainer)
         self._saved_at_step = self._written_at_step = self._last_at_batch = self._awaited_at_step = -1
         self._validated = self._told_age = False
         self._validated_score = None
@@ -436,18 +438,12 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _write(self, trainer: Trainer, path: str, replaces: bool) -> bool:
         """Save to ``path``; False if another run has put a file there meanwhile, which stays."""
-        failure: Exception | None = None  # a logger that fails costs no checkpoint
-        for logger in trainer.loggers:
-            try:
-                logger.save()  # before the file is there: a run that resumes from it does not log these rows again
-            except Exception as error:
-                failure = failure or error
+        if trainer.loggers:  # before the file is there: a run that resumes from it does not log these rows again
+            tell(trainer, "save")
         if replaces or not self.enable_version_counter:
             trainer.save_checkpoint(path, self.save_weights_only)
         elif not save_new(trainer, path, self.save_weights_only):
             return False
-        if failure is not None:
-            raise failure
         self._written_at_step = trainer.global_step
         message = f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}."
         if self._track(trainer, path, message):

@@ -14,6 +14,7 @@ from drivetrain.callbacks._checkpoint_files import save_new
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.trainer.checkpoint import numbered
+from drivetrain.trainer.telling import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,8 +82,8 @@ class Requeue(Callback):
             wait_for(trainer.strategy.checkpoint_io, path)
         finally:
             self._saves = False
-        for logger in trainer.loggers if trainer.is_global_zero else ():
-            logger.save()
+        if trainer.loggers and trainer.is_global_zero:
+            tell(trainer, "save")
         why_not = self.environment.requeue() if trainer.is_global_zero else None
         why_not = trainer.strategy.broadcast(why_not)
         if why_not is None:

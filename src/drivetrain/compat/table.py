@@ -131,13 +131,17 @@ SERVED: dict[str, tuple[str, ...]] = {
         f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel ManualOptimBoringModel RandomDataset "
         "RandomDictDataset RandomIterableDataset RandomIterableDatasetWithLen",
     ),
-    "pytorch.loggers": (_LOGGERS, "drivetrain.loggers: Logger"),
-    "pytorch.loggers.csv_logs": ("drivetrain.loggers.csv: CSVLogger",),
+    "pytorch.loggers": (_LOGGERS, "drivetrain.loggers: CometLogger Logger MLFlowLogger NeptuneLogger WandbLogger"),
+    "pytorch.loggers.comet": ("drivetrain.loggers.comet: CometLogger",),
+    "pytorch.loggers.csv_logs": ("drivetrain.loggers.csv: CSVLogger ExperimentWriter=CSVExperiment",),
     "pytorch.loggers.logger": (
         "drivetrain.loggers: DummyLogger Logger",
         f"{_C}.loggers: merge_dicts rank_zero_experiment",
     ),
+    "pytorch.loggers.mlflow": ("drivetrain.loggers.mlflow: MLFlowLogger",),
+    "pytorch.loggers.neptune": ("drivetrain.loggers.neptune: NeptuneLogger",),
     "pytorch.loggers.tensorboard": ("drivetrain.loggers.tensorboard: TensorBoardLogger",),
+    "pytorch.loggers.wandb": ("drivetrain.loggers.wandb: WandbLogger",),
     # There are no loop objects here; these are the views that trainer.fit_loop and its relatives are.
     "pytorch.loops": (
         "drivetrain.trainer.loop_views: _EvaluationLoop=EvaluationView _FitLoop=FitView _PredictionLoop=PredictionView",

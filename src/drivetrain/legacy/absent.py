@@ -20,30 +20,11 @@ class _Absent:
         raise NotSupportedError(f"{cls.__name__} is not supported yet. {cls.cure}")
 
 
-class _Logger(_Absent):
-    cure = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_parts.md."
-
-
-class CometLogger(_Logger):
-    """Logs to Comet."""
-
-
-class MLFlowLogger(_Logger):
-    """Logs to MLflow."""
-
-
-class NeptuneLogger(_Logger):
-    """Logs to Neptune."""
-
-
-class TestTubeLogger(_Logger):
+class TestTubeLogger(_Absent):
     """Logs to a folder of test tube."""
 
+    cure = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_parts.md."
     __test__ = False  # to pytest, no class of tests
-
-
-class WandbLogger(_Logger):
-    """Logs to Weights & Biases."""
 
 
 class RPCSequentialPlugin(_Absent):

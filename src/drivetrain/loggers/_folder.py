@@ -58,9 +58,10 @@ class FolderLogger(Logger):
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
         self._check_folder("save_dir", save_dir, self._root, "runs")
-        self._check_folder("name", name, self.root_dir, "lightning_logs")
+        named = os.path.join(self._root, self._name)  # not root_dir: an override of name may need what comes later
+        self._check_folder("name", name, named, "lightning_logs")
         if isinstance(version, str):
-            self._check_folder("version", version, os.path.join(self.root_dir, version), "first")
+            self._check_folder("version", version, os.path.join(named, version), "first")
 
     def _check_folder(self, argument: str, value: Any, folder: str, example: str) -> None:
         if (why := files.impossible_folder(folder)) is not None:
@@ -95,7 +96,9 @@ class FolderLogger(Logger):
     @property
     def root_dir(self) -> str:
         """The folder that holds all runs of the experiment."""
-        return os.path.join(self._root, self._name) if self._name else self._root
+        own = type(self).save_dir is not FolderLogger.save_dir
+        root = os.path.abspath(os.path.expanduser(self.save_dir)) if own else self._root
+        return os.path.join(root, self.name) if self.name else root
 
     @property
     def version(self) -> int | str:
@@ -111,7 +114,7 @@ class FolderLogger(Logger):
     @property
     def is_undecided(self) -> bool:
         """Whether the run has no version yet, and so no folder."""
-        return self._version is None
+        return self._version is None and type(self).version is FolderLogger.version
 
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
         self._version = broadcast(self.version if rank_from_environ() == 0 else None)
@@ -138,7 +141,8 @@ class FolderLogger(Logger):
         return {files.encodable(f"{self._prefix}{name}"): value for name, value in metrics.items()}
 
     def _keep_hparams(self, params: Any) -> None:
-        self.hparams.update(params if isinstance(params, Mapping) else vars(params))  # vars: an argparse.Namespace
+        if params is not None:
+            self.hparams.update(params if isinstance(params, Mapping) else vars(params))  # vars: an argparse.Namespace
         self._hparams_written = False
 
     def _write_hparams(self) -> None:

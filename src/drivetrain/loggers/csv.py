@@ -76,12 +76,9 @@ class CSVLogger(FolderLogger):
         return os.path.join(self.log_dir, "metrics.csv")
 
     @property
-    def experiment(self) -> Any:
-        """There is none: asking for it is an error that names the logger which has one."""
-        raise AttributeError(
-            "CSVLogger has no experiment: only TensorBoardLogger has one, with add_scalar and the like. Log numbers by "
-            "self.log, or write Trainer(logger=TensorBoardLogger(...))."
-        )
+    def experiment(self) -> CSVExperiment:
+        """What writes the files: ``log_metrics``, ``log_hparams`` and ``save``, and ``add_scalar``."""
+        return CSVExperiment(self)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -108,7 +105,7 @@ class CSVLogger(FolderLogger):
             self.save()
 
     @rank_zero_only
-    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+    def log_hyperparams(self, params: Any = None) -> None:
         """Keep ``params``, a mapping or a namespace, for ``hparams.yaml``; later values replace earlier ones."""
         self._keep_hparams(params)
 
@@ -235,6 +232,43 @@ class CSVLogger(FolderLogger):
         self._offset = offset + sum(map(len, lines[:-1]))
         del self._rows[:-1]
         self._row_in_file = dict(self._rows[-1]) if self._rows else {}
+
+
+class CSVExperiment:
+    """The files of a :class:`CSVLogger`, for code that writes to ``logger.experiment``; on rank 0 only.
+
+    Attributes:
+        log_dir: their folder.
+        metrics_file_path: the table.
+        hparams: the hyperparameters so far.
+    """
+
+    def __init__(self, logger: CSVLogger) -> None:
+        self._logger = logger
+        self.log_dir, self.metrics_file_path = logger.log_dir, logger.metrics_file_path
+        self.hparams = logger.hparams
+
+    def log_metrics(self, metrics_dict: Mapping[str, float], step: int | None = None) -> None:
+        """Add a row to the table."""
+        self._logger.log_metrics(metrics_dict, step)
+
+    def log_hparams(self, params: Any) -> None:
+        """Keep hyperparameters."""
+        self._logger.log_hyperparams(params)
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
+        """Add one number, as TensorBoard's writer does."""
+        self._logger.log_metrics({tag: scalar_value}, global_step)
+
+    def save(self) -> None:
+        """Write what is not in the files yet."""
+        self._logger.save()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"CSVLogger.experiment has no {name}: it writes numbers and hyperparameters. For pictures and histograms "
+            "write Trainer(logger=TensorBoardLogger(...)) or Trainer(logger=WandbLogger(...))."
+        )
 
 
 @contextlib.contextmanager

@@ -11,12 +11,22 @@ from drivetrain.loggers.logger import Logger
 class DummyLogger(Logger):
     """Takes everything and writes nothing, so that a program may call its loggers in ``fast_dev_run`` as well.
 
+    It has every method that another logger has: ``logger.log_image(...)`` does nothing.
+
     Args:
         save_dir: ignored; every default logger takes one.
     """
 
     def __init__(self, save_dir: str | None = None) -> None:
-        self.experiment: Any = _Nothing()
+        self.experiment: Any = Nothing()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in _ABSENT:
+            raise AttributeError(name)
+        return Nothing()
+
+    def __getitem__(self, index: int) -> DummyLogger:
+        return self
 
     @property
     def name(self) -> str:
@@ -29,17 +39,33 @@ class DummyLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Drop them."""
 
-    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+    def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
         """Drop them."""
 
 
-class _Nothing:
+_ABSENT = frozenset({"begin_run", "is_undecided", "is_profiler"})
+"""What the Trainer asks whether a logger has it."""
+
+
+class Nothing:
     """Has every attribute and may be called: all of it is nothing again."""
 
-    def __getattr__(self, name: str) -> _Nothing:
+    def __getattr__(self, name: str) -> Nothing:
         if name.startswith("__"):
             raise AttributeError(name)  # copying and pickling ask for these, and must not be answered
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> _Nothing:
+    def __call__(self, *args: Any, **kwargs: Any) -> Nothing:
         return self
+
+    def __getitem__(self, index: Any) -> Nothing:
+        return self
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        pass
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass

@@ -57,13 +57,20 @@ class Logger(ABC):
     def leave_run(self) -> None:
         """This process starts others that run the program, and writes nothing itself; called before they start."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the logger, as plain data, so that a resumed fit continues the run."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the run of a checkpoint, which holds what :meth:`state_dict` returned; before anything is logged."""
+
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Record ``metrics`` at ``step`` (the logger's x axis: batches on which an optimizer step happened)."""
 
     @abstractmethod
-    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """Record the run's hyperparameters."""
+    def log_hyperparams(self, params: Any = None) -> None:
+        """Record the run's hyperparameters: a mapping, a namespace, or ``None`` for no more than there are."""
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Record the model's graph; most loggers have no place for one."""

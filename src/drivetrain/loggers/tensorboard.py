@@ -126,12 +126,12 @@ class TensorBoardLogger(FolderLogger):
 
     @rank_zero_only
     def log_hyperparams(
-        self, params: Mapping[str, Any], metrics: Mapping[str, float] | float | None = None, step: int | None = None
+        self, params: Any = None, metrics: Mapping[str, float] | float | None = None, step: int | None = None
     ) -> None:
         """Record ``params``, a mapping or a namespace, for the table of runs; nested names are joined by a slash.
 
         Args:
-            params: the hyperparameters; later values replace earlier ones.
+            params: the hyperparameters; later values replace earlier ones. ``None``: those that were given before.
             metrics: numbers to compare runs by; a single number is called ``hp_metric``.
             step: the x position of ``metrics``; 0 by default.
         """

@@ -179,6 +179,11 @@ def _logger_named(name: str, root_dir: str) -> Any:
     return load("drivetrain.loggers.logger:logger_named")(name, root_dir) if name in registry else name
 
 
+def profiler_of(settings: Settings) -> Any:
+    """Return the profiler that was passed, or ``None``."""
+    return None if settings.profiler is None else load("drivetrain.trainer.profiling:profiler_of")(settings.profiler)
+
+
 _RENAMED = {
     "training_epoch_end": ("on_train_epoch_end", 1),
     "validation_epoch_end": ("on_validation_epoch_end", 1),
@@ -453,11 +458,12 @@ def log_hyperparameters(trainer: Trainer) -> None:
                     f"{params[name]!r}. Rename one, or call save_hyperparameters(logger=False) in one of them."
                 )
         params.update(own)
-    for logger in trainer.loggers:
-        if params:
-            logger.log_hyperparams(params)
-        logger.log_graph(trainer.lightning_module)
-        logger.save()
+    from drivetrain.trainer.telling import tell  # here, so that importing the Trainer stays quick
+
+    if params:
+        tell(trainer, "log_hyperparams", params, begins=True)
+    tell(trainer, "log_graph", trainer.lightning_module, begins=True)
+    tell(trainer, "save", begins=True)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -355,15 +355,6 @@ def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return states
 
 
-def restore(trainer: Trainer, path: str | None, weights_only: bool | None) -> dict[str, Any] | None:
-    """Read the checkpoint at ``path``, if there is one, and restore all that exists before the optimizers do."""
-    if path is None:
-        return None
-    checkpoint = load(trainer, path, weights_only)
-    restore_parts(trainer, checkpoint, fitting=trainer.progress.fn == "fit")
-    return checkpoint
-
-
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
     """Restore module, datamodule and, to resume training, callbacks; the optimizers do not exist yet.
 

@@ -109,7 +109,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         hooks.call_method("configure_model")
     if several and agreed.changes:
         comparison.compare_model(trainer)
-    restore = functools.partial(checkpoint.restore, trainer, job.ckpt_path, job.weights_only)
+    restore = functools.partial(_restore, trainer, job, agreed.loggers if several else True)
     loaded = None if strategy.restore_checkpoint_after_setup else restore()
     if fn is TrainerFn.FITTING and not trainer.settings.barebones:
         checkpoint.check_at_start(trainer)
@@ -146,6 +146,19 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
             rank_zero_info(f"{fn.value.capitalize()} runs with the weights of {job.ckpt_path}.")
     model.zero_grad()
     return run
+
+
+def _restore(trainer: Trainer, job: Job, same_loggers: bool) -> dict[str, Any] | None:
+    """Read the job's checkpoint, if there is one, and restore all that exists before the optimizers do."""
+    fitting = job.fn is TrainerFn.FITTING
+    loaded = None if job.ckpt_path is None else checkpoint.load(trainer, job.ckpt_path, job.weights_only)
+    if trainer.loggers and fitting:
+        from drivetrain.trainer.telling import continue_runs  # here, so that importing the Trainer stays quick
+
+        continue_runs(trainer, loaded, same_loggers)
+    if loaded is not None:
+        checkpoint.restore_parts(trainer, loaded, fitting)
+    return loaded
 
 
 def _place(progress: Progress) -> str:
@@ -211,8 +224,10 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
     trainer.hooks.call_method("teardown", fn.value)
     trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved
     _end_profile(trainer, fn.value)
-    for logger in trainer.loggers if trainer.is_global_zero else ():
-        logger.finalize("success")
+    if trainer.loggers and trainer.is_global_zero:
+        from drivetrain.trainer.telling import tell  # here, so that importing the Trainer stays quick
+
+        tell(trainer, "finalize", "success")
 
 
 def abort(trainer: Trainer, error: BaseException) -> None:

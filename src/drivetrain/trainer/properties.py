@@ -187,9 +187,10 @@ class TrainerView(LimitsView, RankFacts):
         given.setdefault("epoch", self.progress.current_epoch)
         self.logbook.logged_metrics.update(given)
         if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
+            from drivetrain.trainer.telling import tell  # here, so that importing the Trainer stays quick
+
             with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
-                for logger in self.loggers:
-                    logger.log_metrics(metrics=given, step=step)  # by name: a logger may have them in another order
+                tell(self, "log_metrics", metrics=given, step=step)  # by name: a logger may have them in another order
 
     @property
     def log_dir(self) -> str | None:

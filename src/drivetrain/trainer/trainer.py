@@ -193,11 +193,8 @@ class Trainer(TrainerView):
         # Before the engine, which fills in what a strategy that was passed left open: nothing may be refused after it.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, self.plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
-        self._profiler: Any = None
-        if self.settings.profiler is not None:
-            from drivetrain.trainer.profiling import profiler_of  # here, so that importing the Trainer stays quick
-
-            self._profiler = profiler_of(self.settings.profiler)
+        self._failed_loggers: list[Logger] = []
+        self._profiler: Any = attach.profiler_of(self.settings)
         self.engine = Engine(plan=self.plan, check_collectives=self.settings.check_collectives)
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()
@@ -345,8 +342,12 @@ class Trainer(TrainerView):
 
         with self.profiler.profile("save_checkpoint"):
             state = checkpoint.dump(self, weights_only, allow_pickle)
-            runs = self.progress.status is TrainerStatus.RUNNING  # then its end waits until the file is durable
-            rank_parts.save(self.strategy, state, filepath, weights_only, storage_options, waits=not runs)
+            if self.loggers and not weights_only:
+                from drivetrain.trainer.telling import states_of  # here, so that importing the Trainer stays quick
+
+                state |= {"loggers": runs} if (runs := states_of(self)) else {}
+            waits = self.progress.status is not TrainerStatus.RUNNING  # else the end of the run waits for the file
+            rank_parts.save(self.strategy, state, filepath, weights_only, storage_options, waits=waits)
             self.strategy.barrier("save_checkpoint")
 
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:

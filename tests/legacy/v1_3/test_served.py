@@ -129,9 +129,9 @@ def test_a_module_that_was_not_there_is_refused(served: None) -> None:
 
 def test_a_name_that_is_only_imported_does_no_harm(served: None) -> None:
     loggers = importlib.import_module("pytorch_lightning.loggers")
-    assert not isinstance(object(), loggers.WandbLogger)
-    with pytest.raises(NotSupportedError, match=r"WandbLogger is not supported yet. Use TensorBoardLogger"):
-        loggers.WandbLogger(project="one")
+    assert not isinstance(object(), loggers.TestTubeLogger)
+    with pytest.raises(NotSupportedError, match=r"TestTubeLogger is not supported yet. Use TensorBoardLogger"):
+        loggers.TestTubeLogger("logs")
     plugin = importlib.import_module("pytorch_lightning.plugins").RPCSequentialPlugin
     with pytest.raises(NotSupportedError, match=r"RPCSequentialPlugin is not supported yet. Use PipelineStrategy"):
         plugin()

@@ -51,13 +51,13 @@ _LOGGERS: dict[str, tuple[str, ...]] = {
         "drivetrain.loggers: DummyLogger LightningLoggerBase=Logger",
         f"{_C}.loggers: merge_dicts rank_zero_experiment",
     ),
+    "comet": ("drivetrain.loggers.comet: CometLogger",),
     "csv_logs": ("drivetrain.loggers.csv: CSVLogger",),
+    "mlflow": ("drivetrain.loggers.mlflow: MLFlowLogger",),
+    "neptune": ("drivetrain.loggers.neptune: NeptuneLogger",),
     "tensorboard": ("drivetrain.loggers.tensorboard: TensorBoardLogger",),
-    "comet": (f"{_ABSENT}: CometLogger",),
-    "mlflow": (f"{_ABSENT}: MLFlowLogger",),
-    "neptune": (f"{_ABSENT}: NeptuneLogger",),
     "test_tube": (f"{_ABSENT}: TestTubeLogger",),
-    "wandb": (f"{_ABSENT}: WandbLogger",),
+    "wandb": ("drivetrain.loggers.wandb: WandbLogger",),
 }
 _UTILITIES: dict[str, tuple[str, ...]] = {
     "apply_func": (f"{_C}.batches: move_data_to_device",),

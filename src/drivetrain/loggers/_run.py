@@ -1,0 +1,175 @@
+"""What loggers share whose runs live with a service: which run this is, on which rank, and how media are given."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_warn
+from drivetrain.errors import ConfigurationError
+from drivetrain.loggers.dummy import Nothing
+from drivetrain.loggers.logger import Logger
+
+
+class RunLogger(Logger):
+    """A logger that writes to one run of a service.
+
+    The run begins with a fit, or with the first thing that is logged, or when :attr:`experiment` is read. A fit that
+    resumes from a checkpoint continues the run whose id the checkpoint holds, unless another id was given.
+
+    Args:
+        prefix: put before every metric's name, joined by a hyphen.
+        run_id: the id of a run to continue; ``None``: a new run.
+        module: the package behind the logger, as it is imported.
+        install: what to install for it.
+
+    Raises:
+        ConfigurationError: the package is not installed.
+    """
+
+    def __init__(self, prefix: str, run_id: str | None, module: str, install: str) -> None:
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs the package {install}, which is not installed. "
+                f"Run `pip install {install}`, or use CSVLogger."
+            )
+        self._prefix = f"{prefix}-" if prefix else ""
+        self._run_id = run_id
+        self._given = run_id is not None
+        self._run: Any = None
+        self._resumed = False  # from a checkpoint, so that what was logged after it comes again
+        self._owner = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": None}  # a copy in another process continues the same run
+
+    # ---- which run -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _begin(self) -> Any:
+        """Begin the run, or continue the one of ``_run_id``; return the service's object, and set ``_run_id``."""
+
+    @property
+    def version(self) -> str | None:
+        """The run's id; ``None`` until it has begun."""
+        return self._run_id
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether there is no run yet."""
+        return self._run_id is None
+
+    @property
+    def experiment(self) -> Any:
+        """The service's own object of the run, which begins by asking for it.
+
+        On ranks other than 0 it is a stand-in that ignores every call.
+
+        Raises:
+            ConfigurationError: the run cannot begin.
+        """
+        if rank_from_environ() != 0:
+            return Nothing()
+        if self._owner != os.getpid():  # a copied process has the object, and not its threads
+            self._run, self._owner = None, os.getpid()
+        if self._run is None:
+            try:
+                self._run = self._begin()
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{type(self).__name__} cannot begin a run: {type(error).__name__}: {error} "
+                    "Check its arguments and the service's key and address, or leave the logger out."
+                ) from error
+        return self._run
+
+    def begin_run(self) -> None:
+        """Begin the run, on rank 0."""
+        _ = self.experiment
+
+    def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
+        self._run_id = broadcast(self._run_id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run's id, so that a resumed fit continues it."""
+        return {} if self._run_id is None else {"run_id": self._run_id}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the checkpoint's run, unless an id was given or a run has begun."""
+        run_id = str(state["run_id"])
+        if self._run_id is None:
+            self._run_id = run_id
+        self._resumed = self._run_id == run_id
+        if self._resumed:
+            rank_zero_info(f"{type(self).__name__} continues run {run_id}.")
+        elif not self._given:
+            rank_zero_warn(
+                f"{type(self).__name__} writes to run {self._run_id}, which had begun before the checkpoint was read, "
+                f"and the checkpoint continues run {run_id}. Read logger.experiment after trainer.fit, or pass the id."
+            )
+
+    # ---- values --------------------------------------------------------------------------------------------------
+
+    def _named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        return {f"{self._prefix}{name}": value for name, value in metrics.items()}
+
+    def _each(self, method: str, key: str, values: Any, kwargs: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
+        """Yield each of ``values`` with its own part of the other arguments, which are lists as long.
+
+        Raises:
+            ConfigurationError: ``values`` is no list, or another list has another length.
+        """
+        start = f"{type(self).__name__}.{method}({key!r})"
+        if not isinstance(values, (list, tuple)):
+            raise ConfigurationError(f"{start} got a {type(values).__name__}. Pass a list, also of one.")
+        for name, given in kwargs.items():
+            if len(given) != len(values):
+                raise ConfigurationError(
+                    f"{start} got {len(values)} values and {len(given)} of {name}. Pass one for each value."
+                )
+        for index, value in enumerate(values):
+            yield value, {name: given[index] for name, given in kwargs.items()}
+
+
+def mapping_of(params: Any) -> dict[str, Any]:
+    """Return hyperparameters, a mapping or a namespace or ``None``, as a dictionary."""
+    return {} if params is None else dict(params) if isinstance(params, Mapping) else dict(vars(params))
+
+
+def flat(params: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
+    """Return nested hyperparameters in one level, the names joined by a slash, as numbers, truth values or text."""
+    found: dict[str, Any] = {}
+    for key, value in params.items():
+        name = f"{parent}/{key}" if parent else str(key)
+        if isinstance(value, Mapping) and value:
+            found.update(flat(value, name))
+        else:
+            found[name] = value if isinstance(value, (bool, int, float, str)) else str(value)
+    return found
+
+
+def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """Return the checkpoints that were written or changed since they were ``sent``: path, score, and a tag.
+
+    Args:
+        checkpoint_callback: whose files.
+        sent: path -> when the file that was sent had been changed.
+    """
+    best = getattr(checkpoint_callback, "best_model_path", "")
+    last = getattr(checkpoint_callback, "last_model_path", "")
+    scores = {**getattr(checkpoint_callback, "best_k_models", {})}
+    if best:
+        scores.setdefault(best, getattr(checkpoint_callback, "best_model_score", None))
+    if last:
+        scores.setdefault(last, getattr(checkpoint_callback, "current_score", None))
+    found = []
+    for path, score in scores.items():
+        with contextlib.suppress(OSError):
+            if sent.get(path) != os.stat(path).st_mtime_ns:
+                found.append((path, score, "best" if path == best else "latest"))
+    return sorted(found, key=lambda item: os.stat(item[0]).st_mtime_ns)

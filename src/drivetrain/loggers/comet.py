@@ -1,0 +1,151 @@
+"""Log to Comet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from drivetrain.base.rank_zero import rank_zero_only
+from drivetrain.loggers._run import RunLogger, flat, mapping_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class CometLogger(RunLogger):
+    """Logs to an experiment of Comet.
+
+    A fit that resumes from a checkpoint continues the experiment that wrote it.
+
+    Args:
+        api_key: the key; ``None``: the variable ``COMET_API_KEY`` or Comet's configuration file.
+        workspace: the workspace; ``None``: the account's default one.
+        project: the project; ``None``: Comet's default one.
+        experiment_key: of an experiment to continue.
+        mode: "get_or_create" (Comet's default), "get" or "create".
+        online: False writes an archive to a folder, which ``comet upload`` sends later.
+        prefix: put before every metric's name, joined by a hyphen.
+        kwargs: passed on to ``comet_ml.ExperimentConfig``: ``name``, ``tags``, ``offline_directory``, ...
+
+    Raises:
+        ConfigurationError: the package comet_ml is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        workspace: str | None = None,
+        project: str | None = None,
+        experiment_key: str | None = None,
+        mode: Literal["get_or_create", "get", "create"] | None = None,
+        online: bool | None = None,
+        prefix: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(prefix or "", experiment_key, "comet_ml", "comet_ml")
+        self._api_key = api_key
+        self._workspace = workspace
+        self._project = project or os.environ.get("COMET_PROJECT_NAME")
+        self._mode = mode
+        self._online = online
+        self._config = kwargs
+
+    def _begin(self) -> Any:
+        import comet_ml
+
+        mode = self._mode
+        if self._resumed and (self._online is False or mode == "create"):
+            mode = "get"  # an archive that adds to an experiment, instead of one that makes it
+        run = comet_ml.start(
+            api_key=self._api_key, workspace=self._workspace, project=self._project, experiment_key=self._run_id,
+            mode=mode, online=self._online,
+            experiment_config=comet_ml.ExperimentConfig(**self._config),
+        )  # fmt: skip
+        self._run_id = run.get_key()
+        run.log_other("Created from", "drivetrain")
+        return run
+
+    @property
+    def name(self) -> str | None:
+        """The project."""
+        return self._project or "comet-default"
+
+    @property
+    def save_dir(self) -> str | None:
+        """The folder of the archive, if it is written offline."""
+        return self._config.get("offline_directory")
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log numbers at ``step``; "epoch" is Comet's own second axis too."""
+        row = self._named(metrics)
+        epoch = metrics.get("epoch")
+        self.experiment.log_metrics(row, step=step, epoch=None if epoch is None else int(epoch))
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any = None) -> None:
+        """Log ``params``, a mapping or a namespace; nested names are joined by a slash."""
+        self.experiment.log_parameters(flat(mapping_of(params)))
+
+    @rank_zero_only
+    def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
+        """Log the model's layers as text."""
+        self.experiment.set_model_graph(str(model))
+
+    # ---- media ---------------------------------------------------------------------------------------------------
+
+    @rank_zero_only
+    def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
+        """Log images: arrays, PIL images or paths. Other lists hold one entry for each."""
+        for image, own in self._each("log_image", key, images, kwargs):
+            array = image.detach().cpu().numpy() if hasattr(image, "detach") else image
+            self.experiment.log_image(array, name=key, step=step, **own)
+
+    @rank_zero_only
+    def log_audio(self, key: str, audios: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
+        """Log sounds: arrays, with ``sample_rate``, or paths."""
+        for audio, own in self._each("log_audio", key, audios, kwargs):
+            self.experiment.log_audio(audio, file_name=f"{key}.wav", step=step, **own)
+
+    @rank_zero_only
+    def log_video(self, key: str, videos: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
+        """Log videos: paths."""
+        for video, own in self._each("log_video", key, videos, kwargs):
+            self.experiment.log_video(video, name=key, step=step, **own)
+
+    @rank_zero_only
+    def log_table(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log a table as a CSV file: its columns and rows, or a pandas frame."""
+        if dataframe is not None:
+            self.experiment.log_table(f"{key}.csv", dataframe)
+        else:
+            self.experiment.log_table(f"{key}.csv", [list(row) for row in data or ()], headers=list(columns or ()))
+
+    @rank_zero_only
+    def log_text(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[str]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log texts as a table, as :meth:`log_table`."""
+        self.log_table(key, columns, data, dataframe, step)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Send what is left. The experiment stays open, for ``trainer.test``; Comet ends it with the program."""
+        if self._run is not None:
+            self._run.log_other("Status", status)
+            if hasattr(self._run, "flush"):
+                self._run.flush()

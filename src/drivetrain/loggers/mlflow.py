@@ -1,0 +1,234 @@
+"""Log to MLflow."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
+from drivetrain.loggers._run import RunLogger, flat, mapping_of, scored
+
+_REFUSED = re.compile(r"[^\w/. :-]+")
+_BATCH = 100  # parameters that MLflow takes in one call
+_LONGEST = 6000  # characters of a parameter's value
+_STATUS = {"success": "FINISHED", "finished": "FINISHED", "failed": "FAILED"}
+
+
+class MLFlowLogger(RunLogger):
+    """Logs to a run of MLflow.
+
+    A fit that resumes from a checkpoint continues the run that wrote it. Values that the run has already, because it
+    went on after the checkpoint, are not logged a second time, so that the steps of a curve never go back.
+
+    Args:
+        experiment_name: the experiment, which is made if there is none.
+        run_name: the run's name.
+        tracking_uri: address of the server or store; ``None``: the variable ``MLFLOW_TRACKING_URI``, else
+            ``save_dir``.
+        tags: of the run.
+        save_dir: a local folder for everything; it has no effect with a ``tracking_uri``.
+        log_model: upload checkpoints as artifacts: True when the run ends, "all" each when it was written.
+        prefix: put before every metric's name, joined by a hyphen.
+        artifact_location: where the artifacts of a new experiment are kept; ``None``: the store's default.
+        run_id: the id of a run to continue.
+        synchronous: wait until MLflow has taken the values; ``None``: MLflow's default.
+
+    Raises:
+        ConfigurationError: MLflow is not installed.
+    """
+
+    def __init__(
+        self,
+        experiment_name: str = "lightning_logs",
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        save_dir: str | os.PathLike[str] | None = "./mlruns",
+        log_model: Literal["all"] | bool = False,
+        prefix: str = "",
+        artifact_location: str | None = None,
+        run_id: str | None = None,
+        synchronous: bool | None = None,
+    ) -> None:
+        super().__init__(prefix, run_id, "mlflow", "mlflow")
+        self._experiment_name = experiment_name
+        self._experiment_id: str | None = None
+        self._run_name = run_name
+        tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        self._tracking_uri = tracking_uri or f"file:{os.path.abspath(os.fspath(save_dir or './mlruns'))}"
+        self._tags = dict(tags or {})
+        self._log_model = log_model
+        self._artifact_location = artifact_location
+        self._options = {} if synchronous is None else {"synchronous": synchronous}
+        self._callback: Any = None
+        self._sent: dict[str, int] = {}
+        self._params: dict[str, str] = {}  # those that the run has: MLflow lets none be changed
+        self._reached: dict[str, int] = {}  # of a run that was resumed: name -> the last step it has
+        self._told = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_callback": None}
+
+    # ---- the run -------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> Any:
+        from mlflow.tracking import MlflowClient
+        from mlflow.tracking.context import registry as context
+
+        if self._tracking_uri.startswith("file:"):
+            # MLflow 3 asks for a database by default, and a folder is what was asked for.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        client = MlflowClient(self._tracking_uri)
+        if self._run_id is None:
+            experiment = client.get_experiment_by_name(self._experiment_name)
+            if experiment is None:
+                self._experiment_id = client.create_experiment(self._experiment_name, self._artifact_location)
+            else:
+                self._experiment_id = experiment.experiment_id
+            tags = context.resolve_tags({str(key): str(value) for key, value in self._tags.items()})
+            run = client.create_run(experiment_id=self._experiment_id, tags=tags, run_name=self._run_name)
+            self._run_id = run.info.run_id
+        else:
+            run = client.get_run(self._run_id)
+            self._experiment_id = run.info.experiment_id
+            self._params = dict(run.data.params)
+            client.update_run(self._run_id, status="RUNNING")
+            if self._resumed:
+                self._reached = {
+                    name: max(metric.step for metric in client.get_metric_history(self._run_id, name))
+                    for name in run.data.metrics
+                }
+        return client
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id, which begins by asking for it."""
+        _ = self.experiment
+        return self._run_id
+
+    @property
+    def experiment_id(self) -> str | None:
+        """The id of the experiment; the run begins by asking for it."""
+        _ = self.experiment
+        return self._experiment_id
+
+    @property
+    def name(self) -> str | None:
+        """The experiment's id once the run has begun; before, its name."""
+        return self._experiment_id or self._experiment_name
+
+    @property
+    def save_dir(self) -> str | None:
+        """The local folder, or ``None`` if a server keeps the run."""
+        return self._tracking_uri.removeprefix("file:") if self._tracking_uri.startswith("file:") else None
+
+    # ---- values --------------------------------------------------------------------------------------------------
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log numbers at ``step``; text is left out. Characters that MLflow does not allow in a name are dropped."""
+        from mlflow.entities import Metric
+
+        client, now, rows = self.experiment, int(time.time() * 1000), []
+        for name, value in self._named(metrics).items():
+            if isinstance(value, str):
+                rank_zero_warn(f"MLFlowLogger leaves out {name}={value!r}, since a metric is a number.")
+                continue
+            if step is not None and step <= self._reached.get(_name(name), -1):
+                continue
+            rows.append(Metric(key=_name(name), value=float(value), timestamp=now, step=step or 0))
+        if rows:
+            client.log_batch(run_id=self._run_id, metrics=rows, **self._options)
+        elif metrics and self._reached and not self._told:
+            self._told = True
+            rank_zero_info(
+                f"MLFlowLogger: run {self._run_id} went on after the checkpoint. Steps that it has already are not "
+                "logged again."
+            )
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any = None) -> None:
+        """Log ``params``, a mapping or a namespace, as the run's parameters; nested names are joined by a slash."""
+        from mlflow.entities import Param
+
+        client = self.experiment
+        texts = {_name(name): str(value)[:_LONGEST] for name, value in flat(mapping_of(params)).items()}
+        new = [Param(name, text) for name, text in texts.items() if self._params.get(name) != text]
+        for start in range(0, len(new), _BATCH):
+            client.log_batch(run_id=self._run_id, params=new[start : start + _BATCH], **self._options)
+        self._params.update(texts)
+
+    # ---- media ---------------------------------------------------------------------------------------------------
+
+    @rank_zero_only
+    def log_image(self, key: str, images: Sequence[Any], step: int | None = None) -> None:
+        """Log images: arrays of shape (height, width[, channel]), or PIL images."""
+        for index, (image, _) in enumerate(self._each("log_image", key, images, {})):
+            name = key if len(images) == 1 else f"{key}_{index}"
+            array = image.detach().cpu().numpy() if hasattr(image, "detach") else image
+            self.experiment.log_image(self._run_id, array, key=name, step=step or 0, synchronous=True)
+
+    @rank_zero_only
+    def log_table(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log a table as the artifact ``<key>[-step<n>].json``: its columns and rows, or a pandas frame."""
+        if dataframe is not None:
+            columns, data = list(map(str, dataframe.columns)), dataframe.values.tolist()
+        table = {"columns": list(columns or ()), "data": [list(row) for row in data or ()]}
+        self.experiment.log_dict(self._run_id, table, f"{_file(key, step)}.json")
+
+    @rank_zero_only
+    def log_text(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[str]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log texts as a table, as :meth:`log_table`."""
+        self.log_table(key, columns, data, dataframe, step)
+
+    # ---- checkpoints, and the end --------------------------------------------------------------------------------
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Upload the checkpoints now, or remember them for the end of the run."""
+        if self._log_model == "all" or (self._log_model and getattr(checkpoint_callback, "save_top_k", 0) == -1):
+            self._upload(checkpoint_callback)
+        elif self._log_model:
+            self._callback = checkpoint_callback
+
+    @rank_zero_only
+    def _upload(self, callback: Any) -> None:
+        for path, score, tag in scored(callback, self._sent):
+            folder = f"model/checkpoints/{os.path.splitext(os.path.basename(path))[0]}"
+            self.experiment.log_artifact(self._run_id, path, folder)
+            about = {"path": path, "score": None if score is None else float(score), "aliases": [tag]}
+            self.experiment.log_dict(self._run_id, about, f"{folder}/metadata.json")
+            self._sent[path] = os.stat(path).st_mtime_ns
+
+    @rank_zero_only
+    def finalize(self, status: str = "success") -> None:
+        """Upload the checkpoints that wait for the end, and mark the run as ended; what is logged later reopens it."""
+        if self._run is None:
+            return
+        if status == "success" and self._callback is not None:
+            self._upload(self._callback)
+        self.experiment.set_terminated(self._run_id, _STATUS.get(status, status))
+
+
+def _name(name: str) -> str:
+    return _REFUSED.sub("", name)
+
+
+def _file(key: str, step: int | None) -> str:
+    return _name(key) if step is None else f"{_name(key)}-step{step}"

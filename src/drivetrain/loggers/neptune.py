@@ -1,0 +1,134 @@
+"""Log to Neptune."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_only
+from drivetrain.loggers._run import RunLogger, flat, mapping_of, scored
+
+
+class NeptuneLogger(RunLogger):
+    """Logs to a run of Neptune, through the package neptune 1.x.
+
+    A fit that resumes from a checkpoint continues the run that wrote it, if its id was known: Neptune gives a run its
+    id when it is online.
+
+    Args:
+        api_key: the key; ``None``: the variable ``NEPTUNE_API_TOKEN``.
+        project: ``workspace/project``; ``None``: the variable ``NEPTUNE_PROJECT``.
+        name: the run's name.
+        run: a run that ``neptune.init_run`` has returned, to write to.
+        log_model_checkpoints: upload checkpoints.
+        prefix: the folder of the run that everything is written to.
+        neptune_run_kwargs: passed on to ``neptune.init_run``: ``mode="offline"``, ``tags``, ``with_id``, ...
+
+    Raises:
+        ConfigurationError: the package neptune is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        api_key: str | None = None,
+        project: str | None = None,
+        name: str | None = None,
+        run: Any = None,
+        log_model_checkpoints: bool | None = True,
+        prefix: str = "training",
+        **neptune_run_kwargs: Any,
+    ) -> None:
+        super().__init__("", neptune_run_kwargs.pop("with_id", None), "neptune", "neptune")
+        self._folder = f"{prefix}/" if prefix else ""
+        self._api_key = api_key
+        self._project = project
+        self._name = name
+        self._log_checkpoints = log_model_checkpoints
+        self._kwargs = neptune_run_kwargs
+        self._sent: dict[str, int] = {}
+        self._run = run
+        if run is not None:
+            self._run_id = _id_of(run)
+
+    def _begin(self) -> Any:
+        import neptune
+
+        run = neptune.init_run(
+            project=self._project, api_token=self._api_key, name=None if self._run_id else self._name,
+            with_id=self._run_id, **self._kwargs,
+        )  # fmt: skip
+        self._run_id = self._run_id or _id_of(run)
+        return run
+
+    @property
+    def run(self) -> Any:
+        """The run, as :attr:`experiment`."""
+        return self.experiment
+
+    @property
+    def name(self) -> str | None:
+        """The run's name."""
+        return self._name
+
+    @property
+    def save_dir(self) -> str:
+        """The folder below which Neptune keeps what it has not sent."""
+        return os.path.join(os.getcwd(), ".neptune")
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Append numbers to their series, at ``step``."""
+        for name, value in metrics.items():
+            self.experiment[f"{self._folder}{name}"].append(value, step=step)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any = None) -> None:
+        """Write ``params``, a mapping or a namespace, to ``hyperparams``."""
+        for name, value in flat(mapping_of(params)).items():
+            self.experiment[f"{self._folder}hyperparams/{name}"] = value
+
+    @rank_zero_only
+    def log_model_summary(self, model: Any, max_depth: int = -1) -> None:
+        """Write the model's layers as text."""
+        from neptune.types import File
+
+        self.experiment[f"{self._folder}model/summary"].upload(File.from_content(str(model), extension="txt"))
+
+    @rank_zero_only
+    def log_image(self, key: str, images: Sequence[Any], step: int | None = None) -> None:
+        """Append images: arrays with values from 0 to 1, or PIL images."""
+        from neptune.types import File
+
+        for image, _ in self._each("log_image", key, images, {}):
+            array = image.detach().cpu().numpy() if hasattr(image, "detach") else image
+            self.experiment[f"{self._folder}{key}"].append(File.as_image(array), step=step)
+
+    @rank_zero_only
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Upload the checkpoints."""
+        for path, score, tag in scored(checkpoint_callback, self._sent) if self._log_checkpoints else ():
+            folder = f"{self._folder}model"
+            self.experiment[f"{folder}/checkpoints/{os.path.splitext(os.path.basename(path))[0]}"].upload(path)
+            if tag == "best":
+                self.experiment[f"{folder}/best_model_path"] = path
+                if score is not None:
+                    self.experiment[f"{folder}/best_model_score"] = float(score)
+            self._sent[path] = os.stat(path).st_mtime_ns
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Send what is left. The run stays open, for ``trainer.test``; Neptune ends it with the program."""
+        if self._run is not None:
+            self._run[f"{self._folder}status"] = status
+            self._run.sync(wait=False)
+
+
+def _id_of(run: Any) -> str | None:
+    """Return the run's id, which it has if it is online."""
+    try:
+        found = run["sys/id"].fetch()
+    except Exception:  # of several kinds, by the mode of the connection
+        return None
+    return None if found is None else str(found)

@@ -1,0 +1,262 @@
+"""Log to Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only
+from drivetrain.errors import ConfigurationError
+from drivetrain.loggers._run import RunLogger, mapping_of, scored
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_STEP = "trainer/global_step"
+
+
+class WandbLogger(RunLogger):
+    """Logs to a run of Weights & Biases.
+
+    The x axis of the curves is ``trainer/global_step``. The service's own step, which counts calls and must not go
+    back, is left to the service, so that a resumed run loses no row. A fit that resumes from a checkpoint continues the
+    run that wrote it.
+
+    Args:
+        name: the run's name.
+        save_dir: the folder below which wandb keeps its files.
+        version: the run's id, as ``id``.
+        offline: keep everything here; ``wandb sync`` uploads it later.
+        dir: as ``save_dir``.
+        id: the id of the run, to continue an earlier one.
+        anonymous: log without an account.
+        project: the project; ``None``: the variable ``WANDB_PROJECT``, else "lightning_logs".
+        log_model: upload checkpoints: True when the run ends, "all" each when it was written.
+        experiment: a run that ``wandb.init`` has returned, to write to.
+        prefix: put before every metric's name, joined by a hyphen.
+        checkpoint_name: name of the artifact that holds checkpoints; ``None``: ``model-<run id>``.
+        add_file_policy: "mutable" copies a checkpoint before it is uploaded, "immutable" does not.
+        kwargs: passed on to ``wandb.init``: ``entity``, ``tags``, ``group``, ``config``, ...
+
+    Raises:
+        ConfigurationError: the package wandb is not installed, or checkpoints cannot be uploaded because of
+            ``offline``.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        save_dir: str | os.PathLike[str] = ".",
+        version: str | None = None,
+        offline: bool = False,
+        dir: str | os.PathLike[str] | None = None,
+        id: str | None = None,
+        anonymous: bool | None = None,
+        project: str | None = None,
+        log_model: Literal["all"] | bool = False,
+        experiment: Any = None,
+        prefix: str = "",
+        checkpoint_name: str | None = None,
+        add_file_policy: Literal["mutable", "immutable"] = "mutable",
+        **kwargs: Any,
+    ) -> None:
+        if offline and log_model:
+            raise ConfigurationError(
+                f"WandbLogger(offline=True, log_model={log_model!r}): checkpoints are uploaded, which needs a "
+                "connection. Leave one of the two out."
+            )
+        if add_file_policy not in ("mutable", "immutable"):
+            raise ConfigurationError(
+                f'WandbLogger got add_file_policy={add_file_policy!r}. Write "mutable" or "immutable".'
+            )
+        given = getattr(experiment, "id", None) or version or id
+        super().__init__(prefix, given, "wandb", "wandb")
+        self._name = name
+        self._project = project or os.environ.get("WANDB_PROJECT", "lightning_logs")
+        self._save_dir = os.path.expanduser(os.fspath(dir if dir is not None else save_dir))
+        self._log_model = log_model
+        self._policy = add_file_policy
+        self._checkpoint_name = checkpoint_name
+        self._callback: Any = None
+        self._sent: dict[str, int] = {}
+        self._run = experiment
+        self._init: dict[str, Any] = {"resume": "allow", **kwargs}
+        if offline:
+            self._init["mode"] = "offline"
+        if anonymous:
+            self._init["anonymous"] = "allow"
+        if experiment is not None:
+            _define_axis(experiment)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_callback": None}
+
+    def _begin(self) -> Any:
+        import wandb
+
+        running = wandb.run
+        if running is not None and self._run_id in (None, running.id):
+            rank_zero_info(f"WandbLogger writes to run {running.id}, which this process has begun already.")
+            run = running
+        else:
+            if running is not None:
+                self._init.setdefault("reinit", "create_new")
+            os.makedirs(self._save_dir, exist_ok=True)
+            run = wandb.init(
+                project=self._project, name=self._name, id=self._run_id, dir=self._save_dir, **self._init
+            )  # fmt: skip
+        self._run_id = run.id
+        _define_axis(run)
+        return run
+
+    @property
+    def save_dir(self) -> str:
+        """The folder below which wandb keeps its files."""
+        return self._save_dir
+
+    @property
+    def name(self) -> str | None:
+        """The project."""
+        return self._project
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log numbers, or anything else that ``wandb.log`` takes."""
+        row = self._named(metrics)
+        self.experiment.log(row if step is None else {**row, _STEP: step})
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any = None) -> None:
+        """Put ``params``, a mapping or a namespace, into the run's configuration."""
+        self.experiment.config.update(_plain(mapping_of(params)), allow_val_change=True)
+
+    @rank_zero_only
+    def watch(
+        self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
+    ) -> None:
+        """Let wandb log the gradients or the parameters of ``model`` as histograms, every ``log_freq`` batches."""
+        self.experiment.watch(model, log=log, log_freq=log_freq, log_graph=log_graph)
+
+    # ---- media ---------------------------------------------------------------------------------------------------
+
+    @rank_zero_only
+    def log_table(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log a table: its columns and rows, or a pandas frame."""
+        import wandb
+
+        rows = None if data is None else [list(row) for row in data]
+        names = None if columns is None else list(columns)
+        self.log_metrics({key: wandb.Table(columns=names, data=rows, dataframe=dataframe)}, step)
+
+    @rank_zero_only
+    def log_text(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[str]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log texts as a table, as :meth:`log_table`."""
+        self.log_table(key, columns, data, dataframe, step)
+
+    @rank_zero_only
+    def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
+        """Log images: tensors, arrays, PIL images or paths. Other lists, as ``caption``, hold one entry for each."""
+        self._log_media("log_image", "Image", key, images, step, kwargs)
+
+    @rank_zero_only
+    def log_audio(self, key: str, audios: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
+        """Log sounds: arrays, with ``sample_rate``, or paths."""
+        self._log_media("log_audio", "Audio", key, audios, step, kwargs)
+
+    @rank_zero_only
+    def log_video(self, key: str, videos: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
+        """Log videos: arrays of shape (time, channel, height, width), or paths."""
+        self._log_media("log_video", "Video", key, videos, step, kwargs)
+
+    def _log_media(
+        self, method: str, kind: str, key: str, values: Any, step: int | None, kwargs: Mapping[str, Any]
+    ) -> None:
+        import wandb
+
+        media = getattr(wandb, kind)
+        self.log_metrics({key: [media(value, **own) for value, own in self._each(method, key, values, kwargs)]}, step)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Upload the checkpoints now, or remember them for the end of the run."""
+        if self._log_model == "all" or (self._log_model and getattr(checkpoint_callback, "save_top_k", 0) == -1):
+            self._upload(checkpoint_callback)
+        elif self._log_model:
+            self._callback = checkpoint_callback
+
+    @rank_zero_only
+    def _upload(self, callback: Any) -> None:
+        import wandb
+
+        for path, score, tag in scored(callback, self._sent):
+            metadata = {"score": None if score is None else float(score), "original_filename": os.path.basename(path)}
+            name = self._checkpoint_name or f"model-{self.experiment.id}"
+            artifact = wandb.Artifact(name=name, type="model", metadata=metadata)
+            artifact.add_file(path, name="model.ckpt", policy=self._policy)
+            self.experiment.log_artifact(artifact, aliases=["latest", "best"] if tag == "best" else ["latest"])
+            self._sent[path] = os.stat(path).st_mtime_ns
+
+    @staticmethod
+    @rank_zero_only
+    def download_artifact(
+        artifact: str,
+        save_dir: str | os.PathLike[str] | None = None,
+        artifact_type: str | None = None,
+        use_artifact: bool = True,
+    ) -> str:
+        """Download an artifact, such as a checkpoint, and return its folder.
+
+        Args:
+            artifact: its address, ``entity/project/name:version``.
+            save_dir: where to; ``None``: wandb's folder.
+            artifact_type: its type.
+            use_artifact: note in the present run, if there is one, that it was used.
+        """
+        import wandb
+
+        if wandb.run is not None and use_artifact:
+            found = wandb.run.use_artifact(artifact)
+        else:
+            found = wandb.Api().artifact(artifact, type=artifact_type)
+        return str(found.download(root=None if save_dir is None else os.fspath(save_dir)))
+
+    def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
+        """Note in the run that an artifact was used, and return it."""
+        return self.experiment.use_artifact(artifact, type=artifact_type)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Upload the checkpoints that wait for the end. The run stays open, for ``trainer.test``; wandb ends it."""
+        if status == "success" and self._callback is not None:
+            self._upload(self._callback)
+
+
+def _define_axis(run: Any) -> None:
+    if getattr(run, "define_metric", None):
+        run.define_metric(_STEP)
+        run.define_metric("*", step_metric=_STEP, step_sync=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return hyperparameters as what wandb keeps: plain data, and the text of anything else."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

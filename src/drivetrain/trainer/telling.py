@@ -1,0 +1,77 @@
+"""What the Trainer does with its loggers: calls that may fail, and the runs that a checkpoint continues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import ConfigurationError
+
+
+def tell(trainer: Any, method: str, *args: Any, begins: bool = False, **named: Any) -> None:
+    """Call ``method`` of every logger of ``trainer``.
+
+    A logger that raises does not end the run: there is one warning, and its later failures are silent.
+
+    Args:
+        trainer: with the loggers.
+        method: its name.
+        args, named: its arguments.
+        begins: the run is being set up: a ConfigurationError is raised, since it says what to correct.
+    """
+    for logger in trainer.loggers:
+        tell_one(trainer, logger, method, *args, begins=begins, **named)
+
+
+def tell_one(trainer: Any, logger: Any, method: str, *args: Any, begins: bool = False, **named: Any) -> None:
+    """The same for one logger."""
+    try:
+        getattr(logger, method)(*args, **named)
+    except Exception as error:
+        if begins and isinstance(error, ConfigurationError):
+            raise
+        if not any(each is logger for each in trainer._failed_loggers):
+            trainer._failed_loggers.append(logger)
+            rank_zero_warn(
+                f"{type(logger).__name__}.{method} failed, and what it was given may be lost: "
+                f"{type(error).__name__}: {error}. The run continues, and further failures of this logger are not "
+                "reported. Free disk space or repair the connection, and it continues to log."
+            )
+
+
+def states_of(trainer: Any) -> dict[str, Any]:
+    """Return what a checkpoint keeps of the loggers, by class and number."""
+    return {key: state for key, logger in _keyed(trainer) if (state := logger.state_dict())}
+
+
+def _keyed(trainer: Any) -> list[tuple[str, Any]]:
+    keyed: list[tuple[str, Any]] = []
+    for logger in trainer.loggers:
+        name = type(logger).__qualname__
+        number = sum(key.partition("#")[0] == name for key, _ in keyed)
+        keyed.append((f"{name}#{number}" if number else name, logger))
+    return keyed
+
+
+def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_loggers: bool) -> None:
+    """Let the loggers of a fit continue the runs that ``checkpoint`` names, or begin new ones; all ranks call it.
+
+    Args:
+        trainer: with the loggers.
+        checkpoint: what the fit resumes from, if it does.
+        same_loggers: all ranks have the same loggers.
+    """
+    states = {} if checkpoint is None else checkpoint.get("loggers", {})
+    for key, logger in _keyed(trainer):
+        if isinstance(states, Mapping) and (state := states.get(key)):
+            tell_one(trainer, logger, "load_state_dict", state, begins=True)
+    begun = [logger for logger in trainer.loggers if hasattr(logger, "begin_run")]
+    for logger in begun:
+        tell_one(trainer, logger, "begin_run", begins=True)
+        if same_loggers:
+            logger.agree_on_run(trainer.strategy.broadcast)
+    for callback in trainer.checkpoint_callbacks if begun and same_loggers else ():
+        if getattr(callback, "follows_logger", False):
+            callback.dirpath = None
+            callback.decide_dirpath(trainer)
