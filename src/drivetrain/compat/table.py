@@ -276,7 +276,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.utilities.seed": (
         f"{_C}.seed: max_seed_value min_seed_value pl_worker_init_function reset_seed seed_everything",
     ),
-    "fabric.utilities.spike": ("drivetrain.callbacks.spike: SpikeDetection TrainingSpikeException",),
+    "fabric.utilities.spike": ("drivetrain.callbacks.spike: TrainingSpikeException",),
     "fabric.utilities.throughput": (
         f"{_C}.parameters: measure_flops",
         "drivetrain.engine.throughput: Throughput ThroughputMonitor=EngineThroughput",
