@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
+from typing import Any
 
 import pytest
+import torch
 
+from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import TQDMProgressBar
 from drivetrain.callbacks.progress_bar import Snapshot
 from drivetrain.errors import ConfigurationError
@@ -77,3 +81,77 @@ def test_missing_package_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="pip install tqdm`, or use RichProgressBar"):
         TQDMProgressBar()
+
+
+def test_a_subclass_makes_its_own_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    from tqdm import tqdm
+
+    made: list[str] = []
+
+    class Own(TQDMProgressBar):
+        def init_train_tqdm(self) -> Any:
+            made.append("train")
+            return tqdm(bar_format="mine {n_fmt}", file=sys.stderr)
+
+        def init_validation_tqdm(self) -> Any:
+            made.append("validate")
+            bar = super().init_validation_tqdm()
+            bar.unit = "image"
+            return bar
+
+    bar = Own()
+    bar.draw(Snapshot("train", 0, 2, 5, 20))
+    assert bar.train_progress_bar.total == 20
+    bar.draw(Snapshot("validate", 0, 2, 1, 4, rate=2.0, transient=True))
+    assert bar.val_progress_bar.n == bar.test_progress_bar.n == 1
+    bar.draw(Snapshot("train", 1, 2, 7, 20))
+    bar.close()
+    assert made == ["train", "validate"]
+    shown = frames(capsys)
+    assert "mine 7" in shown
+    assert any("image/s" in frame for frame in shown)
+    with pytest.raises(ConfigurationError, match="has no bar of training now"):
+        _ = bar.train_progress_bar
+
+
+def test_what_others_read_of_a_bar() -> None:
+    bar = TQDMProgressBar()
+    assert (bar.is_enabled, bar.is_disabled, bar.total_train_batches, bar.total_val_batches) == (True, False, 0, 0)
+    bar.disable()
+    assert (bar.is_enabled, bar.is_disabled) == (False, True)
+
+
+def test_an_override_reads_totals_and_prints_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Any] = []
+
+    class Own(TQDMProgressBar):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+            seen.append((self.total_train_batches, self.total_val_batches))
+            self.print("done", batch_idx)
+
+        def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, int | str | float]:
+            return {**super().get_metrics(trainer, pl_module), "mine": 7}
+
+    class Net(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layer(batch).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    bar = Own()
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False,
+        callbacks=[bar],
+    )  # fmt: skip
+    trainer.fit(Net(), [torch.ones(1, 1)] * 2)
+    assert seen == [(2, 0)] * 2
+    captured = capsys.readouterr()
+    assert "done 0" in captured.out
+    assert "mine=7" in captured.err
+    assert bar.total_train_batches == 0

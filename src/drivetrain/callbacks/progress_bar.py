@@ -63,6 +63,21 @@ class ProgressBar(Callback):
         """Whether anything is drawn."""
         return self._enabled and self.refresh_rate > 0
 
+    @property
+    def is_disabled(self) -> bool:
+        """Whether nothing is drawn."""
+        return not self.is_enabled
+
+    @property
+    def total_train_batches(self) -> int | float:
+        """Batches of a training epoch; ``inf`` where the loader has no length; 0 outside of a run."""
+        return 0 if self._thread is None else self._thread._trainer.num_training_batches
+
+    @property
+    def total_val_batches(self) -> int | float:
+        """Batches of a validation, over all loaders; 0 outside of a run."""
+        return 0 if self._thread is None else sum(self._thread._trainer.num_val_batches)
+
     def enable(self) -> None:
         """Draw again; a run that began without a bar gets one when its next epoch or evaluation begins."""
         self._enabled = True

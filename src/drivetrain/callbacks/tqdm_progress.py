@@ -13,6 +13,9 @@ from drivetrain.errors import ConfigurationError
 class TQDMProgressBar(ProgressBar):
     """One bar for the epoch, and one below it for an evaluation while it runs.
 
+    A subclass may override :meth:`init_train_tqdm` and its relatives to return another bar of tqdm, and
+    :meth:`get_metrics`. An override is called when a bar is made or drawn, never by a step.
+
     Args:
         refresh_rate: how many batches must have passed for it to be drawn again; 0 switches it off.
         process_position: the line to draw on, counted from 0; for several runs in one terminal.
@@ -30,6 +33,7 @@ class TQDMProgressBar(ProgressBar):
             )
         super().__init__(refresh_rate, leave)
         self.process_position = process_position
+        self._transient = False  # the bar to be made is removed again: an evaluation inside training
         self._bars: dict[bool, tuple[Any, str]] = {}  # by "is it training": the bar in use and what it shows
 
     def __getstate__(self) -> dict[str, Any]:
@@ -42,6 +46,53 @@ class TQDMProgressBar(ProgressBar):
         with DRAWING:
             tqdm.write(sep.join(map(str, args)), **kwargs)
 
+    # ---- for subclasses ------------------------------------------------------------------------------------------
+
+    def init_train_tqdm(self) -> Any:
+        """Return the bar of the epochs; called when it is made."""
+        return self._init()
+
+    def init_sanity_tqdm(self) -> Any:
+        """Return the bar of the sanity check."""
+        return self._init()
+
+    def init_validation_tqdm(self) -> Any:
+        """Return the bar of a validation."""
+        return self._init()
+
+    def init_test_tqdm(self) -> Any:
+        """Return the bar of a test."""
+        return self._init()
+
+    def init_predict_tqdm(self) -> Any:
+        """Return the bar of a prediction."""
+        return self._init()
+
+    def _init(self) -> Any:
+        return _new_bar(position=self.process_position + self._transient, leave=not self._transient)
+
+    @property
+    def train_progress_bar(self) -> Any:
+        """The bar of the epochs, while there is one."""
+        return self._bar(True)
+
+    @property
+    def val_progress_bar(self) -> Any:
+        """The bar of the evaluation that runs; the others are the same bar."""
+        return self._bar(False)
+
+    sanity_progress_bar = test_progress_bar = predict_progress_bar = val_progress_bar
+
+    def _bar(self, training: bool) -> Any:
+        if training not in self._bars:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no bar of {'training' if training else 'an evaluation'} now. Read it while "
+                "that runs, in a hook of its batches for example."
+            )
+        return self._bars[training][0]
+
+    # ---- drawing -------------------------------------------------------------------------------------------------
+
     def draw(self, snapshot: Snapshot) -> None:
         """Move the bar of this stage, made on first use."""
         training = snapshot.is_training
@@ -53,7 +104,8 @@ class TQDMProgressBar(ProgressBar):
             else:
                 bar.reset()
         if bar is None:
-            bar = _new_bar(position=self.process_position + snapshot.transient, leave=not snapshot.transient)
+            self._transient = snapshot.transient
+            bar = getattr(self, _INIT[snapshot.stage])()
         bar.set_description_str(snapshot.title, refresh=False)
         bar.total, bar.n = snapshot.num_batches, snapshot.batch
         bar.set_postfix(snapshot.metrics, refresh=False)
@@ -69,6 +121,13 @@ class TQDMProgressBar(ProgressBar):
         bars, self._bars = self._bars, {}
         for bar, _ in bars.values():
             bar.close()
+
+
+_INIT = {
+    "train": "init_train_tqdm", "sanity_check": "init_sanity_tqdm", "validate": "init_validation_tqdm",
+    "test": "init_test_tqdm", "predict": "init_predict_tqdm",
+}  # fmt: skip
+"""Stage -> the method that makes its bar."""
 
 
 def _new_bar(**kwargs: Any) -> Any:
