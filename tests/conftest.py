@@ -202,8 +202,8 @@ GROUPS = {
         "test_examples.py", "distributed/test_started_here.py", "launchers", "conformance", "vendor_device", "cli",
         "test_docs_code.py", "accelerators/test_accelerator.py", "faults", "compat/test_children.py",
         "compat/test_command.py", "compat/test_pickles.py", "clusters/test_torchelastic.py", "strategies/test_xla.py",
-        "accelerators/test_xla.py", "legacy/v1_1/test_started.py",
-        "legacy/v1_3/test_started.py",
+        "accelerators/test_xla.py", "legacy/v1_1/test_started.py", "legacy/v1_3/test_started.py",
+        "callbacks/test_on_exception_checkpoint.py",
     ),
     "ranks": (
         "distributed", "trainer/test_rank_parts.py", "trainer/test_comparison.py", "strategies",

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import sys
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.errors import ConfigurationError
 from drivetrain.trainer.checkpoint import resolve_path
 
 
@@ -47,13 +48,28 @@ def test_a_run_that_fails_leaves_its_state(
     assert f"Saved {callback.ckpt_path}" in caplog.text
 
 
-def test_nothing_is_saved_before_the_first_step_or_without_an_exception(
+def test_step_0_is_saved_too_and_the_next_run_ends_as_an_undisturbed_one(
+    breaking: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path
+) -> None:
+    def run(at: int | None, ckpt_path: str | None = None) -> Any:
+        torch.manual_seed(3)
+        module, callback = breaking(), OnExceptionCheckpoint(tmp_path)
+        module.error = None if at is None else RuntimeError("broken")
+        module.at = at
+        with nullcontext() if at is None else pytest.raises(RuntimeError, match="broken"):
+            make_trainer(callbacks=callback, enable_checkpointing=True).fit(module, loader, ckpt_path=ckpt_path)
+        return module.net[0].weight
+
+    whole = run(None)
+    run(0)
+    assert torch.load(tmp_path / "on_exception.ckpt", weights_only=True)["global_step"] == 0
+    assert torch.equal(run(None, "last"), whole)
+
+
+def test_nothing_is_saved_without_an_exception(
     breaking: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path
 ) -> None:
     module, callback = breaking(), OnExceptionCheckpoint(tmp_path)
-    module.at = 0
-    with pytest.raises(RuntimeError, match="broken"):
-        make_trainer(callbacks=callback, enable_checkpointing=True).fit(module, loader)
     module.error = None
     make_trainer(callbacks=callback, enable_checkpointing=True).fit(module, loader)
 
@@ -62,8 +78,8 @@ def test_nothing_is_saved_before_the_first_step_or_without_an_exception(
 
 
 @pytest.mark.parametrize("saver", ["OnExceptionCheckpoint", "ModelCheckpoint(save_on_exception=True)"])
-@pytest.mark.parametrize("where", ["in the first window", "in set-up", "in a trial run", "without an exception"])
-def test_an_exception_before_the_first_step_is_one_line(
+@pytest.mark.parametrize("where", ["in set-up", "in a trial run", "without an exception"])
+def test_an_exception_before_training_is_one_line(
     breaking: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path, caplog: Any, saver: str, where: str
 ) -> None:
     class Failing(Callback):
@@ -83,8 +99,8 @@ def test_an_exception_before_the_first_step_is_one_line(
     with caplog.at_level(logging.INFO, logger="drivetrain"), pytest.raises(RuntimeError) if fails else nullcontext():
         trainer.fit(module, loader)
     told = [record.message for record in caplog.records if "saved nothing" in record.message]
-    expected = f"{saver} saved nothing: the exception came before the first optimizer step of this fit"
-    assert len(told) == (where in ("in the first window", "in set-up"))
+    expected = f"{saver} saved nothing: the exception came before this fit began to train"
+    assert len(told) == (where == "in set-up")
     assert all(message.startswith(expected) for message in told)
     assert bool(list(tmp_path.glob("*.ckpt"))) == (not fails and saver != "OnExceptionCheckpoint")
 
@@ -188,11 +204,58 @@ def test_a_file_needs_a_name(tmp_path: Path, wrong: Any) -> None:
         OnExceptionCheckpoint(tmp_path, wrong)
 
 
-@pytest.mark.parametrize("saver", [OnExceptionCheckpoint, partial(ModelCheckpoint, save_on_exception=True)])
-def test_t57_saving_on_exceptions_is_refused_with_several_processes(
-    breaking: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path, saver: Any
+_whole: list[str] = []  # what an undisturbed run prints at its end
+
+PROGRAM = Path(__file__).parents[1] / "faults" / "save_program.py"
+
+
+@pytest.fixture
+def job(programs: Any, tmp_path: Path) -> Any:
+    """Runs two ranks, of which one may fail; returns the result, and the weights of a run that came to its end."""
+
+    def run(fault: str, rank: int, *options: str) -> tuple[Any, str]:
+        done = programs.run(PROGRAM, fault, rank, *options, cwd=tmp_path, timeout=60)
+        assert ("the fault was injected" in done.stdout) == (fault != "none"), done.stderr
+        return done, "".join(line for line in done.stdout.splitlines() if line.startswith("weights"))
+
+    return run
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied")
+@pytest.mark.parametrize(("saver", "rank"), [("OnExceptionCheckpoint", 1), ("ModelCheckpoint", 0)])
+def test_t57_each_rank_saves_alone_and_the_next_run_ends_as_an_undisturbed_one(
+    job: Any, tmp_path: Path, saver: str, rank: int
 ) -> None:
-    """Before any process is started: a rank that fails alone could not save without the others."""
-    trainer = make_trainer(devices=2, strategy="ddp_spawn", callbacks=saver(tmp_path), enable_checkpointing=True)
-    with pytest.raises(NotSupportedError, match=r"saves on exceptions.* others would wait for the one that failed"):
-        trainer.fit(breaking(), loader)
+    failed, _ = job("exception", rank, saver)
+    assert failed.returncode == 1
+    assert f"LaunchError: Rank {rank} of 2" in failed.stderr
+    name = "on_exception.ckpt" if saver[0] == "O" else "exception-epoch=0-step=5.ckpt"
+    files = sorted(path.name for path in tmp_path.glob("*.ckpt*"))
+    assert files[0] == name
+    assert re.fullmatch(re.escape(name) + r"\.[0-9a-f]{8}\.rank1", files[1])
+    assert len(files) == 2
+    assert f"{name}, each rank by itself." in failed.stderr
+    assert torch.load(tmp_path / name, weights_only=True)["global_step"] == 5
+    _, rest = job("none", 0, saver, "last")
+    if not _whole:
+        _whole.append(job("none", 0, saver)[1])
+    assert [rest] == _whole != [""]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied")
+def test_t57_a_file_without_the_state_of_a_dead_rank_says_so(job: Any, tmp_path: Path) -> None:
+    job("kill", 1, "OnExceptionCheckpoint")
+    assert [path.name for path in tmp_path.glob("*.ckpt*")] == ["on_exception.ckpt"]
+    resumed, _ = job("none", 0, "OnExceptionCheckpoint", "last")
+    assert resumed.returncode == 1
+    assert re.search(r"wrote beside it cannot be used: There is no checkpoint at .*\.rank1\.", resumed.stderr)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied")
+def test_t57_where_each_rank_holds_a_part_nothing_is_saved_and_a_line_says_so(job: Any, tmp_path: Path) -> None:
+    failed, _ = job("exception", 0, "OnExceptionCheckpoint", "", "sharded")
+    assert failed.returncode == 1
+    assert list(tmp_path.glob("*.ckpt*")) == []
+    assert (
+        "on_exception.ckpt was not saved: DDPStrategy would need the state of the rank that has failed" in failed.stderr
+    )

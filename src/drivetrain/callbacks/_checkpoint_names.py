@@ -94,6 +94,14 @@ class NamedCheckpoint(Checkpoint):
             version += 1
         return path
 
+    def _free_path(self, trainer: Trainer, metrics: dict[str, Any], filename: str) -> str:
+        """Return a path that is free, as this rank alone sees it."""
+        store, path, version = trainer.strategy.checkpoint_io, self.format_checkpoint_name(metrics, filename), 0
+        while self.enable_version_counter and (store.exists(path) or store.link_target(path) is not None):
+            path = self.format_checkpoint_name(metrics, filename, ver=self.STARTING_VERSION + version)
+            version += 1
+        return path
+
     def _check_names(self, trainer: Trainer, metrics: dict[str, Any], *templates: str | None, validated: bool) -> None:
         """Check that the metrics which names of files hold are there.
 

@@ -20,9 +20,10 @@ from drivetrain.callbacks._checkpoint_arguments import check_choices, check_trig
 from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint
 from drivetrain.callbacks._checkpoint_files import check_state, newest_complete, save_new
 from drivetrain.callbacks._checkpoint_names import GROUP
-from drivetrain.callbacks.on_exception_checkpoint import BEFORE_THE_FIRST_STEP
+from drivetrain.callbacks.on_exception_checkpoint import BEFORE_TRAINING
 from drivetrain.errors import ConfigurationError, arguments_checked
 from drivetrain.strategies import rank_files
+from drivetrain.trainer.after_exception import save_after_exception
 from drivetrain.trainer.telling import tell
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class ModelCheckpoint(StoredCheckpoint):
             means never.
         save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: when the
             epoch ends, unless validation runs at other times.
-        save_on_exception: save ``exception-...`` when the run ends by an exception.
+        save_on_exception: save ``exception-...`` with ``filename`` behind it when the run ends by an exception.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
 
     Attributes:
@@ -262,14 +263,15 @@ class ModelCheckpoint(StoredCheckpoint):
     def _save_at_exception(self, trainer: Trainer) -> None:
         saved = self._written_at_step == trainer.global_step
         begun = trainer.training or trainer.validating  # in set-up the steps may be those of an earlier fit
-        if self.save_on_exception and begun and trainer.global_step and not saved and self._may_save(trainer):
-            assert self.dirpath is not None  # setup ran: there have been steps
-            name = f"exception-epoch={trainer.current_epoch}-step={trainer.global_step}"
-            path = self._path_for(trainer, {}, [], name)
-            trainer.save_checkpoint(path, self.save_weights_only)
-            rank_zero_info(f"Saved {path}.")
-        elif self.save_on_exception and self._may_save(trainer) and not (begun and trainer.global_step):
-            rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_THE_FIRST_STEP}")
+        if self.save_on_exception and begun and not saved and self._may_save(trainer):
+            name = f"exception-{self.filename or f'epoch={trainer.current_epoch}-step={trainer.global_step}'}"
+            metrics = {**trainer.callback_metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
+            base, path = self.format_checkpoint_name(metrics, name), ""
+            if trainer.is_global_zero:  # it alone writes the file, and one of the others may be dead
+                path = self._free_path(trainer, metrics, name)
+            rank_zero_info(save_after_exception(trainer, path or base, base, self.save_weights_only))
+        elif self.save_on_exception and self._may_save(trainer) and not begun:
+            rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
 
     def _tell_age_of_score(self, trainer: Trainer) -> None:
         """Log once per fit that checkpoints are ranked by a validation before the step that they hold."""

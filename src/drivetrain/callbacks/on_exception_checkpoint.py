@@ -10,22 +10,22 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callback import Checkpoint
 from drivetrain.callbacks._checkpoint_arguments import check_place
 from drivetrain.errors import ConfigurationError
+from drivetrain.trainer.after_exception import save_after_exception
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
     from drivetrain.trainer.trainer import Trainer
 
 
-BEFORE_THE_FIRST_STEP = (
-    "the exception came before the first optimizer step of this fit, so there is no progress to resume from."
-)
+BEFORE_TRAINING = "the exception came before this fit began to train, so there is no progress to resume from."
 
 
 class OnExceptionCheckpoint(Checkpoint):
-    """Writes one checkpoint if a fit ends by an exception, Ctrl-C included, after its first optimizer step.
+    """Writes one checkpoint if a fit ends by an exception, Ctrl-C and SIGTERM included, after it began to train.
 
     It replaces the checkpoint of an earlier run only when it is complete. In the next run, ``ckpt_path="last"`` finds
-    it. Before the first optimizer step it saves nothing and logs a line.
+    it. Before training it saves nothing and logs a line. With several processes each writes its own part, because one
+    of them may be dead: see docs/checkpoints.md.
 
     Args:
         dirpath: the folder.
@@ -57,8 +57,7 @@ class OnExceptionCheckpoint(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         begun = trainer.training or trainer.validating  # in set-up the steps may be those of an earlier fit
-        if trainer.progress.fn == "fit" and begun and trainer.global_step and not trainer.fast_dev_run:
-            trainer.save_checkpoint(self.ckpt_path)
-            rank_zero_info(f"Saved {self.ckpt_path}.")
+        if trainer.progress.fn == "fit" and begun and not trainer.fast_dev_run:
+            rank_zero_info(save_after_exception(trainer, self.ckpt_path))
         elif trainer.progress.fn == "fit" and not trainer.fast_dev_run:
-            rank_zero_info(f"OnExceptionCheckpoint saved nothing: {BEFORE_THE_FIRST_STEP}")
+            rank_zero_info(f"OnExceptionCheckpoint saved nothing: {BEFORE_TRAINING}")

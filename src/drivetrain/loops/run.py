@@ -145,6 +145,8 @@ class Run:
             rank.
         all_stop: the ranks have agreed to stop.
         stopper: what a fit is asked through to end, by a signal or a time limit: a :class:`drivetrain.loops.stop.Stop`.
+        ends_together: all ranks end after the same batch, so that they can exchange values until then.
+        token: names this fit among all others, on all ranks; only if ``saves_on_exception``.
         stop: the same, from when it was asked: the loop calls it at the end of each batch.
         transfer: ``(move, hooks)`` as :func:`drivetrain.module.hooks.bind_transfer` returns them.
         loaders: makes the loaders on first use.
@@ -189,6 +191,8 @@ class Run:
     losses: Any = None
     uneven: Any = None
     stopper: Any = None
+    ends_together: bool = False
+    token: str = ""
     stop: Any = None
 
     def mark_stale(self) -> None:

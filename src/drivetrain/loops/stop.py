@@ -129,7 +129,7 @@ class Stop:
             return
         self._run.stop = None
         if self._reason != TIME_LIMIT:
-            self.agreed = True
+            self.agreed = self._run.ends_together = True
             self._save(self._reason)
             raise _exception(self._reason)
         self._time_over = self._run.all_stop = True

@@ -26,7 +26,7 @@ from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import arranged
-from drivetrain.errors import ConfigurationError, NotSupportedError, closest, described
+from drivetrain.errors import ConfigurationError, closest, described
 from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.datamodule import LightningDataModule
@@ -421,20 +421,6 @@ def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
         raise ConfigurationError(
             f"{name}.{hook}{inspect.signature(method)} cannot be called with the arguments it is given. "
             f"Write def {hook}({wanted})."
-        )
-
-
-def check_savers(trainer: Trainer, fn: TrainerFn) -> None:
-    """Refuse callbacks that save on exceptions where several processes train.
-
-    Raises:
-        NotSupportedError: it cannot.
-    """
-    savers = [callback for callback in trainer.checkpoint_callbacks if callback.saves_on_exception]
-    if savers and trainer.strategy.is_distributed and fn is TrainerFn.FITTING:
-        raise NotSupportedError(
-            f"{type(savers[0]).__name__} saves on exceptions, and where several processes train the others would wait "
-            "for the one that failed. Leave save_on_exception and OnExceptionCheckpoint out."
         )
 
 

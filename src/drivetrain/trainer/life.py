@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,8 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         log=trainer._log if trainer.loggers else None,
         saves_on_exception=any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks),
     )
+    if run.saves_on_exception and several:
+        run.token = strategy.broadcast(uuid.uuid4().hex)
     run.window.gather = strategy.data.all_gather if strategy.data.size > 1 else None
     if any(overrides(strategy, verb, Stepping) for verb in ("rescale_gradients", "open_gradients")):
         run.window.rescale = strategy.rescale_gradients

@@ -71,7 +71,7 @@ def save(
     """
     entries, failure = list[rank_files.Entry](), None
     if strategy.world_size > 1 and not weights_only:
-        path, entries = rank_files.write(strategy, _part(state), path, options)
+        path, entries = rank_files.write(strategy, own_part(state), path, options)
         state = {**state, "rank_files": entries} if entries else state
     try:
         strategy.save_checkpoint(state, path, options)
@@ -96,7 +96,8 @@ def save(
             raise CheckpointError(f"The checkpoint {path} was not written, because rank {rank} failed: {text}.")
 
 
-def _part(state: Mapping[str, Any]) -> State:
+def own_part(state: Mapping[str, Any]) -> State:
+    """Return what of ``state``, the checkpoint of this rank, the others do not have."""
     part = {key: state[key] for key in _OWN if key in state}
     if "restart" in part:
         part["restart"] = {key: value for key, value in part["restart"].items() if key not in _SHARED}

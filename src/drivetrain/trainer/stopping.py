@@ -46,8 +46,8 @@ def _folder(trainer: Trainer) -> str:
 def resume_candidates(trainer: Trainer) -> set[str]:
     """Return the files that ``ckpt_path="last"`` may mean: those of callbacks, and that of a fit which was stopped.
 
-    The latter counts while it is the newest checkpoint of its folder. A folder may be that of an earlier run of the
-    same logger, whose next run writes to another one.
+    The latter, and one that ModelCheckpoint saved after an exception, counts while it is the newest of its folder. That
+    may be the folder of an earlier run of the same logger, whose next run writes to another one.
     """
     callbacks = trainer.checkpoint_callbacks
     found = {path for callback in callbacks for path in callback.resume_candidates(trainer)}
@@ -56,4 +56,4 @@ def resume_candidates(trainer: Trainer) -> set[str]:
     folders.update(folder for callback in callbacks for folder in callback.save_folders(trainer))
     there = [path for folder in folders for path in store.find(folder, "*.ckpt")]
     newest = next(iter(newest_first(store, there)), "")
-    return found | ({newest} if os.path.basename(newest) == STOPPED else set())
+    return found | ({newest} if os.path.basename(newest).startswith((STOPPED, "exception-")) else set())

@@ -425,7 +425,6 @@ class Trainer(TrainerView):
             from drivetrain.trainer.precision_checks import check_precision  # here, so that the import stays quick
 
             check_precision(precision, [model, *self.callbacks], fn, self.settings)
-        attach.check_savers(self, fn)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
         return Job(fn, model, passed, datamodule, checkpoint_path, weights_only, context_of(model))
 
