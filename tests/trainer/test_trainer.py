@@ -166,7 +166,7 @@ def test_the_plan_is_shown_once_with_its_reasons(
     assert 'because accelerator="cpu"' in plans[0]
 
 
-def test_ctrl_c_leaves_with_code_1_after_everything_is_cleaned_up(
+def test_ctrl_c_leaves_with_code_130_after_everything_is_cleaned_up(
     regression: Any, loader: Any, make_trainer: Any
 ) -> None:
     handler = signal.getsignal(signal.SIGINT)
@@ -179,6 +179,7 @@ def test_ctrl_c_leaves_with_code_1_after_everything_is_cleaned_up(
     class Interrupts(regression):  # type: ignore[misc]
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             signal.raise_signal(signal.SIGINT)
+            return self.loss(batch)
 
     trainer = make_trainer(callbacks=[Watches()])
     with pytest.raises(SystemExit) as caught:

@@ -23,6 +23,9 @@ PHASE, BATCHES, STEP, SHOWN, SAVING, SAVES = range(6)
 """Which integer is which: the phase; batches begun; optimizer steps; whether a run has begun; whether it saves after a
 failure; whether it would."""
 
+SAVE_BEGINS_S = 5.0
+"""Seconds that a rank which saves after a failure has to begin with it, when another has failed."""
+
 _WORDS = 8
 _SIZE = 8 * _WORDS  # bytes
 

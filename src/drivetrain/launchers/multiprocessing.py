@@ -22,7 +22,7 @@ from drivetrain.errors import ConfigurationError, SIGTERMException, did_you_mean
 from drivetrain.launchers import _child
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
-from drivetrain.launchers.board import BOARD, SAVES, SAVING, Board
+from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
 from drivetrain.launchers.launcher import Launcher, LaunchError, stop_timeout_s, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
 
@@ -145,7 +145,8 @@ class MultiProcessingLauncher(Launcher):
                 if failures and not board.any(SAVES, list(running.values())):
                     break
                 if failed and deadline == math.inf:
-                    deadline = time.monotonic() + (stop_timeout_s() if asked else _ECHO_S)
+                    saves = board.any(SAVES, list(running.values()))
+                    deadline = time.monotonic() + (stop_timeout_s() if asked else SAVE_BEGINS_S if saves else _ECHO_S)
                     saves_until = time.monotonic() + stop_timeout_s()
                     if asked:
                         _send(processes, signal.SIGTERM)  # without effect on a rank that ends already

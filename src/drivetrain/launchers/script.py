@@ -20,7 +20,7 @@ import torch.multiprocessing
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers.board import BOARD, SAVING, Board
+from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
 from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, stop_timeout_s, variables_of
 from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
@@ -162,7 +162,9 @@ def _first_failure(
         if not first and any(codes):
             first = next(code for code in codes if code)
             asked = was_asked_to_end(first)
-            ends_by = time.monotonic() + (stop_timeout_s() if asked else _LAST_WORDS_S)
+            saves = board is not None and board.any(SAVES, range(len(processes)))
+            last_words_s = SAVE_BEGINS_S if saves else _LAST_WORDS_S
+            ends_by = time.monotonic() + (stop_timeout_s() if asked else last_words_s)
             if asked:
                 _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
             saves_until = time.monotonic() + stop_timeout_s()
