@@ -69,7 +69,7 @@ LEFT = {
     "truncated_bptt_steps=3": "self.truncated_bptt_steps = 3 in the LightningModule",
     "track_grad_norm=2": "self.log in on_before_optimizer_step",
     "terminate_on_nan=True": "check_finite=True",
-    "auto_lr_find=True": "not supported yet",
+    "auto_lr_find=True": "write Tuner(trainer) of drivetrain.tuner",
     "model_registry=name": "not supported yet",
     "checkpoint_callback=flag": "enable_checkpointing=... for a bool",
     "checkpoint_callback=F(), callbacks=c": "write F() into callbacks=",

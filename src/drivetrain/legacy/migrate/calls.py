@@ -41,7 +41,7 @@ GONE = {
     "root_gpu": "trainer.strategy.root_device.index",
     "tpu_cores": "trainer.num_devices",
     "training_type_plugin": "trainer.strategy",
-    "tune": "a learning rate and a batch size of your own; the tuner does not exist yet",
+    "tune": "Tuner(trainer) of drivetrain.tuner",
 }
 """Members that the Trainer had, and what to write today."""
 

@@ -69,7 +69,7 @@ class _Call:
         elif name in flags.WITHOUT_EFFECT:
             self._drop(keyword)
         elif name in flags.OF_THE_TUNER and name not in KNOWN:
-            self._drop_or_leave(name, keyword, value, "not supported yet: leave it out")
+            self._drop_or_leave(name, keyword, value, "write Tuner(trainer) of drivetrain.tuner")
         elif name in flags.SUPERSEDED and name not in KNOWN:
             self._superseded(name, keyword, value)
         elif name == "max_steps" and value is None:
