@@ -42,7 +42,50 @@ class _Flagged(Asked):
                 getattr(callback, hook)(self)
 
 
-class _Calls(_Flagged):
+class _Tunes(_Flagged):
+    """The flags ``auto_lr_find`` and ``auto_scale_batch_size``, on today's Tuner."""
+
+    @property
+    def tuner(self) -> Any:
+        """What finds learning rates and batch sizes."""
+        from drivetrain.tuner import Tuner
+
+        return Tuner(self)
+
+    def tune(
+        self,
+        model: Any,
+        train_dataloader: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: Any = None,
+        scale_batch_size_kwargs: Mapping[str, Any] | None = None,
+        lr_find_kwargs: Mapping[str, Any] | None = None,
+        train_dataloaders: Any = None,
+    ) -> dict[str, Any]:
+        """Find what the flags ``auto_scale_batch_size`` and ``auto_lr_find`` ask for, and set it in the model.
+
+        Returns:
+            "scale_batch_size" and "lr_find" with what was found.
+        """
+        data = {"train_dataloaders": train_dataloader if train_dataloaders is None else train_dataloaders}
+        data |= {"val_dataloaders": val_dataloaders, "datamodule": datamodule}
+        found = {}
+        if mode := self._flags["auto_scale_batch_size"]:
+            options = {
+                "mode": mode if isinstance(mode, str) else "power",
+                "margin": 0,
+                **(scale_batch_size_kwargs or {}),
+            }
+            found["scale_batch_size"] = self.tuner.scale_batch_size(model, **data, **options)
+        if name := self._flags["auto_lr_find"]:
+            options = {"attr_name": name if isinstance(name, str) else "", **(lr_find_kwargs or {})}
+            found["lr_find"] = self.tuner.lr_find(model, **data, **options)
+        if not found:
+            rank_zero_warn("trainer.tune does nothing: write Trainer(auto_lr_find=True, auto_scale_batch_size=True).")
+        return found
+
+
+class _Calls(_Tunes):
     """The entry points with the arguments of that time."""
 
     def fit(  # type: ignore[override]
@@ -86,45 +129,6 @@ class _Calls(_Flagged):
             return []
         return super().test(model, dataloaders, *args, **_best_of(model, more))
 
-    @property
-    def tuner(self) -> Any:
-        """What finds learning rates and batch sizes."""
-        from drivetrain.tuner import Tuner
-
-        return Tuner(self)
-
-    def tune(
-        self,
-        model: Any,
-        train_dataloader: Any = None,
-        val_dataloaders: Any = None,
-        datamodule: Any = None,
-        scale_batch_size_kwargs: Mapping[str, Any] | None = None,
-        lr_find_kwargs: Mapping[str, Any] | None = None,
-        train_dataloaders: Any = None,
-    ) -> dict[str, Any]:
-        """Find what the flags ``auto_scale_batch_size`` and ``auto_lr_find`` ask for, and set it in the model.
-
-        Returns:
-            "scale_batch_size" and "lr_find" with what was found.
-        """
-        data = {"train_dataloaders": train_dataloader if train_dataloaders is None else train_dataloaders}
-        data |= {"val_dataloaders": val_dataloaders, "datamodule": datamodule}
-        found = {}
-        if mode := self._flags["auto_scale_batch_size"]:
-            options = {
-                "mode": mode if isinstance(mode, str) else "power",
-                "margin": 0,
-                **(scale_batch_size_kwargs or {}),
-            }
-            found["scale_batch_size"] = self.tuner.scale_batch_size(model, **data, **options)
-        if name := self._flags["auto_lr_find"]:
-            options = {"attr_name": name if isinstance(name, str) else "", **(lr_find_kwargs or {})}
-            found["lr_find"] = self.tuner.lr_find(model, **data, **options)
-        if not found:
-            rank_zero_warn("trainer.tune does nothing: write Trainer(auto_lr_find=True, auto_scale_batch_size=True).")
-        return found
-
     def make_optimizers(self) -> tuple[list[Any], list[LRSchedulerConfig]]:
         """What ``configure_optimizers`` returns, with the frequencies of several optimizers."""
         self._optimizers_made = True
@@ -133,7 +137,7 @@ class _Calls(_Flagged):
             found = [each["frequency"] for each in returned if "frequency" in each]
             accelerator: Any = self.strategy.source  # type: ignore[attr-defined]
             accelerator.optimizer_frequencies = found if len(found) == len(returned) else ()
-        return normalise(returned)
+        return normalise(returned, by_hand=not self.lightning_module.automatic_optimization)
 
 
 class FlaggedTrainer(_Calls):
