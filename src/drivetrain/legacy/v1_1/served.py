@@ -37,6 +37,7 @@ _CALLBACKS: dict[str, tuple[str, ...]] = {
 _PLUGINS: dict[str, tuple[str, ...]] = {
     "apex": (f"{_L}: ApexPlugin",),
     "ddp_plugin": (f"{_L}: DDPPlugin",),
+    "ddp_sequential_plugin": ("drivetrain.legacy.absent: DDPSequentialPlugin",),
     "native_amp": (f"{_L}: NativeAMPPlugin",),
     "sharded_plugin": (f"{_L}: DDPShardedPlugin",),
 }

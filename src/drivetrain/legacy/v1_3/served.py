@@ -59,6 +59,12 @@ _LOGGERS: dict[str, tuple[str, ...]] = {
     "test_tube": (f"{_ABSENT}: TestTubeLogger",),
     "wandb": ("drivetrain.loggers.wandb: WandbLogger",),
 }
+_PROFILERS: dict[str, tuple[str, ...]] = {
+    "advanced": ("drivetrain.profilers: AdvancedProfiler",),
+    "base": ("drivetrain.profilers: BaseProfiler=Profiler PassThroughProfiler",),
+    "pytorch": ("drivetrain.profilers: PyTorchProfiler",),
+    "simple": ("drivetrain.profilers: SimpleProfiler",),
+}
 _UTILITIES: dict[str, tuple[str, ...]] = {
     "apply_func": (f"{_C}.batches: move_data_to_device",),
     "argparse": (f"{_L}.arguments: add_argparse_args from_argparse_args",),
@@ -140,6 +146,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "plugins.training_type.single_tpu": (f"{_L}: SingleTPUPlugin",),
     "plugins.training_type.tpu_spawn": (f"{_L}: TPUSpawnPlugin",),
     "plugins.training_type.training_type_plugin": (f"{_L}: TrainingTypePlugin",),
+    **folder("profiler", _PROFILERS),
     "trainer": (f"{_L}: Trainer", _SEED),
     "trainer.states": ("drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",),
     "trainer.trainer": (f"{_L}: Trainer",),
