@@ -137,6 +137,11 @@ class FolderLogger(Logger):
         with self._explained(self.log_dir):
             os.makedirs(self.log_dir, exist_ok=True)
 
+    def _look_into_folder(self) -> None:
+        """Raise a ConfigurationError if the run's folder cannot be one; nothing is made."""
+        with self._explained(self.log_dir), contextlib.suppress(FileNotFoundError):
+            os.stat(os.path.join(self.log_dir, "."))
+
     def _named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         return {files.encodable(f"{self._prefix}{name}"): value for name, value in metrics.items()}
 

@@ -114,6 +114,8 @@ class CSVLogger(FolderLogger):
         """Write what is not in the files yet."""
         self._write_hparams()
         if not self._dirty:
+            if not self.is_undecided:
+                self._open()  # when a fit begins: a folder that cannot be used is an error before training
             return
         self._make_folder()
         with _writing_alone(self.log_dir):

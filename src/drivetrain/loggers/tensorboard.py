@@ -183,6 +183,11 @@ class TensorBoardLogger(FolderLogger):
     @rank_zero_only
     def save(self) -> None:
         """Write what the writer still holds, and ``hparams.yaml``."""
+        self._flush()
+        if self._writer is None and not self.is_undecided:
+            self._look_into_folder()  # when a fit begins: one that cannot be used is an error before training
+
+    def _flush(self) -> None:
         self._forget_copy()
         self._forget_deleted()
         self._write_hparams()
@@ -207,9 +212,10 @@ class TensorBoardLogger(FolderLogger):
         self._writer = self._event_file = None
         self._hparams_written = not self.hparams
 
+    @rank_zero_only
     def finalize(self, status: str) -> None:
         """Write what is left and close the writer: its file and its thread go."""
-        self.save()
+        self._flush()
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -35,8 +35,8 @@ def tell_one(trainer: Any, logger: Any, method: str, *args: Any, begins: bool = 
             trainer._failed_loggers.append(logger)
             rank_zero_warn(
                 f"{type(logger).__name__}.{method} failed, and what it was given may be lost: "
-                f"{type(error).__name__}: {error}. The run continues, and further failures of this logger are not "
-                "reported. Free disk space or repair the connection, and it continues to log."
+                f"{type(error).__name__}: {str(error).rstrip('.')}. The run continues, and further failures of this "
+                "logger are not reported. Free disk space or repair the connection, and it continues to log."
             )
 
 
