@@ -102,10 +102,14 @@ def test_every_device_type_of_torchs_has_an_accelerator_by_its_name(name: str) -
     assert not accelerator.is_available()
 
 
-@pytest.mark.parametrize("name", ["meta", "privateuseone", "quantum", "CPU"])
+@pytest.mark.parametrize("name", ["meta", "privateuseone", "quantum", "QUANTUM"])
 def test_what_computes_nothing_has_none(name: str) -> None:
     with pytest.raises(UnknownNameError, match=f"no accelerator called '{name}'"):
         AcceleratorRegistry.get(name)
+
+
+def test_a_name_may_be_in_capitals() -> None:
+    assert type(AcceleratorRegistry.get("CPU")) is type(AcceleratorRegistry.get("cpu"))
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("cuda", "nccl"), ("xpu", "xccl"), ("mps", "gloo")])

@@ -7,7 +7,7 @@ from drivetrain.base.members import Members
 CALLED = frozenset(
     {
         "__init__", "name", "version", "save_dir", "log_dir", "group_separator", "log_metrics", "log_hyperparams",
-        "log_graph", "save", "finalize", "after_save_checkpoint", "state_dict", "load_state_dict",
+        "log_graph", "save", "finalize", "after_save_checkpoint",
     }
 )  # fmt: skip
 """Members whose override is called, or read."""

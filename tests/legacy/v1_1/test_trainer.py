@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from drivetrain.errors import ConfigurationError, LoggingError
 from drivetrain.legacy import v1_1 as pl
 from drivetrain.legacy.v1_1 import flags
-from drivetrain.legacy.v1_1.callbacks import EarlyStopping, ModelCheckpoint
+from drivetrain.legacy.v1_1._callbacks import EarlyStopping, ModelCheckpoint
 from drivetrain.legacy.v1_1.functional import accuracy
 from drivetrain.legacy.v1_1.results import EvalResult, Result, TrainResult
 

@@ -27,11 +27,11 @@ _CLUSTERS: dict[str, tuple[str, ...]] = {
 }
 _CALLBACKS: dict[str, tuple[str, ...]] = {
     "base": (f"{_L}: Callback",),
-    "early_stopping": (f"{_L}.callbacks: EarlyStopping",),
-    "gpu_stats_monitor": (f"{_LATER}.callbacks: GPUStatsMonitor",),
+    "early_stopping": (f"{_L}._callbacks: EarlyStopping",),
+    "gpu_stats_monitor": (f"{_LATER}._callbacks: GPUStatsMonitor",),
     "gradient_accumulation_scheduler": ("drivetrain.callbacks.gradient_accumulation: GradientAccumulationScheduler",),
     "lr_monitor": ("drivetrain.callbacks.lr_monitor: LearningRateMonitor",),
-    "model_checkpoint": (f"{_L}.callbacks: ModelCheckpoint",),
+    "model_checkpoint": (f"{_L}._callbacks: ModelCheckpoint",),
     "progress": later.SERVED["callbacks.progress"],
 }
 _PLUGINS: dict[str, tuple[str, ...]] = {

@@ -30,12 +30,12 @@ _ENVIRONMENTS = (
 )
 _CALLBACKS: dict[str, tuple[str, ...]] = {
     "base": (f"{_L}: Callback",),
-    "early_stopping": (f"{_L}.callbacks: EarlyStopping",),
-    "gpu_stats_monitor": (f"{_L}.callbacks: GPUStatsMonitor",),
+    "early_stopping": (f"{_L}._callbacks: EarlyStopping",),
+    "gpu_stats_monitor": (f"{_L}._callbacks: GPUStatsMonitor",),
     "gradient_accumulation_scheduler": ("drivetrain.callbacks.gradient_accumulation: GradientAccumulationScheduler",),
     "lambda_function": ("drivetrain.callbacks.lambda_function: LambdaCallback",),
     "lr_monitor": ("drivetrain.callbacks.lr_monitor: LearningRateMonitor",),
-    "model_checkpoint": (f"{_L}.callbacks: ModelCheckpoint",),
+    "model_checkpoint": (f"{_L}._callbacks: ModelCheckpoint",),
     "prediction_writer": ("drivetrain.callbacks.prediction_writer: BasePredictionWriter WriteInterval",),
     "progress": (
         "drivetrain.callbacks.tqdm_progress: ProgressBar=TQDMProgressBar",
@@ -43,7 +43,7 @@ _CALLBACKS: dict[str, tuple[str, ...]] = {
     ),
     "finetuning": ("drivetrain.callbacks.finetuning: BackboneFinetuning BaseFinetuning multiplicative",),
     "pruning": ("drivetrain.callbacks.pruning: ModelPruning",),
-    "stochastic_weight_avg": (f"{_L}.callbacks: StochasticWeightAveraging",),
+    "stochastic_weight_avg": (f"{_L}._callbacks: StochasticWeightAveraging",),
     "timer": ("drivetrain.callbacks.timer: Timer",),
 }
 _LOGGERS: dict[str, tuple[str, ...]] = {

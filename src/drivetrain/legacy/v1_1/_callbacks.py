@@ -7,7 +7,7 @@ from typing import Any
 
 import drivetrain.callbacks
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.legacy.v1_3 import callbacks as later
+from drivetrain.legacy.v1_3 import _callbacks as later
 
 
 class ModelCheckpoint(later.ModelCheckpoint):
