@@ -15,8 +15,8 @@ from drivetrain.callbacks import (
     ModelSummary,
 )
 from drivetrain.errors import ConfigurationError, did_you_mean, shown
-from drivetrain.legacy.v1_3.accelerators import Accelerator, CPUAccelerator, GPUAccelerator, TPUAccelerator
 from drivetrain.legacy.v1_3._callbacks import StochasticWeightAveraging
+from drivetrain.legacy.v1_3.accelerators import Accelerator, CPUAccelerator, GPUAccelerator, TPUAccelerator
 from drivetrain.legacy.v1_3.checks import GradientNorms, StopsOnNaN
 from drivetrain.legacy.v1_3.precision_plugins import ApexMixedPrecisionPlugin, PrecisionPlugin, precision_plugin_of
 from drivetrain.legacy.v1_3.training_type_plugin import TrainingTypePlugin
