@@ -46,6 +46,15 @@ def positional_arity(fn: Callable[..., Any]) -> int:
     return sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
 
 
+def taken(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the keyword arguments ``given`` that ``fn`` takes."""
+    parameters = inspect.signature(fn).parameters.values() if given else ()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return dict(given)
+    names = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    return {name: value for name, value in given.items() if name in names}
+
+
 def takes_iterator(step: Callable[..., Any]) -> bool:
     """Whether a step takes ``dataloader_iter`` and fetches its batches itself."""
     return "dataloader_iter" in inspect.signature(step).parameters

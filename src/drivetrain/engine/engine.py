@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.compiled import compiled_in_place
-from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.introspect import defined_by_user, overrides, taken
 from drivetrain.base.seed import Generators, seed_everything
 from drivetrain.base.tree import move
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
@@ -416,11 +416,10 @@ class Engine(Ranks):
     # ---- saying things -------------------------------------------------------------------------------------------
 
     def call(self, hook_name: str, *args: Any, **kwargs: Any) -> None:
-        """Call the method of this name of every callback that has it; what they return is not used."""
+        """Call this method of every callback that has it, with those of ``kwargs`` that it takes; nothing is returned."""
         for callback in self.callbacks:
-            method = getattr(callback, hook_name, None)
-            if callable(method):
-                method(*args, **kwargs)
+            if callable(method := getattr(callback, hook_name, None)):
+                method(*args, **taken(method, kwargs))
 
     def log(self, name: str, value: Any, step: int | None = None) -> None:
         """Give one number to every logger. A tensor is read from the device now."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import overrides, taken
 from drivetrain.base.tree import map_leaves
 from drivetrain.module.hooks import DataHooks
 from drivetrain.module.hparams import HyperparametersMixin
@@ -61,7 +60,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
             batch_size, num_workers: as for every DataLoader. A constructor that takes them by name gets them too.
             datamodule_kwargs: the constructor's own arguments.
         """
-        module = cls(**datamodule_kwargs, **_taken(cls, batch_size=batch_size, num_workers=num_workers))
+        module = cls(**datamodule_kwargs, **taken(cls, {"batch_size": batch_size, "num_workers": num_workers}))
         datasets = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
 
         def loaders(dataset: Any, shuffle: bool) -> Any:
@@ -86,13 +85,6 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
 
 
 _HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
-
-
-def _taken(cls: type, **given: Any) -> dict[str, Any]:
-    """Return those of ``given`` that the constructor of ``cls`` takes."""
-    parameters = inspect.signature(cls).parameters
-    all_of_them = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    return {name: value for name, value in given.items() if all_of_them or name in parameters}
 
 
 def _described(hook: Callable[[], Any]) -> str:
