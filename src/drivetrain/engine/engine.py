@@ -416,7 +416,7 @@ class Engine(Ranks):
     # ---- saying things -------------------------------------------------------------------------------------------
 
     def call(self, hook_name: str, *args: Any, **kwargs: Any) -> None:
-        """Call this method of every callback that has it, with those of ``kwargs`` that it takes; nothing is returned."""
+        """Call this method of every callback that has it, with those of ``kwargs`` that it takes."""
         for callback in self.callbacks:
             if callable(method := getattr(callback, hook_name, None)):
                 method(*args, **taken(method, kwargs))
