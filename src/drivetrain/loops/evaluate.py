@@ -383,7 +383,10 @@ def bind_eval_step(
         return _with_iterator(run, call, batches, 0 if index is None else index)
     parameters = inspect.signature(fn).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
-    as_third = "dataloader_idx" not in parameters and inspect.Parameter.VAR_POSITIONAL in kinds
+    by_place = inspect.Parameter.VAR_POSITIONAL in kinds
+    if run.engine.strategy.extra_step_arguments:  # steps of earlier generations: the third argument has any name
+        by_place = by_place or positional_arity(fn) > 2
+    as_third = "dataloader_idx" not in parameters and by_place
     takes_index = "dataloader_idx" in parameters or as_third or inspect.Parameter.VAR_KEYWORD in kinds
     if index is not None and not takes_index:
         raise ConfigurationError(

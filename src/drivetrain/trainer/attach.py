@@ -349,7 +349,7 @@ def _check_step(name: str, method: str, step: Any, further: Container[str]) -> N
             key not in by_position[:2]
             and key not in further
             and parameters[key].default is inspect.Parameter.empty
-            and not (index and key == "dataloader_idx")
+            and not (index and (key == "dataloader_idx" or (further and key in by_position[:3])))
         ):
             raise ConfigurationError(f"{name}.{method} needs {key!r}, which the loop does not pass. {cure}")
 

@@ -363,3 +363,30 @@ def test_a_callback_may_return_its_state(tmp_path: Path) -> None:
     resumed = Counts()
     fit(One(), callbacks=[resumed], resume_from_checkpoint=str(tmp_path / "a.ckpt"), max_epochs=2)
     assert resumed.batches == 8
+
+
+def test_a_step_with_manual_optimization_may_require_optimizer_idx() -> None:
+    class Manual(Two):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> None:
+            seen.append((batch_idx, optimizer_idx))
+            for index, optimizer in enumerate(self.optimizers()):
+                self.manual_backward(self.loss(batch, index), optimizer)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    seen: list[Any] = []
+    fit(Manual())
+    assert seen == [(index, 0) for index in range(4)]
+
+
+def test_the_third_argument_of_an_evaluation_step_may_have_any_name() -> None:
+    class Named(One):
+        def validation_step(self, batch: Any, batch_idx: int, dataset_idx: int) -> None:
+            seen.append((batch_idx, dataset_idx))
+
+    seen: list[Any] = []
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.validate(Named(), [DataLoader(tensors(), batch_size=8), DataLoader(tensors(), batch_size=16)])
+    assert seen == [(0, 0), (1, 0), (0, 1)]

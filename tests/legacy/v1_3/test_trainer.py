@@ -426,3 +426,57 @@ def test_todays_trainer_says_that_such_a_hook_is_not_called() -> None:
     )  # fmt: skip
     with pytest.warns(UserWarning, match="Hooked.on_batch_end is never called.*on_train_batch_end"):
         trainer.fit(Net(), loader())
+
+
+# ---- data of an earlier fit ------------------------------------------------------------------------------------------
+
+
+class Evaluated(Net):
+    """Remembers what it was evaluated on."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.sizes = [*getattr(self, "sizes", []), len(batch)]
+
+    test_step = validation_step
+
+
+class Data(pl.LightningDataModule):
+    """Batches of 8 rows, and of 2 for tests."""
+
+    def train_dataloader(self) -> Any:
+        return loader()
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(list(torch.ones(8, 4)), batch_size=8)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(list(torch.ones(2, 4)), batch_size=2)
+
+
+@pytest.mark.parametrize(("call", "sizes"), [("test", [2]), ("validate", [8])])
+@pytest.mark.parametrize("passes_model", [False, True])
+def test_an_evaluation_without_data_takes_the_datamodule_of_the_fit(
+    call: str, sizes: list[int], passes_model: bool
+) -> None:
+    model, trainer = Evaluated(), quiet(num_sanity_val_steps=0, limit_val_batches=1)
+    trainer.fit(model, datamodule=Data())
+    model.sizes = []
+    with pytest.warns(FutureWarning, match=rf"trainer\.{call} without data .*datamodule=datamodule"):
+        getattr(trainer, call)(*([model] if passes_model else []))
+    assert model.sizes == sizes
+
+
+def test_a_validation_without_data_takes_the_loaders_of_the_fit() -> None:
+    model, trainer = Evaluated(), quiet(num_sanity_val_steps=0)
+    trainer.fit(model, loader(), DataLoader(list(torch.ones(3, 4)), batch_size=3))
+    model.sizes = []
+    with pytest.warns(FutureWarning, match=r"trainer\.validate without data"):
+        trainer.validate()
+    assert model.sizes == [3]
+
+
+def test_data_of_a_fit_are_not_taken_for_another_model() -> None:
+    trainer = quiet(num_sanity_val_steps=0)
+    trainer.fit(Evaluated(), datamodule=Data())
+    with pytest.raises(ConfigurationError, match=r"trainer\.test has no loader"):
+        trainer.test(Evaluated())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
@@ -92,6 +93,11 @@ class _Steps(_Beginning):
 
     def bound_step(self, name: str) -> Callable[..., Any]:
         self.driver.steps[name] = self.bind(name)
+        if name == "training_step":
+            module = self.lightning_module
+            asks = "optimizer_idx" in inspect.signature(module.training_step).parameters
+            by_hand = asks and not module.automatic_optimization and len(self.optimizers) > 1
+            self.further_arguments = {"optimizer_idx": 0} if by_hand else {}  # one call, for all optimizers
         step: Callable[..., Any] = getattr(self, name)
         return step
 

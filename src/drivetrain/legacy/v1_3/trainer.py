@@ -86,7 +86,12 @@ class _Tunes(_Flagged):
 
 
 class _Calls(_Tunes):
-    """The entry points with the arguments of that time."""
+    """The entry points with the arguments of that time.
+
+    A fit bound its loaders to the model, where a later ``trainer.test()`` without any found them.
+    """
+
+    _fitted: tuple[Any, Any, Any] = (None, None, None)  # the model, its datamodule and its validation loaders
 
     def fit(  # type: ignore[override]
         self,
@@ -106,6 +111,7 @@ class _Calls(_Tunes):
         if (mode := self._flags["multiple_trainloader_mode"]) != flags.FLAGS["multiple_trainloader_mode"]:
             train_dataloaders = CombinedLoader(train_dataloaders, mode)
         more.setdefault("ckpt_path", self.resume_from_checkpoint)
+        self._fitted = (model, datamodule, val_dataloaders)
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, **more)
         return 1
 
@@ -117,6 +123,7 @@ class _Calls(_Tunes):
             dataloaders = _renamed("validate", "val_dataloaders", "dataloaders", val_dataloaders)
         if _has_nothing_to_do(model or self.lightning_module, "validate", "validation_step"):
             return []
+        dataloaders, more = self._data_of_fit("validate", model, dataloaders, args, more)
         return super().validate(model, dataloaders, *args, **_best_of(model, more))
 
     def test(
@@ -127,7 +134,37 @@ class _Calls(_Tunes):
             dataloaders = _renamed("test", "test_dataloaders", "dataloaders", test_dataloaders)
         if _has_nothing_to_do(model or self.lightning_module, "test", "test_step"):
             return []
+        dataloaders, more = self._data_of_fit("test", model, dataloaders, args, more)
         return super().test(model, dataloaders, *args, **_best_of(model, more))
+
+    def predict(self, model: Any = None, dataloaders: Any = None, *args: Any, **more: Any) -> Any:
+        """Predict on the loaders."""
+        dataloaders, more = self._data_of_fit("predict", model, dataloaders, args, more)
+        return super().predict(model, dataloaders, *args, **more)
+
+    def _data_of_fit(
+        self, call: str, model: Any, loaders: Any, args: tuple[Any, ...], more: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the loaders and the arguments of an evaluation; without data, those that the model was fitted with."""
+        fitted, datamodule, val_loaders = self._fitted
+        passed = loaders is not None or more.get("datamodule") is not None or any(args)
+        if passed or fitted is None or model not in (None, fitted):
+            return loaders, more
+        if datamodule is not None:
+            rank_zero_warn(
+                f"trainer.{call} without data takes the datamodule of trainer.fit, which is deprecated. Write "
+                f"trainer.{call}(model, datamodule=datamodule).",
+                FutureWarning,
+            )
+            return None, {**more, "datamodule": datamodule}
+        if call == "validate" and val_loaders is not None:
+            rank_zero_warn(
+                "trainer.validate without data takes the validation loaders of trainer.fit, which is deprecated. Write "
+                "trainer.validate(model, dataloaders=...).",
+                FutureWarning,
+            )
+            return val_loaders, more
+        return loaders, more
 
     def make_optimizers(self) -> tuple[list[Any], list[LRSchedulerConfig]]:
         """What ``configure_optimizers`` returns, with the frequencies of several optimizers."""
