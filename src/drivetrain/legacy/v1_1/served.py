@@ -61,16 +61,15 @@ _UTILITIES: dict[str, tuple[str, ...]] = {
     "warning_utils": (f"{_C}.rank_zero: WarningCache",),
 }
 _METRICS = (
-    "torchmetrics: AveragePrecision ConfusionMatrix ExplainedVariance F1=F1Score FBeta=FBetaScore MeanAbsoluteError "
-    "MeanSquaredError MeanSquaredLogError Metric MetricCollection PSNR=PeakSignalNoiseRatio Precision "
-    "PrecisionRecallCurve ROC Recall SSIM=StructuralSimilarityIndexMeasure",
-    f"{_LATER}.metrics: Accuracy",
+    "torchmetrics: AveragePrecision ExplainedVariance MeanAbsoluteError MeanSquaredError MeanSquaredLogError Metric "
+    "MetricCollection PSNR=PeakSignalNoiseRatio PrecisionRecallCurve ROC SSIM=StructuralSimilarityIndexMeasure",
+    f"{_LATER}.metrics: Accuracy ConfusionMatrix F1 FBeta Precision Recall",
 )
 _FUNCTIONAL = (
-    f"{_L}.functional: accuracy",
-    "torchmetrics.functional: auroc average_precision bleu_score confusion_matrix explained_variance f1=f1_score "
-    "fbeta=fbeta_score mean_absolute_error mean_squared_error mean_squared_log_error precision precision_recall_curve "
-    "psnr=peak_signal_noise_ratio recall roc ssim=structural_similarity_index_measure stat_scores",
+    f"{_L}.functional: accuracy confusion_matrix f1 fbeta precision recall",
+    "torchmetrics.functional: auroc average_precision bleu_score explained_variance mean_absolute_error "
+    "mean_squared_error mean_squared_log_error precision_recall_curve psnr=peak_signal_noise_ratio roc "
+    "ssim=structural_similarity_index_measure stat_scores",
 )
 _folder = later.folder
 

@@ -9,7 +9,7 @@ import torchmetrics
 from torchmetrics import *  # noqa: F403
 from torchmetrics import Metric
 
-__all__ = sorted({*torchmetrics.__all__, "Accuracy", "MeanSquaredError"})
+__all__ = sorted({*torchmetrics.__all__, "Accuracy", "F1", "FBeta", "MeanSquaredError"})
 
 
 class Accuracy(Metric):  # type: ignore[no-redef]
@@ -41,3 +41,57 @@ class Accuracy(Metric):  # type: ignore[no-redef]
     def compute(self) -> torch.Tensor:
         """Return the fraction."""
         return self.correct.float() / self.total
+
+
+def with_task(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments for a metric of classification with the task that ``num_classes`` stood for.
+
+    One class was the task "binary", several were "multiclass". Without ``num_classes`` they stay as they are.
+    """
+    given = {**dict(zip(("num_classes",), args, strict=False)), **kwargs}
+    given = {name: value for name, value in given.items() if name != "compute_on_step"}
+    classes = given.get("num_classes")
+    if "task" not in given and isinstance(classes, int):
+        given["task"] = "multiclass" if classes > 1 else "binary"
+    return given
+
+
+class _Classified:
+    """A metric that need not be told its task, but the number of classes."""
+
+    today: Any
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], str):  # today's call: the task comes first
+            args, kwargs = args[1:], {"task": args[0], **kwargs}
+        return cls.today(**with_task(args, kwargs))
+
+
+class ConfusionMatrix(_Classified):  # type: ignore[no-redef]
+    """Counts of predicted classes for each true class."""
+
+    today = torchmetrics.ConfusionMatrix
+
+
+class F1(_Classified):
+    """The harmonic mean of precision and recall."""
+
+    today = torchmetrics.F1Score
+
+
+class FBeta(_Classified):
+    """The weighted harmonic mean of precision and recall."""
+
+    today = torchmetrics.FBetaScore
+
+
+class Precision(_Classified):  # type: ignore[no-redef]
+    """The fraction of right ones among the predictions of a class."""
+
+    today = torchmetrics.Precision
+
+
+class Recall(_Classified):  # type: ignore[no-redef]
+    """The fraction of a class that was found."""
+
+    today = torchmetrics.Recall
