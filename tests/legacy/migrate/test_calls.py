@@ -98,6 +98,9 @@ def test_the_constructor_of_a_data_module_has_no_arguments() -> None:
     [
         ("def training_step(self, batch, batch_idx, optimizer_idx): ...", "self.automatic_optimization = False"),
         ("def training_step(self, batch, batch_idx, hiddens): ...", "loop over the parts of the batch"),
+        ("def validation_step(self, batch, batch_idx, dataset_idx): ...", "dataloader_idx=0"),
+        ("def test_step(self, b, i): return pl.EvalResult()", "EvalResult(...) is not logged any more"),
+        ("def training_step(self, b, i): return pl.TrainResult(1)", "TrainResult(...) is not logged any more"),
         ("def validation_step_end(self, outputs): ...", "do its work in validation_step"),
         ("def training_step(self, b, i): return {'loss': 1, 'log': {'a': 1}}", "'log' in a dictionary is not logged"),
     ],
@@ -139,3 +142,8 @@ def test_the_command_line_of_its_time_differs() -> None:
     assert [each.text for each in source.remarks if each.line == 2] == [
         "differs: LightningCLI has subcommands: write fit before the options of the command line"
     ]
+
+
+def test_an_evaluation_step_that_names_the_loaders_index_as_today_is_not_reported() -> None:
+    for further in ("", ", dataloader_idx", ", dataloader_idx=0", ", prefix='val'"):
+        assert left(f"{IMPORT}class A(pl.LightningModule):\n    def test_step(self, b, i{further}): ...\n") == []

@@ -150,3 +150,7 @@ def test_started_processes_inherit_the_generation(served: None, tmp_path: Path) 
     run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
     done = run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.strip() == "1.3.8", done.stderr
+
+
+def test_the_combined_loader_is_where_it_was() -> None:
+    assert SERVED["trainer.supporters"] == ("drivetrain.data.combined: CombinedLoader",)

@@ -189,6 +189,18 @@ def _report_step(bindings: Bindings, method: ast.FunctionDef | ast.AsyncFunction
             method, "training_step(..., optimizer_idx): write self.automatic_optimization = False, and step the "
             "optimizers of self.optimizers() in training_step",
         )  # fmt: skip
+    needed = [each.arg for each in method.args.args[: len(method.args.args) - len(method.args.defaults)]]
+    if method.name != "training_step" and len(needed) > 3 and needed[3] != "dataloader_idx":
+        bindings.source.left(
+            method, f"{method.name}(..., {needed[3]}): the index of the loader is called dataloader_idx: write "
+            f"def {method.name}(self, batch, batch_idx, dataloader_idx=0)",
+        )  # fmt: skip
+    for inner in ast.walk(method):
+        called = bindings.source.text_of(inner.func).rpartition(".")[2] if isinstance(inner, ast.Call) else ""
+        if called in ("TrainResult", "EvalResult"):
+            bindings.source.left(
+                inner, f"{called}(...) is not logged any more: write self.log(name, value), and return the loss"
+            )
     if "hiddens" in taken:
         bindings.source.left(
             method, "training_step(..., hiddens): loop over the parts of the batch, with manual optimization"

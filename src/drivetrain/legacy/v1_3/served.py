@@ -149,6 +149,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     **folder("profiler", _PROFILERS),
     "trainer": (f"{_L}: Trainer", _SEED),
     "trainer.states": ("drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",),
+    "trainer.supporters": ("drivetrain.data.combined: CombinedLoader",),
     "trainer.trainer": (f"{_L}: Trainer",),
     **folder("utilities", _UTILITIES),
 }

@@ -85,13 +85,38 @@ class _Tunes(_Flagged):
         return found
 
 
-class _Calls(_Tunes):
-    """The entry points with the arguments of that time.
-
-    A fit bound its loaders to the model, where a later ``trainer.test()`` without any found them.
-    """
+class _Remembers(_Tunes):
+    """What a fit was given: its loaders were bound to the model, where ``trainer.test()`` found them."""
 
     _fitted: tuple[Any, Any, Any] = (None, None, None)  # the model, its datamodule and its validation loaders
+
+    def _data_of_fit(
+        self, call: str, model: Any, loaders: Any, args: tuple[Any, ...], more: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the loaders and the arguments of an evaluation; without data, those that the model was fitted with."""
+        fitted, datamodule, val_loaders = self._fitted
+        passed = loaders is not None or more.get("datamodule") is not None or any(args)
+        if passed or fitted is None or model not in (None, fitted):
+            return loaders, more
+        if datamodule is not None:
+            rank_zero_warn(
+                f"trainer.{call} without data takes the datamodule of trainer.fit, which is deprecated. Write "
+                f"trainer.{call}(model, datamodule=datamodule).",
+                FutureWarning,
+            )
+            return None, {**more, "datamodule": datamodule}
+        if call == "validate" and val_loaders is not None:
+            rank_zero_warn(
+                "trainer.validate without data takes the validation loaders of trainer.fit, which is deprecated. Write "
+                "trainer.validate(model, dataloaders=...).",
+                FutureWarning,
+            )
+            return val_loaders, more
+        return loaders, more
+
+
+class _Calls(_Remembers):
+    """The entry points with the arguments of that time."""
 
     def fit(  # type: ignore[override]
         self,
@@ -141,30 +166,6 @@ class _Calls(_Tunes):
         """Predict on the loaders."""
         dataloaders, more = self._data_of_fit("predict", model, dataloaders, args, more)
         return super().predict(model, dataloaders, *args, **more)
-
-    def _data_of_fit(
-        self, call: str, model: Any, loaders: Any, args: tuple[Any, ...], more: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """Return the loaders and the arguments of an evaluation; without data, those that the model was fitted with."""
-        fitted, datamodule, val_loaders = self._fitted
-        passed = loaders is not None or more.get("datamodule") is not None or any(args)
-        if passed or fitted is None or model not in (None, fitted):
-            return loaders, more
-        if datamodule is not None:
-            rank_zero_warn(
-                f"trainer.{call} without data takes the datamodule of trainer.fit, which is deprecated. Write "
-                f"trainer.{call}(model, datamodule=datamodule).",
-                FutureWarning,
-            )
-            return None, {**more, "datamodule": datamodule}
-        if call == "validate" and val_loaders is not None:
-            rank_zero_warn(
-                "trainer.validate without data takes the validation loaders of trainer.fit, which is deprecated. Write "
-                "trainer.validate(model, dataloaders=...).",
-                FutureWarning,
-            )
-            return val_loaders, more
-        return loaders, more
 
     def make_optimizers(self) -> tuple[list[Any], list[LRSchedulerConfig]]:
         """What ``configure_optimizers`` returns, with the frequencies of several optimizers."""
