@@ -75,3 +75,13 @@ def test_finite_losses_train_as_without_it_and_it_may_look_less_often(make_train
         make_trainer(callbacks=TerminateOnNaN(3)).fit(Bad("parameter"), loader)
     with pytest.raises(ConfigurationError, match="every_n_batches"):
         TerminateOnNaN(0)
+
+
+class WithoutNumber(Regression):
+    def training_step(self, batch: Any) -> Any:
+        return self.loss(batch) * float("nan")
+
+
+def test_it_serves_a_step_that_takes_the_batch_alone(make_trainer: Any, loader: Any) -> None:
+    with pytest.raises(NonFiniteLossError, match="all layers have finite outputs"):
+        make_trainer(max_epochs=1, callbacks=TerminateOnNaN()).fit(WithoutNumber(), loader)

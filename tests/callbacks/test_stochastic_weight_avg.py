@@ -11,7 +11,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback
-from drivetrain.callbacks import StochasticWeightAveraging
+from drivetrain.callbacks import OnExceptionCheckpoint, StochasticWeightAveraging
 from drivetrain.errors import ConfigurationError
 
 EPOCHS, START = 6, 3
@@ -113,3 +113,48 @@ def test_what_it_refuses(loader: Any, make_trainer: Any) -> None:
     manual.automatic_optimization = False
     with pytest.raises(ConfigurationError, match="needs one optimizer and automatic optimization"):
         make_trainer(callbacks=swa()).fit(manual, loader)
+
+
+class WithoutNumber(Normed):
+    def training_step(self, batch: Any) -> Any:
+        return self.loss(batch)
+
+
+def test_statistics_for_a_step_that_takes_the_batch_alone(loader: Any, make_trainer: Any) -> None:
+    found = []
+    for kind in (Normed, WithoutNumber):
+        module = kind()
+        make_trainer(max_epochs=EPOCHS, callbacks=swa()).fit(module, loader)
+        found.append(module.state_dict())
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=0, atol=0, msg=name)
+
+
+class Raises(Callback):
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch == START and batch_idx == 0:
+            raise KeyError("here")
+
+
+class Plain(Normed):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def test_it_resumes_after_an_exception_in_the_first_window_of_its_schedule(
+    loader: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    def fitted(*callbacks: Any, ckpt_path: Path | None = None) -> dict[str, Any]:
+        torch.manual_seed(5)
+        module = Plain()
+        options = {"accumulate_grad_batches": 3, "enable_checkpointing": bool(callbacks)}
+        trainer = make_trainer(max_epochs=EPOCHS, callbacks=[swa(), *callbacks], **options)
+        trainer.fit(module, loader, ckpt_path=ckpt_path)
+        return module.state_dict()
+
+    expected = fitted()
+    with pytest.raises(KeyError, match="here"):
+        fitted(OnExceptionCheckpoint(tmp_path, "stopped"), Raises())
+    resumed = fitted(ckpt_path=tmp_path / "stopped.ckpt")
+    for name, value in expected.items():
+        torch.testing.assert_close(resumed[name], value, rtol=0, atol=0, msg=name)

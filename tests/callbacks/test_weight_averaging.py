@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback
-from drivetrain.callbacks import EMAWeightAveraging, ModelCheckpoint, WeightAveraging
+from drivetrain.callbacks import EMAWeightAveraging, ModelCheckpoint, OnExceptionCheckpoint, WeightAveraging
 from drivetrain.errors import ConfigurationError
 
 
@@ -279,3 +279,52 @@ def test_lightnings_file_is_resumed(validated: Any, loader: DataLoader[Any], mak
     other = normed(validated)
     make_trainer(max_epochs=2, callbacks=[EMAWeightAveraging(decay=0.7)]).fit(other, loader, loader, ckpt_path=path)
     same(weights_of(other), weights_of(module))
+
+
+class Raises(Callback):
+    """Raises at the end of one batch."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            raise KeyError("here")
+
+
+@pytest.mark.parametrize("use_buffers", [True, False])
+def test_after_an_exception_inside_a_window_buffers_are_those_of_an_undisturbed_run(
+    validated: Any, loader: DataLoader[Any], make_trainer: Any, tmp_path: Path, use_buffers: bool
+) -> None:
+    def fitted(*callbacks: Any, ckpt_path: Path | None = None) -> dict[str, Any]:
+        torch.manual_seed(7)
+        module, average = normed(validated), EMAWeightAveraging(decay=0.9, use_buffers=use_buffers)
+        trainer = make_trainer(
+            max_epochs=2,
+            accumulate_grad_batches=3,
+            callbacks=[average, *callbacks],
+            enable_checkpointing=bool(callbacks),
+        )
+        trainer.fit(module, loader, loader, ckpt_path=ckpt_path)
+        return weights_of(module)
+
+    expected = fitted()
+    with pytest.raises(KeyError, match="here"):
+        fitted(OnExceptionCheckpoint(tmp_path, "stopped"), Raises())
+    same(fitted(ckpt_path=tmp_path / "stopped.ckpt"), expected)
+
+
+def test_two_averages_are_refused(validated: Any, loader: DataLoader[Any], make_trainer: Any) -> None:
+    two = [EMAWeightAveraging(), WeightAveraging()]
+    with pytest.raises(ConfigurationError, match="2 callbacks that average weights: EMAWeightAveraging, Weight"):
+        make_trainer(max_epochs=1, callbacks=two).fit(normed(validated), loader, loader)
+
+
+def test_a_fit_without_an_update_says_so(validated: Any, loader: DataLoader[Any], make_trainer: Any) -> None:
+    trainer = make_trainer(max_epochs=1, callbacks=EMAWeightAveraging(update_starting_at_step=1000))
+    with pytest.warns(UserWarning, match="EMAWeightAveraging has made no update in"):
+        trainer.fit(normed(validated), loader, loader)
+
+
+@pytest.mark.parametrize("name", ["update_every_n_steps", "update_starting_at_step", "update_starting_at_epoch"])
+@pytest.mark.parametrize("value", [-1, 1.5, "a"])
+def test_ema_refuses_what_is_no_count(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        EMAWeightAveraging(**{name: value})

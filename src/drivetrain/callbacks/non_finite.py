@@ -14,6 +14,7 @@ from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback
 from drivetrain.callbacks._without_logging import without_logging
 from drivetrain.errors import DrivetrainError, is_count, wrong_value
+from drivetrain.loops.pieces import training_step_arguments
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -80,7 +81,7 @@ def _cause(trainer: Any, module: Any, batch: Any, batch_idx: int) -> str:
     found: list[str] = []
     # Every rank runs the step: the strategy may exchange values in it.
     with torch.no_grad(), isolate_rng(), without_logging(module), _watched(module, found):
-        trainer.strategy.training_step(batch, batch_idx)
+        trainer.strategy.training_step(*training_step_arguments(module, batch, batch_idx))
     if in_batch:
         place = f", in {in_batch[0]!r}" if in_batch[0] else ""
         return f"the batch itself has values that are not finite{place}"

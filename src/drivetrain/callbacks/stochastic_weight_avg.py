@@ -17,6 +17,7 @@ from drivetrain.callbacks._without_logging import without_logging
 from drivetrain.callbacks.weight_averaging import WeightAveraging
 from drivetrain.data.kept import generators_kept, workers_kept
 from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.loops.pieces import training_step_arguments
 from drivetrain.module.optimizers import LRSchedulerConfig
 
 if TYPE_CHECKING:
@@ -138,6 +139,15 @@ class StochasticWeightAveraging(WeightAveraging):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "began": self.began}
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Say whether the schedulers of this file are the ones that this callback has set.
+
+        After an exception the callbacks' states are those of an earlier point, where the run will resume. Schedulers
+        are saved as they are now.
+        """
+        states = checkpoint["callbacks"]
+        states[self.state_key] = {**states[self.state_key], "began": self.began}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.began = entry(state_dict, "began", bool)
@@ -180,7 +190,7 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
             for batch_idx, batch in enumerate(loader):
                 if batch_idx >= limit:
                     break
-                strategy.training_step(strategy.batch_to_device(batch), batch_idx)
+                strategy.training_step(*training_step_arguments(module, strategy.batch_to_device(batch), batch_idx))
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum

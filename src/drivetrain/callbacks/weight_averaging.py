@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import count, entry
 from drivetrain.callback import KeepsWeights
-from drivetrain.errors import ConfigurationError, NotSupportedError, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, is_number, wrong_value
 from drivetrain.trainer.weights import AVERAGED
 
 if TYPE_CHECKING:
@@ -95,6 +95,12 @@ class WeightAveraging(KeepsWeights):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the average, or continue that of the checkpoint."""
+        averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]
+        if len(averaging) > 1:
+            raise ConfigurationError(
+                f"The Trainer has {len(averaging)} callbacks that average weights: {', '.join(averaging)}. Validation, "
+                "checkpoints and the module at the end can have one average. Pass one of them."
+            )
         if any(hasattr(parameter, "ds_id") for parameter in pl_module.parameters()):
             raise NotSupportedError(
                 f"{type(self).__name__} cannot average parameters that DeepSpeed's stage 3 has split up. Use a lower "
@@ -111,9 +117,14 @@ class WeightAveraging(KeepsWeights):
             values.append(own)
         self._groups = list(groups.values())
         if self._loaded is not None:
+            # Buffers that are not averaged belong to the training.
+            others = [each for each in pl_module.buffers() if not (self._use_buffers and _has_mean(each))]
+            trained = [buffer.clone() for buffer in others]
             trainer.strategy.load_model_state_dict({"state_dict": self._loaded}, strict=pl_module.strict_loading)
             self._exchange()
             self._in_module = False  # the average went through the module, which has the trained weights again
+            for buffer, value in zip(others, trained, strict=True):
+                buffer.data.copy_(value)
             self._loaded = None
 
     def on_train_batch_end(
@@ -144,6 +155,11 @@ class WeightAveraging(KeepsWeights):
             self._exchange()
             rank_zero_info(
                 f"{type(self).__name__}: the module now has the average of its weights, of {self.n_averaged} updates."
+            )
+        elif not self.n_averaged and not trainer.fast_dev_run:
+            rank_zero_warn(
+                f"{type(self).__name__} has made no update in {trainer.global_step} steps and {trainer.current_epoch} "
+                "epochs, so there is no average, and the module has the trained weights. Let it begin earlier."
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -262,6 +278,15 @@ class EMAWeightAveraging(WeightAveraging):
     ) -> None:
         if not is_number(decay) or not 0 <= decay <= 1:
             raise wrong_value("EMAWeightAveraging", "decay", decay, "a number from 0 to 1", "decay=0.999")
+        if not is_count(update_every_n_steps):
+            expected = "a number of steps, or 0 for none"
+            raise wrong_value("EMAWeightAveraging", "update_every_n_steps", update_every_n_steps, expected, "1")
+        for name, start in (
+            ("update_starting_at_step", update_starting_at_step),
+            ("update_starting_at_epoch", update_starting_at_epoch),
+        ):
+            if start is not None and not is_count(start):
+                raise wrong_value("EMAWeightAveraging", name, start, "a count from 0, or None", "None")
         self.decay = decay
         self.update_every_n_steps = update_every_n_steps
         self.update_starting_at_step = update_starting_at_step
@@ -291,8 +316,12 @@ def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
     for parameter in module.parameters():
         yield local_shard(parameter.data)
     for buffer in module.buffers() if buffers else ():
-        if buffer.is_floating_point() or buffer.is_complex():
+        if _has_mean(buffer):
             yield local_shard(buffer.data)
+
+
+def _has_mean(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
 
 
 def _storage(tensor: Tensor) -> int:
