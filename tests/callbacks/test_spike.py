@@ -78,3 +78,18 @@ def test_what_it_refuses() -> None:
             SpikeDetection(**arguments)
     assert issubclass(TrainingSpikeException, RuntimeError)
     assert torch.is_tensor(torch.ones(1))
+
+
+def test_it_says_that_a_manual_step_returns_no_loss(make_trainer: Any, loader: Any) -> None:
+    class Manual(Regression):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.optimizers().zero_grad()
+            self.manual_backward(self.loss(batch))
+            self.optimizers().step()
+
+    with pytest.warns(UserWarning, match="SpikeDetection sees no loss: Manual optimizes manually"):
+        make_trainer(max_epochs=1, callbacks=SpikeDetection()).fit(Manual(), loader)

@@ -131,6 +131,14 @@ def test_loggers_take_them(make_trainer: Any, loader: Any, tmp_path: Path) -> No
     assert "omegaconf" not in written
 
 
+def test_loggers_take_one_that_is_an_argument_and_lacks_a_value(make_trainer: Any, loader: Any, tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    make_trainer(logger=logger).fit(Arguments(make(), sizes=[1]), loader)
+    written = (Path(logger.log_dir) / "hparams.yaml").read_text()
+    assert 'later: "???"' in written
+    assert "as: x" in written
+
+
 def test_arguments_of_the_trainer_come_from_a_file(tmp_path: Path, loader: Any) -> None:
     (tmp_path / "train.yaml").write_text(
         "trainer:\n  accelerator: cpu\n  max_epochs: 1\n  limit_train_batches: 1\n  logger: false\n"

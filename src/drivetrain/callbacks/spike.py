@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from drivetrain.base.files import write
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import entry
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, DrivetrainError, is_count, is_number, wrong_value
@@ -83,11 +84,18 @@ class SpikeDetection(Callback):
         self.bad_batches: list[int] = []
         self._losses: deque[float] = deque(maxlen=window)
         self._batches = 0
+        self._said = False  # that there is no loss to look at
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
+        if loss is None and not pl_module.automatic_optimization and not self._said:
+            self._said = True
+            rank_zero_warn(
+                f"SpikeDetection sees no loss: {type(pl_module).__name__} optimizes manually, and its training_step "
+                "has returned none. Return the loss from training_step."
+            )
         value = math.nan if loss is None else float(loss)
         is_spike = loss is not None and self._batches >= self.warmup and self._is_spike(value)
         if trainer.strategy.reduce_boolean_decision(is_spike, all=False):

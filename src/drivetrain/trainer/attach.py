@@ -444,10 +444,11 @@ def log_hyperparameters(trainer: Trainer) -> None:
                     f"{params[name]!r}. Rename one, or call save_hyperparameters(logger=False) in one of them."
                 )
         params.update(own)
-    from drivetrain.trainer.telling import tell  # here, so that importing the Trainer stays quick
+    from drivetrain.base.configs import without_configs  # here, so that importing the Trainer stays quick
+    from drivetrain.trainer.telling import tell
 
-    if params:
-        tell(trainer, "log_hyperparams", params, begins=True)
+    if params:  # plain data in the place of configurations, because reading a value that is missing there raises
+        tell(trainer, "log_hyperparams", without_configs(params), begins=True)
     tell(trainer, "log_graph", trainer.lightning_module, begins=True)
     tell(trainer, "save", begins=True)
 
