@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,9 +16,6 @@ from drivetrain.loops.run import Run
 from drivetrain.loops.window import Window, rescale
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.stepping import Stepping
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
 
 Step = Callable[[Any, int, int, bool, int], Any]
 """``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
@@ -53,7 +50,7 @@ def bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[A
     return lambda batch, batch_idx: training_step(batch), context
 
 
-def training_step_arguments(module: LightningModule, batch: Any, batch_idx: int) -> tuple[Any, ...]:
+def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[Any, ...]:
     """Return what ``module.training_step`` takes of these: the batch, and its number if the signature asks for it."""
     return (batch, batch_idx) if positional_arity(module.training_step) > 1 else (batch,)
 
