@@ -272,14 +272,14 @@ def _failure(error: BaseException) -> Failure:
     return Failure(
         time.monotonic(),
         summary="raised " + "".join(traceback.format_exception_only(error)).strip() + (place and f"\nat {place}"),
-        follows=_follows(error),
+        follows=follows(error),
         interrupted=isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt),
         traceback="".join(traceback.format_exception(error)),
         exception=pickled,
     )
 
 
-def _follows(error: BaseException | None) -> bool:
+def follows(error: BaseException | None) -> bool:
     """Whether an exchange broke: usually because the process at the other end did."""
     declared = getattr(torch.distributed, "DistError", ())
     while error is not None:

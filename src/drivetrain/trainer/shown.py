@@ -1,14 +1,24 @@
-"""A run as the process that has started this rank sees it."""
+"""A run as others see it: the process that has started this rank, and when it fails the other ranks."""
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
+import torch.distributed as dist
+
+from drivetrain.base.rank_zero import log
 from drivetrain.launchers import _child
-from drivetrain.launchers.board import SAVES, SAVING, SHOWN, own_sheet
+from drivetrain.launchers.board import SAVES, SAVING, SHOWN, own_sheet, place_of_user
 from drivetrain.loops.progress import Progress
+
+_FAILED = "drivetrain/failed"  # the key in the job's store below which a rank says why it has failed
+_STORE_S = 2.0  # that a rank which fails waits for the store: the process that holds it may have stopped
+
+_told: list[Any] = []  # the store in which this rank has said so, in an earlier run
 
 
 @contextmanager
@@ -19,9 +29,14 @@ def shown(progress: Progress, saves: bool) -> Iterator[None]:
         progress: of the run.
         saves: a callback saves after an exception, so the launching process gives this rank the time for it.
     """
+    _forget_failure()
     sheet = own_sheet()
     if sheet is None:
-        yield
+        try:
+            yield
+        except Exception as error:
+            _share_failure(error, progress)
+            raise
         return
     words = sheet.words
     words[: len(progress.slot)] = array("q", progress.slot)
@@ -31,6 +46,7 @@ def shown(progress: Progress, saves: bool) -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, Exception):
+            _share_failure(error, progress)
             _child.write_failure(sheet.folder, sheet.local_rank, error)
         raise
     finally:
@@ -49,3 +65,58 @@ def saving() -> Iterator[None]:
     finally:
         if sheet is not None:
             sheet.words[SAVING] = 0
+
+
+def _share_failure(error: Exception, progress: Progress) -> None:
+    """Tell the other ranks why this one fails; or, if its exchange broke, add to ``error`` what another has told.
+
+    The other rank's connections break when its process ends or leaves the group, which is after it has told. What waits
+    here is a thread, so that a store which does not answer keeps no rank from ending.
+    """
+    store = _store()
+    if store is None:
+        return
+    follows, found = _child.follows(error), list[str]()
+
+    def exchange() -> None:
+        with suppress(RuntimeError):  # the store is gone, with the process that held it
+            if not follows:
+                store.set(f"{_FAILED}/{dist.get_rank()}", _summary(error, progress))
+                _told[:] = [store]
+                return
+            keys = [f"{_FAILED}/{rank}" for rank in range(dist.get_world_size())]
+            found.extend(store.get(key).decode() for key in keys if store.check([key]))
+
+    thread = threading.Thread(target=exchange, name="drivetrain failure", daemon=True)
+    thread.start()
+    thread.join(_STORE_S)
+    for text in list(found):
+        if hasattr(error, "add_note"):
+            error.add_note(text)
+        else:
+            log.error("%s", text)
+
+
+def _summary(error: Exception, progress: Progress) -> str:
+    name, place = progress.phase.name.lower().replace("_", " "), place_of_user(error)
+    where = "before its first phase" if name == "none" else f"in the phase {name!r}"
+    lines = f"{type(error).__name__}: {error}".splitlines()
+    return f"Rank {dist.get_rank()} had failed, {where}: {lines[0]}{place and f', at {place}'}"
+
+
+def _forget_failure() -> None:
+    """Take back what this rank said of an earlier run: this one has not failed."""
+    for store in _told:
+        if store is _store():
+            with suppress(RuntimeError):
+                store.delete_key(f"{_FAILED}/{dist.get_rank()}")
+    _told.clear()
+
+
+def _store() -> Any:
+    """Return the store of a job of several processes; ``None`` where there is none."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store() if dist.get_world_size() > 1 else None

@@ -1,0 +1,32 @@
+"""What the other ranks of a job learn of one that fails, where another launcher has started them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parents[1] / "faults" / "external_program.py"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied")
+@pytest.mark.parametrize("where", ["set up", "batch start"])
+def test_the_error_of_a_rank_whose_exchange_broke_names_the_rank_that_failed(
+    programs: Any, tmp_path: Path, where: str
+) -> None:
+    done = programs.run(PROGRAM, where, 1, cwd=tmp_path, timeout=60)
+    assert "the fault was injected" in done.stdout, done.stderr
+    [own] = [line for line in done.stdout.splitlines() if line.startswith("on rank 1: ValueError; ")]
+    [peer] = [line for line in done.stdout.splitlines() if line.startswith("on rank 0: ")]
+    assert "had failed" not in own
+    assert f"Rank 1 had failed, in the phase '{where}': ValueError: of this rank alone, at " in peer
+    assert "external_program.py:" in peer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied")
+def test_the_program_without_a_fault_ends_well(programs: Any, tmp_path: Path) -> None:
+    """The negative control."""
+    done = programs.run(PROGRAM, "nowhere", 1, cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stdout.count("no error")) == (0, 2), done.stderr
