@@ -259,3 +259,21 @@ def test_t57_where_each_rank_holds_a_part_nothing_is_saved_and_a_line_says_so(jo
     assert (
         "on_exception.ckpt was not saved: DDPStrategy would need the state of the rank that has failed" in failed.stderr
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied")
+def test_t57_a_complete_file_is_kept_when_one_without_the_state_of_a_dead_rank_replaces_it(
+    job: Any, tmp_path: Path
+) -> None:
+    job("exception", 1, "OnExceptionCheckpoint")
+    [part] = tmp_path.glob("*.rank1")
+    complete = (tmp_path / "on_exception.ckpt").read_bytes(), part.read_bytes()
+    killed, _ = job("kill", 1, "OnExceptionCheckpoint")
+    assert "is now" in killed.stderr
+    [kept] = tmp_path.glob("on_exception-earlier.ckpt.*.rank1")
+    assert ((tmp_path / "on_exception-earlier.ckpt").read_bytes(), kept.read_bytes()) == complete
+    part.unlink()  # now the newest is incomplete, whatever was left of the earlier one
+    job("kill", 1, "OnExceptionCheckpoint")
+    assert (tmp_path / "on_exception-earlier.ckpt").read_bytes() == complete[0]
+    resumed, _ = job("none", 0, "OnExceptionCheckpoint", "on_exception-earlier.ckpt")
+    assert resumed.returncode == 0, resumed.stderr

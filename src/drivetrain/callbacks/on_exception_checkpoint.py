@@ -25,7 +25,8 @@ class OnExceptionCheckpoint(Checkpoint):
 
     It replaces the checkpoint of an earlier run only when it is complete. In the next run, ``ckpt_path="last"`` finds
     it. Before training it saves nothing and logs a line. With several processes each writes its own part, because one
-    of them may be dead: see docs/checkpoints.md.
+    of them may be dead: see docs/checkpoints.md. Then a complete file that it replaces is copied to
+    ``on_exception-earlier.ckpt`` before, because the new one may lack the part of the dead process.
 
     Args:
         dirpath: the folder.

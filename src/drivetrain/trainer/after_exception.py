@@ -9,12 +9,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from drivetrain.base.introspect import overrides
-from drivetrain.checkpoints.io import wait_for
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.checkpoints.io import CheckpointIO, wait_for
+from drivetrain.errors import CheckpointError
 from drivetrain.strategies.group import LoneGroup
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.checkpoint import dump
 from drivetrain.trainer.rank_parts import own_part
 from drivetrain.trainer.shown import saving
+
+EARLIER = "-earlier"
+"""Behind the name of a complete checkpoint that the one of a later exception has replaced."""
 
 
 def save_after_exception(trainer: Any, path: str, base: str = "", weights_only: bool = False) -> str:
@@ -50,6 +55,7 @@ def save_after_exception(trainer: Any, path: str, base: str = "", weights_only: 
         if strategy.is_global_zero:
             others = [] if weights_only else range(1, strategy.world_size)
             entries = [{"name": f"{os.path.basename(names)}{rank}"} for rank in others]
+            _keep_earlier(store, path)
             store.save_checkpoint({**state, "rank_files": entries} if entries else state, path)
             wait_for(store, path)
         elif not weights_only:
@@ -57,6 +63,27 @@ def save_after_exception(trainer: Any, path: str, base: str = "", weights_only: 
             store.save_checkpoint(own_part(state), path)
             wait_for(store, path)
     return f"Saved {path}, each rank by itself."
+
+
+def _keep_earlier(store: CheckpointIO, path: str) -> None:
+    """Copy a complete checkpoint that is to be replaced: the new one may lack the part of a rank that has died.
+
+    The earlier copy is replaced by it. One that is itself incomplete is not kept.
+    """
+    from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
+
+    if not store.exists(path):
+        return
+    base, extension = os.path.splitext(path)
+    kept = f"{base}{EARLIER}{extension}"
+    try:
+        listed = store.load_checkpoint(path).get("rank_files", ())
+        folder = os.path.dirname(path)
+        if all(store.exists(os.path.join(folder, each["name"])) for each in listed):
+            rank_files.copy(store, path, kept)
+            rank_zero_info(f"The earlier {path} is now {kept}.")
+    except CheckpointError as error:  # it is damaged, or there is no room: the fit that fails now is saved all the same
+        rank_zero_warn(f"The earlier {path} was not kept: {error}")
 
 
 def _is_replica(strategy: Strategy) -> bool:
