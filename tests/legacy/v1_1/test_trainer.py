@@ -149,9 +149,9 @@ def test_a_profiler_that_is_switched_on_is_the_simple_one() -> None:
 
 
 def test_precision_flags() -> None:
-    assert quiet(precision=16, amp_backend="apex", amp_level="O0").precision == "32-true"
-    assert quiet(precision=16).precision == "16-mixed"
-    assert quiet(precision=16, plugins=[pl.NativeAMPPlugin()]).precision == "16-mixed"
+    assert quiet(precision=16, amp_backend="apex", amp_level="O0").precision_plugin.name == "32-true"
+    assert quiet(precision=16).precision_plugin.name == "16-mixed"
+    assert quiet(precision=16, plugins=[pl.NativeAMPPlugin()]).precision_plugin.name == "16-mixed"
 
 
 def test_a_plugin_wraps_as_it_says() -> None:

@@ -168,7 +168,7 @@ def test_several_processes_without_a_backend_are_spawned() -> None:
     ],
 )  # fmt: skip
 def test_flags_of_precision_mean_what_they_meant(flags: dict[str, Any], precision: str) -> None:
-    assert quiet(**flags).precision == precision
+    assert quiet(**flags).precision_plugin.name == precision
 
 
 def test_an_accelerator_object_with_the_flags_of_its_time() -> None:
@@ -480,3 +480,14 @@ def test_data_of_a_fit_are_not_taken_for_another_model() -> None:
     trainer.fit(Evaluated(), datamodule=Data())
     with pytest.raises(ConfigurationError, match=r"trainer\.test has no loader"):
         trainer.test(Evaluated())
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"), [({}, 32), ({"precision": 16}, 16), ({"precision": 64}, 64), ({"precision": "bf16"}, "bf16")]
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_precision_is_answered_as_it_was_written(given: dict[str, Any], answer: Any) -> None:
+    trainer = quiet(**given)
+    assert trainer.precision == answer
+    trainer.fit(Net(), loader())
+    assert trainer.precision == answer

@@ -81,7 +81,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
     @property
     def use_amp(self) -> bool:
         """Whether automatic mixed precision is used."""
-        return self._trainer is not None and "mixed" in self._trainer.precision
+        return self._trainer is not None and "mixed" in self._trainer.strategy.precision_plugin.name
 
     def get_progress_bar_dict(self) -> dict[str, Any]:
         """Return what the progress bar shows."""

@@ -64,12 +64,15 @@ class _Devices(drivetrain.trainer.trainer.Trainer):
     @property
     def use_amp(self) -> bool:
         """Whether automatic mixed precision is used."""
-        return "mixed" in self.precision
+        return "mixed" in self.strategy.precision_plugin.name
 
     @property
     def amp_backend(self) -> str | None:
         """Whose automatic mixed precision is used: torch's own, or none."""
         return "native" if self.use_amp else None
+
+
+_BITS = {"16-mixed": 16, "16-true": 16, "bf16-mixed": "bf16", "bf16-true": "bf16", "32-true": 32, "64-true": 64}
 
 
 class Asked(_Devices):
@@ -81,6 +84,11 @@ class Asked(_Devices):
         if name in given:
             return given[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def precision(self) -> Any:
+        """How many bits numbers have, as it was written then: 16, 32, 64 or "bf16"."""
+        return _BITS.get(name := super().precision, name)
 
     @property
     def batch_idx(self) -> int:
