@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint, Timer
+from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import SIGTERMException
 from drivetrain.loops.stop import Stop
 
@@ -146,6 +147,26 @@ def test_last_finds_it_in_the_folder_of_an_earlier_run_of_the_logger(tmp_path: P
     again = Model()  # the run that resumed has saved since
     fit(tmp_path, again, ckpt_path="last", logger=True)
     assert again.trained == 2 * BATCHES
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_one_that_another_number_of_processes_has_to_resume_is_not_the_last(
+    tmp_path: Path, others: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def saver() -> ModelCheckpoint:
+        return ModelCheckpoint(tmp_path, save_last=True)
+
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Model(signal.SIGTERM, BATCHES + 2), callbacks=saver())
+    if others:
+        store, path = TorchCheckpointIO(), tmp_path / "stopped.ckpt"
+        saved = store.load_checkpoint(path)
+        store.save_checkpoint({**saved, "ranks": [{}, {}]}, path)  # as if two processes had saved it
+    rest = Model()
+    with caplog.at_level("INFO", logger="drivetrain"):
+        fit(tmp_path, rest, ckpt_path="last", callbacks=saver())
+    assert rest.trained == BATCHES - (0 if others else 3)
+    assert ("saved in the middle of an epoch by 2 processes, and there are 1" in caplog.text) is others
 
 
 def test_without_checkpointing_nothing_is_saved(tmp_path: Path) -> None:

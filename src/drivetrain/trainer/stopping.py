@@ -56,4 +56,27 @@ def resume_candidates(trainer: Trainer) -> set[str]:
     folders.update(folder for callback in callbacks for folder in callback.save_folders(trainer))
     there = [path for folder in folders for path in store.find(folder, "*.ckpt")]
     newest = next(iter(newest_first(store, there)), "")
-    return found | ({newest} if os.path.basename(newest).startswith((STOPPED, "exception-")) else set())
+    if not os.path.basename(newest).startswith((STOPPED, "exception-")):
+        return found
+    earlier = found - {newest}
+    if earlier and (saved_by := _other_count(trainer, newest)):
+        rank_zero_info(
+            f'ckpt_path="last": {newest} was saved in the middle of an epoch by {saved_by} processes, and there are '
+            f"{trainer.world_size}, so an earlier checkpoint is taken."
+        )
+        return earlier
+    return found | {newest}
+
+
+def _other_count(trainer: Trainer, path: str) -> int:
+    """Return how many processes saved ``path`` in the middle of an epoch, if as many as now could alone resume it.
+
+    0: there are as many, or any number can, or the file cannot be read, which is said when it is resumed from.
+    """
+    try:
+        checkpoint = trainer.strategy.checkpoint_io.load_checkpoint(path)
+        inside = checkpoint["loops"]["drivetrain"]["batches_done"] > 0
+        count = len(checkpoint["ranks"]) if "ranks" in checkpoint else 1 + len(checkpoint.get("rank_files", ()))
+    except Exception:  # whatever a damaged file raises
+        return 0
+    return count if inside and count != trainer.world_size else 0
