@@ -100,7 +100,7 @@ class Board:
             return ""
 
     def report(self, local_rank: int, pid: int, end: str, text: str) -> str:
-        """Return what is said of a job that a rank has failed.
+        """Return the report on a job in which a rank has failed.
 
         Args:
             local_rank: which has failed first.

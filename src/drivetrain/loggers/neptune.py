@@ -129,6 +129,6 @@ def _id_of(run: Any) -> str | None:
     """Return the run's id, which it has if it is online."""
     try:
         found = run["sys/id"].fetch()
-    except Exception:  # of several kinds, by the mode of the connection
+    except Exception:  # the client raises other classes offline than online
         return None
     return None if found is None else str(found)

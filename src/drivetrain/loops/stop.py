@@ -39,7 +39,7 @@ _PAUSE_S = 0.01  # while the numbers of the other ranks come
 _OVER = "over"  # in place of the number of a batch: the rank has left its fit
 _NEVER = sys.maxsize
 
-_fits = 0  # of several processes, begun in this one: a key of the job's store is used once
+_fits = 0  # how many fits of several processes this one has begun: each uses keys of its own in the job's store
 _main_pipe: list[int] = []  # where signals are written that come while this process runs a fit of several
 _raises_in: list[int] = []  # the process in which SIGTERM raises an exception
 
