@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -61,6 +62,7 @@ SIZES: list[int] = []  # of all batches; the trials would put an attribute back
         ({}, 50, 1000, 32, [2, 4, 8, 16, 32, 64]),
         ({"mode": "binsearch", "margin": 0}, 50, 1000, 50, [2, 4, 8, 16, 32, 64, 48, 56, 52, 50, 51]),
         ({"mode": "binsearch", "margin": 0.1}, 50, 1000, 45, [2, 4, 8, 16, 32, 64, 48, 56, 52, 50, 51]),
+        ({"mode": "binsearch"}, 5000, 20, 20, [2, 4, 8, 16, 20]),  # memory did not run out: no reserve
         ({}, 5000, 20, 20, [2, 4, 8, 16, 20]),
         ({"max_val": 10}, 5000, 1000, 10, [2, 4, 8, 10]),
         ({"max_trials": 3}, 5000, 1000, 8, [2, 4, 8]),
@@ -75,6 +77,13 @@ def test_the_size_that_fits(
     assert Tuner(make_trainer()).scale_batch_size(module, steps_per_trial=1, **arguments) == found
     assert module.batch_size == found
     assert tried == SIZES
+
+
+def test_a_size_reduced_by_the_margin_is_said_to_be(make_trainer: Any, caplog: Any) -> None:
+    with caplog.at_level(logging.INFO, "drivetrain"):
+        Tuner(make_trainer()).scale_batch_size(Limited(50), mode="binsearch", steps_per_trial=1, margin=0.1)
+    assert "batch_size is 45 now, 10% less than the 50 that fit, after 11 trials" in caplog.text
+    assert "Nothing to train" not in caplog.text  # the Tuner wants no training
 
 
 def test_a_fit_after_the_finder_is_a_fit_with_that_size_from_the_start(make_trainer: Any) -> None:

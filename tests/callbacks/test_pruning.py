@@ -118,6 +118,8 @@ def test_what_it_refuses_and_what_it_may_be_given(make_trainer: Any, loader: Any
         make_trainer(callbacks=ModelPruning("l1_unstructured", [(nn.Linear(2, 2), "weight")])).fit(
             Net(), loader, loader
         )
+    with pytest.raises(ConfigurationError, match="amount=1000.* have 49"):
+        make_trainer(callbacks=ModelPruning("l1_unstructured", amount=1000)).fit(Net(), loader, loader)
     module = Net()
     pruning = ModelPruning(
         "random_unstructured", [(module.net[0], "weight")], amount=lambda epoch: 4 if epoch else 0, verbose=2,

@@ -311,6 +311,11 @@ def test_after_an_exception_inside_a_window_buffers_are_those_of_an_undisturbed_
     same(fitted(ckpt_path=tmp_path / "stopped.ckpt"), expected)
 
 
+def test_a_device_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"EMAWeightAveraging\(device='nonsense'\)"):
+        EMAWeightAveraging(device="nonsense")
+
+
 def test_two_averages_are_refused(validated: Any, loader: DataLoader[Any], make_trainer: Any) -> None:
     two = [EMAWeightAveraging(), WeightAveraging()]
     with pytest.raises(ConfigurationError, match="2 callbacks that average weights: EMAWeightAveraging, Weight"):

@@ -37,7 +37,8 @@ class BatchSizeFinder(Callback):
         init_val: the first size.
         max_trials: how many sizes to try at most.
         batch_arg_name: the attribute, of the module, its hparams or the datamodule.
-        margin: with "binsearch", the fraction by which the size found is reduced, as a reserve.
+        margin: with "binsearch", the fraction by which the size found is reduced, as a reserve, if a larger one did
+            not fit.
         max_val: the largest size to try.
 
     Attributes:
@@ -114,7 +115,8 @@ class BatchSizeFinder(Callback):
         found = trials.search()
         self.optimal_batch_size = found
         set_tuned(trainer, pl_module, name, found)
-        rank_zero_info(f"BatchSizeFinder: {name} is {found} now, after {trials.count} trials.")
+        less = "" if found == trials.fits else f", {self.margin:.0%} less than the {trials.fits} that fit"
+        rank_zero_info(f"BatchSizeFinder: {name} is {found} now{less}, after {trials.count} trials.")
         if stage == "fit":
             if run.loaders.made_training is not None:
                 rank_zero_info("The loader of this epoch was made before; the new size is that of the next loader.")
@@ -124,13 +126,13 @@ class BatchSizeFinder(Callback):
 
 
 class _Trials:
-    """Tries sizes; ``count`` is how many so far."""
+    """Tries sizes; ``count`` is how many so far, ``fits`` the largest that fits."""
 
     def __init__(self, finder: BatchSizeFinder, trainer: Any, module: Any, name: str, stage: str) -> None:
         self._finder, self._trainer, self._module, self._name, self._stage = finder, trainer, module, name, stage
         self._samples = finder.max_val  # of the data set, once a loader was made
         self._error: BaseException | None = None
-        self.count = 0
+        self.count = self.fits = 0
 
     def search(self) -> int:
         """Return the size to use."""
@@ -153,8 +155,9 @@ class _Trials:
                 break
         if not fits:
             raise self._error or ConfigurationError("BatchSizeFinder has tried no size.")
-        reduced = int(fits * (1 - finder.margin)) if finder.mode == "binsearch" else fits
-        return max(1, reduced)
+        self.fits = fits
+        reserve = finder.margin if finder.mode == "binsearch" and too_large else 0
+        return max(1, int(fits * (1 - reserve)))
 
     def _fits(self, size: int) -> bool:
         from drivetrain.trainer.trial import trial

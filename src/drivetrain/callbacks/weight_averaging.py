@@ -63,7 +63,10 @@ class WeightAveraging(KeepsWeights):
                 f"{type(self).__name__} got both avg_fn and multi_avg_fn. Pass one of them, or none for an average in "
                 "which all updates have equal weight."
             )
-        self._device = None if device is None else torch.device(device)
+        try:
+            self._device = None if device is None else torch.device(device)
+        except RuntimeError as error:
+            raise wrong_value(type(self).__name__, "device", device, 'a device such as "cpu"', "device=None") from error
         self._use_buffers = use_buffers
         self._avg_fn = avg_fn
         self._multi_avg_fn = _equal_weights if multi_avg_fn is None else multi_avg_fn

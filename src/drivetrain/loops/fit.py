@@ -171,6 +171,8 @@ def _warn_of_the_unlogged(run: Run) -> None:
 def _say_why_nothing_is_trained(run: Run) -> None:
     progress, limits = run.progress, run.limits
     _check_batches(run)
+    if "nothing to train" in run.told:
+        return
     rank_zero_info(
         f"Nothing to train: {progress.current_epoch} of {limits.max_epochs} epochs and {progress.global_step} of "
         f"{limits.max_steps} steps are done."
