@@ -86,6 +86,18 @@ def test_a_resumed_run_continues_to_count(make_trainer: Any, tmp_path: Path) -> 
     assert rows.of("train")[-1][1]["train/device/samples_per_sec"] == 4.0
 
 
+def test_a_logger_that_fails_ends_no_fit(make_trainer: Any) -> None:
+    class Full(Rows):
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            raise OSError("No space left on device")
+
+    loader = DataLoader(regression_data(), batch_size=8)
+    trainer = make_trainer(callbacks=ThroughputMonitor(len), logger=Full(), log_every_n_steps=1, limit_val_batches=0)
+    with pytest.warns(UserWarning, match=r"Full\.log_metrics failed"):
+        trainer.fit(Counted(), loader)
+    assert trainer.global_step == 4
+
+
 def test_what_it_refuses(make_trainer: Any, loader: Any) -> None:
     with pytest.raises(ConfigurationError, match="batch_size_fn"):
         ThroughputMonitor(8)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from drivetrain.base.restoring import entry, number
 from drivetrain.callback import Callback
 from drivetrain.engine.throughput import Throughput, compute_dtype
 from drivetrain.errors import ConfigurationError
+from drivetrain.trainer.telling import tell
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -120,8 +121,7 @@ class ThroughputMonitor(Callback):
     def _log(self, trainer: Trainer, stage: str) -> None:
         values = self._stages[stage].compute()
         metrics = {f"{stage}{self.separator}{name}": float(value) for name, value in values.items()}
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=trainer.logger_step)
+        tell(trainer, "log_metrics", metrics, step=trainer.logger_step)
 
     # ---- hooks ---------------------------------------------------------------------------------------------------
 
