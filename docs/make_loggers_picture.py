@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from chart import Curve, chart
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,7 +17,6 @@ from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.loggers import CSVLogger
 
 PICTURE = Path(__file__).parent / "loggers.svg"
-WIDTH, HEIGHT, EDGE = 720, 300, 45
 
 
 class Model(LightningModule):
@@ -35,7 +35,7 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.005)
 
 
-def curves() -> list[list[tuple[int, float]]]:
+def curves() -> list[list[tuple[float, float]]]:
     """Return the points of both fits."""
     seed_everything(1)
     x = torch.randn(1600, 8)
@@ -55,35 +55,16 @@ def curves() -> list[list[tuple[int, float]]]:
     return points
 
 
-def picture(points: list[list[tuple[int, float]]]) -> str:
+def picture(points: list[list[tuple[float, float]]]) -> str:
     """Return the curves, the second one over the first."""
-    top = max(value for curve in points for _, value in curve)
-
-    def place(step: int, value: float) -> str:
-        x = EDGE + step / 400 * (WIDTH - 2 * EDGE)
-        return f"{x:.1f},{HEIGHT - EDGE - value / top * (HEIGHT - 2 * EDGE):.1f}"
-
-    styles = (
-        ("#c98a3c", 5, "the first fit, cut off at step 250"),
-        ("#4878a8", 1.8, "the fit resumed at step 200"),
-    )
-    parts = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
-    for number, (curve, (color, width, label)) in enumerate(zip(points, styles, strict=True)):
-        path = " ".join(place(*point) for point in curve)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"/>')
-        parts.append(f'<text x="{WIDTH - 260}" y="{40 + 20 * number}" fill="{color}">{label}</text>')
-    left, right, bottom = EDGE, WIDTH - EDGE, HEIGHT - EDGE
-    parts.append(f'<path d="M{left} {EDGE}V{bottom}H{right}" fill="none" stroke="#444"/>')
-    for step in range(0, 401, 100):
-        x = place(step, 0).split(",")[0]
-        parts.append(f'<text x="{x}" y="{bottom + 18}" fill="#444" text-anchor="middle">{step}</text>')
-    parts.append(f'<text x="{(left + right) / 2}" y="{HEIGHT - 8}" fill="#444" text-anchor="middle">step</text>')
-    parts.append(f'<text x="{left - 6}" y="{EDGE + 4}" fill="#444" text-anchor="end">{top:.0f}</text>')
-    parts.append(f'<text x="{left - 6}" y="{bottom}" fill="#444" text-anchor="end">0</text>')
-    parts.append(f'<text x="{left}" y="{EDGE - 12}" fill="#444">loss</text>')
-    body = "\n".join(parts)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
-    return f'{head}font-size="13">\n{body}\n</svg>\n'
+    cut, resumed = points
+    return chart(
+        [
+            Curve("the first fit, cut off at step 250", cut, "#c98a3c", 5),
+            Curve("the fit resumed at step 200", resumed, "#4878a8"),
+        ],
+        "step", "loss", range(0, 401, 100),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

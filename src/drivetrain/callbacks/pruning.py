@@ -137,14 +137,14 @@ class ModelPruning(KeepsWeights):
                     f"ModelPruning cannot prune {name!r} of a {type(module).__name__}: {type(pl_module).__name__} has "
                     "no such parameter. Pass pairs of one of its modules and a name."
                 )
-        total = sum(module._parameters[name].numel() for module, name in places)  # type: ignore[union-attr]
+        self._initial = [module._parameters[name].detach().clone() for module, name in places]  # type: ignore[union-attr]
+        total = sum(each.numel() for each in self._initial)
         if is_count(self._amount) and int(self._amount) > total:  # type: ignore[arg-type]
             raise ConfigurationError(
                 f"ModelPruning(amount={self._amount}) is a number of values, and the parameters to prune have {total}. "
                 "Write a smaller number, or a fraction such as amount=0.5."
             )
         self._places = places
-        self._initial = [module._parameters[name].detach().clone() for module, name in places]  # type: ignore[union-attr]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if any(is_dtensor(each) for each in pl_module.parameters()):
