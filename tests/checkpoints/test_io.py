@@ -224,6 +224,8 @@ def test_what_the_defaults_say_of_local_files(tmp_path: Path) -> None:
     (tmp_path / "b.ckpt").symlink_to("gone")
     os.utime(path, (100, 200))
     assert store.written_at(path) == 200
+    store.touch(path)
+    assert (store.written_at(path) or 0) > 200
     assert store.exists(path)
     assert sorted(store.find(str(tmp_path), "*.ckpt")) == [path, str(tmp_path / "b.ckpt")]  # links to nothing too
     assert (store.link_target(path), store.link_target(tmp_path / "b.ckpt")) == (None, "gone")

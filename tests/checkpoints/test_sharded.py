@@ -180,6 +180,9 @@ def test_a_store_copies_links_lists_and_removes_folders(tmp_path: Path) -> None:
     same(store.load_checkpoint(last), newer)
     assert sorted(store.find(tmp_path, "*.ckpt")) == sorted(map(str, (one, two, last)))
     assert store.written_at(one) == (one / "manifest.json").stat().st_mtime
+    os.utime(one / "manifest.json", (100, 200))
+    store.touch(one)
+    assert (store.written_at(one) or 0) > 200
     store.remove_checkpoint(last)
     assert store.is_complete(one)
     store.remove_checkpoint(two)

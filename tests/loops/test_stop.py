@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,8 @@ from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint, Timer
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import SIGTERMException
-from drivetrain.loops.stop import Stop
+from drivetrain.loggers import Logger
+from drivetrain.loops.stop import TIME_LIMIT, Stop
 
 BATCHES = 6  # of an epoch, on each rank
 
@@ -42,7 +44,9 @@ class Model(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         self.signalled(self.trained, False)
         self.trained += 1
-        return torch.nn.functional.dropout(self.layer(batch[0]), 0.5).square().mean()
+        loss = torch.nn.functional.dropout(self.layer(batch[0]), 0.5).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.signalled(self.validated, True)
@@ -61,13 +65,25 @@ class Hears(Callback):
         self.heard.append(type(exception).__name__)
 
 
+class Rows(Logger):
+    name, version = "rows", 0  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def log_hyperparams(self, params: Any) -> None: ...
+
+
 def fit(folder: Any, model: Model, ckpt_path: Any = None, ranks: int = 1, **arguments: Any) -> torch.Tensor:
     torch.manual_seed(1)
     data = TensorDataset(torch.randn(2 * BATCHES * ranks, 4, generator=torch.Generator().manual_seed(2)))
     several = {"devices": ranks, "strategy": "ddp"} if ranks > 1 else {}
     trainer = Trainer(**{
         "accelerator": "cpu", "max_epochs": 2, "default_root_dir": folder, "logger": False, "num_sanity_val_steps": 0,
-        "enable_progress_bar": False, "enable_model_summary": False, **several, **arguments,
+        "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1, **several, **arguments,
     })  # fmt: skip
     trainer.fit(
         model, DataLoader(data, batch_size=2, shuffle=True), DataLoader(data, batch_size=2), ckpt_path=ckpt_path
@@ -276,6 +292,49 @@ def test_a_time_limit_saves_and_fit_returns(tmp_path: Path) -> None:
     assert rest.trained == 2 * BATCHES - model.trained
 
 
+class AsksForTime(Callback):
+    """The time is over after so many batches of training."""
+
+    def __init__(self, batches: int, rank: int = 0) -> None:
+        self.batches, self.rank = batches, rank
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if pl_module.trained == self.batches and trainer.global_rank == self.rank:
+            trainer.current_run.stopper.ask(TIME_LIMIT)
+
+
+@pytest.mark.parametrize("batches", [2, BATCHES, BATCHES + 3])
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 4}, {"val_check_interval": 2}], ids=str)
+@pytest.mark.filterwarnings("ignore:.*val_loss")
+def test_t32_a_fit_that_resumes_after_a_time_limit_ends_as_an_undisturbed_one(
+    tmp_path: Path, batches: int, options: dict[str, Any]
+) -> None:
+    """Although the fit that ends validates once more, and its callbacks save after that."""
+
+    def ended(name: str, *callbacks: Callback, **more: Any) -> tuple[Model, torch.Tensor, list[Any]]:
+        model, rows = Model(), Rows()
+        saver = ModelCheckpoint(tmp_path / name, save_last=True, monitor="val_loss")
+        of_run: dict[str, Any] = {"logger": rows, "callbacks": [*callbacks, saver]}
+        return model, fit(tmp_path, model, **options, **of_run, **more), rows.rows
+
+    _, weights, rows = ended("whole")
+    first, _, early = ended("cut", AsksForTime(batches))
+    assert first.trained == batches
+    rest, resumed, late = ended("cut", ckpt_path="last")
+    assert rest.trained == 2 * BATCHES - batches
+    assert torch.equal(resumed, weights)
+    assert late == rows[-len(late) :]
+    assert early[: len(rows) - len(late)] == rows[: -len(late)]
+
+
+def test_a_time_limit_that_min_epochs_delays_saves_where_the_fit_ends(tmp_path: Path) -> None:
+    model = Model()
+    fit(tmp_path, model, callbacks=AsksForTime(2), min_epochs=1)
+    rest = Model()
+    fit(tmp_path, rest, ckpt_path="last")
+    assert (model.trained, rest.trained) == (BATCHES, BATCHES)
+
+
 # ---- several ranks ---------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +382,37 @@ def test_a_time_limit_ends_all_ranks_after_the_same_batch(pool: Any, tmp_path: P
     assert first == other
     assert (first[0], first[3]) == (0, [])
     assert [path for path in found(tmp_path) if path.endswith(".ckpt")] == ["checkpoints/stopped.ckpt"]
+
+
+def cut_and_resumed(folder: Path, in_validation: bool) -> tuple[bool, bool, int]:
+    """Whether weights and rows are those of an undisturbed fit, and after how many batches this one was cut."""
+
+    class Asks(Model):
+        def signalled(self, done: int, here: bool) -> None:
+            if (done, here, self.global_rank) == (8, in_validation, 1):
+                self.trainer.current_run.stopper.ask(TIME_LIMIT)
+
+    def ended(model: Model, epochs: int, name: str, **more: Any) -> tuple[torch.Tensor, list[Any]]:
+        rows, saver = Rows(), ModelCheckpoint(folder / name, save_last=True)
+        options: dict[str, Any] = {"logger": rows, "callbacks": [saver], "val_check_interval": 4}
+        return fit(folder, model, ranks=2, max_epochs=epochs, **options, **more), rows.rows
+
+    first = Asks()
+    ended(first, 10_000, "cut")
+    epochs = first.trained // BATCHES + 2
+    weights, rows = ended(Model(), epochs, "whole")
+    resumed, late = ended(Model(), epochs, "cut", ckpt_path="last")
+    return torch.equal(resumed, weights), late == rows[len(rows) - len(late) :], first.trained
+
+
+@pytest.mark.parametrize("in_validation", [False, True])
+def test_t32_a_time_limit_of_one_rank_ends_all_where_a_resumed_fit_is_equal(
+    pool: Any, tmp_path: Path, in_validation: bool
+) -> None:
+    first, other = pool.run(cut_and_resumed, tmp_path, in_validation, group=False)
+    assert first == other
+    assert first[:2] == (True, True)
+    assert first[2] >= BATCHES
 
 
 class Ranks:

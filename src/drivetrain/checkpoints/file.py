@@ -178,6 +178,12 @@ class TorchCheckpointIO(CheckpointIO):
         manifest = os.path.join(path, "manifest.json")
         return super().written_at(manifest if os.path.isfile(manifest) else path)
 
+    def touch(self, path: str | Path) -> None:
+        if self.is_sharded(path):
+            files.touch(os.path.join(path, "manifest.json"))
+        else:
+            super().touch(path)
+
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
         if link or not self.is_sharded(source):
             return super().copy(source, path, link, replaces)

@@ -161,7 +161,7 @@ def _close_epoch(run: Run) -> None:
 
 def _warn_of_the_unlogged(run: Run) -> None:
     steps, every = run.progress.stepped_batches, run.limits.log_every_n_steps
-    if run.unlogged and steps < every:
+    if run.unlogged and 0 < steps < every:  # with none, the first window was still open when the fit was asked to stop
         rank_zero_warn(
             f"{', '.join(sorted(run.unlogged))}: logged in training steps, but after {steps} steps no logger has seen "
             f"it, because log_every_n_steps={every}. Write a smaller log_every_n_steps."

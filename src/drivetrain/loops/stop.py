@@ -50,22 +50,25 @@ class Stop:
     Args:
         run: the fit.
         save: saves the checkpoint that the next run resumes from; all ranks call it after the same batch.
+        keep_newest: makes that checkpoint count as newer than all that callbacks save while the fit ends.
         timeout_s: how long a rank waits for the answers of the others before it ends alone, without saving.
 
     Attributes:
         agreed: all ranks are at the end of the same batch, so that they can exchange values.
     """
 
-    def __init__(self, run: Run, save: Callable[[str], None], timeout_s: float) -> None:
+    def __init__(
+        self, run: Run, save: Callable[[str], None], timeout_s: float, keep_newest: Callable[[], None] | None = None
+    ) -> None:
         self.agreed = False
-        self._run, self._save, self._timeout_s = run, save, timeout_s
+        self._run, self._save, self._keep_newest, self._timeout_s = run, save, keep_newest, timeout_s
         strategy = run.engine.strategy
         self._rank, self._size = strategy.global_rank, strategy.world.size
         self._reason = ""  # on which the ranks have agreed
         self._wanted = ""  # by this rank
         self._may_reach = self._last = 0  # numbers of batches
         self._written, self._answered, self._acted = threading.Event(), threading.Event(), threading.Event()
-        self._time_over = self._over = False
+        self._time_over = self._saved = self._over = False
         self._interrupts = self._fit = self._round = 0
         self._store: Any = None
         self._pipe: tuple[int, int] | None = None
@@ -96,8 +99,12 @@ class Stop:
         reason = self._wanted if self._reason in ("", TIME_LIMIT) else self._reason
         if reason not in ("", TIME_LIMIT):
             raise _exception(reason)
-        if self._time_over:
-            self._save(TIME_LIMIT)  # now: what callbacks save at the end of the fit is older then
+        if not self._time_over:
+            return
+        if not self._saved:
+            self._save(TIME_LIMIT)
+        elif self._keep_newest is not None:
+            self._keep_newest()
 
     def ask(self, reason: str) -> None:
         """Ask all ranks to end; any thread of any rank, or a signal's handler, may call it."""
@@ -132,7 +139,11 @@ class Stop:
             self.agreed = self._run.ends_together = True
             self._save(self._reason)
             raise _exception(self._reason)
-        self._time_over = self._run.all_stop = True
+        self._time_over = True
+        if not (self._saved or self._run.stop_is_delayed()):
+            self._saved = True  # now: the last validation and the last hooks draw random numbers and change states
+            self._save(TIME_LIMIT)
+        self._run.all_stop = True
         self._run.progress.ask_to_stop()
         self._written.clear()
         self._answered.clear()

@@ -162,7 +162,8 @@ class FitWatch:
                 "self.manual_backward(loss) before its step(), and zero_grad() after it or before the backward pass."
             )
         losses = run.window.batches_with_gradients and run.module.automatic_optimization
-        if not losses or run.progress.global_step > self._steps:
+        open_window = run.window.batches_done > 0  # a request to stop came before its step
+        if not losses or open_window or run.progress.global_step > self._steps:
             self._without_steps = 0
             return
         self._without_steps += 1

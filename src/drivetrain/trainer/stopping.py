@@ -20,11 +20,19 @@ STOPPED = "stopped.ckpt"
 
 def stoppable(trainer: Trainer, run: Run) -> AbstractContextManager[None]:
     """Return the context around the loop of a fit, which ends early if a signal or a time limit asks it to."""
-    return Stop(run, functools.partial(_save, trainer), stop_timeout_s()).listening()
+    saved: list[str] = []
+    save, keep_newest = functools.partial(_save, trainer, saved), functools.partial(_keep_newest, trainer, saved)
+    return Stop(run, save, stop_timeout_s(), keep_newest).listening()
 
 
-def _save(trainer: Trainer, reason: str) -> None:
-    """Save where the fit is, unless a callback will, because it ends by an exception; every rank must call it."""
+def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
+    """Save where the fit is, unless a callback will, because it ends by an exception; every rank must call it.
+
+    Args:
+        trainer: whose fit ends.
+        saved: gets the path of the checkpoint.
+        reason: why it ends.
+    """
     settings, path = trainer.settings, ""
     savers = reason != TIME_LIMIT and any(each.saves_on_exception for each in trainer.checkpoint_callbacks)
     if not (settings.enable_checkpointing is False or settings.barebones or settings.fast_dev_run or savers):
@@ -34,8 +42,15 @@ def _save(trainer: Trainer, reason: str) -> None:
         except Exception as error:
             rank_zero_warn(f"The fit ends by {reason}, and could not save {path}: {error}")
             return
+        saved.append(path)
     if path or reason != TIME_LIMIT:  # of which the Timer has told
         rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}." if path else ""))
+
+
+def _keep_newest(trainer: Trainer, saved: list[str]) -> None:
+    """Make ``ckpt_path="last"`` find what was saved, and not what callbacks have saved at the end of the fit."""
+    if saved and trainer.is_global_zero:
+        trainer.strategy.checkpoint_io.touch(saved[-1])
 
 
 def _folder(trainer: Trainer) -> str:
