@@ -275,6 +275,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "max_steps",
         "min_steps",
         "max_time",
+        "stop_timeout_s",  # ours
         "limit_train_batches",
         "limit_val_batches",
         "limit_test_batches",

@@ -107,6 +107,7 @@ class Settings:
     max_time: str | timedelta | dict[str, int] | None = _argument(
         None, 'stop training after this time: "DD:HH:MM:SS", a timedelta or its arguments'
     )
+    stop_timeout_s: float = _argument(600.0, "seconds to save and to end after SIGTERM, Ctrl-C or a time limit")
     limit_train_batches: int | float | None = _argument(None, "batches per training epoch: a count or a fraction")
     limit_val_batches: int | float | None = _argument(None, "batches per validation loader: a count or a fraction")
     limit_test_batches: int | float | None = _argument(None, "batches per test loader: a count or a fraction")
@@ -312,6 +313,11 @@ def _accumulation(name: str, value: Any) -> None:
     _count(1, optional=False)(name, value)
 
 
+def _seconds(name: str, value: Any) -> None:
+    if not (is_number(value) and value > 0):
+        raise _wrong(name, value, "a number of seconds above 0", f"{name}=600")
+
+
 def _one_of(*allowed: Any) -> Callable[[str, Any], None]:
     def check(name: str, value: Any) -> None:
         # `in` would take 0 for False and 1 for True
@@ -353,6 +359,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "min_epochs": _count(0, optional=True),
     "max_steps": _count(-1, optional=False),
     "max_time": _duration,
+    "stop_timeout_s": _seconds,
     "min_steps": _count(0, optional=True),
     "limit_train_batches": _limit,
     "limit_val_batches": _limit,
@@ -455,7 +462,9 @@ def from_command_line(**chosen: Any) -> dict[str, Any]:
 def _cure(name: str, value: Any, known: Iterable[str]) -> str:
     if callable(getattr(value, "training_step", None)):
         return "Pass the model to trainer.fit(model) instead."
-    return _GONE.get(name) or did_you_mean(name, known)
+    from drivetrain.base.missing import ARGUMENTS  # here, because only a mistake needs it
+
+    return ARGUMENTS.get(name) or did_you_mean(name, known)
 
 
 def _parsed(text: str) -> Any:
@@ -466,31 +475,6 @@ def _parsed(text: str) -> Any:
     except (ValueError, SyntaxError):
         return text
 
-
-_GONE = {
-    **dict.fromkeys(("epochs", "num_epochs", "n_epochs"), "Write max_epochs=... instead."),
-    "automatic_optimization": "Write self.automatic_optimization = ... in the module's __init__ instead.",
-    "gpus": 'Write accelerator="gpu", devices=... instead.',
-    "tpu_cores": 'Write accelerator="tpu", devices=... instead.',
-    "num_processes": 'Write accelerator="cpu", devices=... instead.',
-    "distributed_backend": "Write strategy=... instead.",
-    "auto_select_gpus": 'Write devices="auto" instead.',
-    "auto_lr_find": "Use the LearningRateFinder callback instead.",
-    "auto_scale_batch_size": "Use the BatchSizeFinder callback instead.",
-    "resume_from_checkpoint": "Pass ckpt_path=... to trainer.fit instead.",
-    "checkpoint_callback": "Write enable_checkpointing=... or pass a ModelCheckpoint in callbacks instead.",
-    "progress_bar_refresh_rate": "Write enable_progress_bar=False or pass a progress bar in callbacks instead.",
-    "weights_summary": "Write enable_model_summary=... or pass a ModelSummary in callbacks instead.",
-    "stochastic_weight_avg": "Use the StochasticWeightAveraging callback instead.",
-    "terminate_on_nan": "Write detect_anomaly=True, or EarlyStopping(check_finite=True), instead.",
-    "track_grad_norm": "Log the norms in on_before_optimizer_step instead.",
-    "flush_logs_every_n_steps": "Pass it to the logger instead.",
-    "replace_sampler_ddp": "Write use_distributed_sampler=... instead.",
-    "amp_backend": "Write precision=... instead.",
-    "move_metrics_to_cpu": "Leave it out: logged values are read once per flush.",
-    "reload_dataloaders_every_epoch": "Write reload_dataloaders_every_n_epochs=1 instead.",
-    "truncated_bptt_steps": "Split the sequence in training_step with manual optimization instead.",
-}
 
 NOT_YET: dict[str, Any] = {
     "model_registry": None,

@@ -1,8 +1,9 @@
-"""A fit of two ranks in which one of them sends a signal, and which says how it ended."""
+"""A fit of two ranks in which one of them sends a signal, and which says how it ended; ``stuck``: no save ever ends."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningModule, Trainer
 
-STRATEGY, NUMBER, TO = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+STRATEGY, NUMBER, TO, IS_STUCK = sys.argv[1], int(sys.argv[2]), sys.argv[3], "stuck" in sys.argv
 
 
 class Model(LightningModule):
@@ -29,6 +30,11 @@ class Model(LightningModule):
                 subprocess.run(group, check=True, start_new_session=True)
         return self.layer(batch).square().mean()
 
+    def on_save_checkpoint(self, checkpoint: Any) -> None:
+        while IS_STUCK:
+            os.write(1, f"process {os.getpid()} saves\n".encode())
+            signal.pause()
+
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
@@ -42,6 +48,6 @@ class Tells(Callback):
 if __name__ == "__main__":
     trainer = Trainer(
         accelerator="cpu", devices=2, strategy=STRATEGY, max_epochs=-1, logger=False, callbacks=Tells(),
-        enable_progress_bar=False, enable_model_summary=False,
+        stop_timeout_s=1 if IS_STUCK else 600, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Model(), DataLoader(torch.randn(64, 4), batch_size=4, num_workers=0 if TO == "launcher" else 1))

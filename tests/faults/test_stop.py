@@ -28,7 +28,10 @@ if LONG:
     ]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the signals of POSIX")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the signals of POSIX")
+
+
+@ON_LINUX
 @pytest.mark.parametrize(("strategy", "number", "to"), CASES)
 def test_t32_a_job_that_is_sent_a_signal_saves_once_and_ends_with_its_code(
     programs: Any, tmp_path: Path, strategy: str, number: int, to: str
@@ -42,3 +45,17 @@ def test_t32_a_job_that_is_sent_a_signal_saves_once_and_ends_with_its_code(
     assert int(told[0][1]) >= 5
     assert [path.name for path in tmp_path.rglob("*stopped.ckpt")] == ["stopped.ckpt"]
     assert not any(psutil.pid_exists(int(pid)) for *_, pid in told)
+
+
+@ON_LINUX
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp", "ddp_spawn"] if LONG else ["ddp_fork"])
+def test_ranks_that_have_not_saved_within_stop_timeout_s_are_killed(
+    programs: Any, tmp_path: Path, strategy: str
+) -> None:
+    """The save of these would never end, and no limit but that of the Trainer's argument ends them."""
+    done = programs.run(PROGRAM, strategy, int(signal.SIGTERM), "launcher", "stuck", cwd=tmp_path, timeout=60)
+    assert done.returncode == 143, done.stderr
+    saving = {int(pid) for pid in re.findall(r"process (\d+) saves\n", done.stdout)}
+    assert len(saving) == 2  # the negative control: they were in their saves
+    assert "Exception" not in done.stdout  # no rank came to on_exception
+    assert not any(psutil.pid_exists(pid) for pid in saving)

@@ -21,17 +21,7 @@ LAUNCHER = "DRIVETRAIN_LAUNCHER"
 STARTED_IN = os.getcwd()
 """The working directory, before a script has changed it: this file is read when the Trainer is imported."""
 
-_STOP_TIMEOUT_S = 600.0
-
 _LOOPBACK = (DEFAULT_ADDRESS, "localhost", "::1")
-
-
-def stop_timeout_s() -> float:
-    """Seconds that the ranks of a job have to save and to clean up after they were asked to end.
-
-    The environment variable ``DRIVETRAIN_STOP_TIMEOUT_S`` may say another number.
-    """
-    return float(os.environ.get("DRIVETRAIN_STOP_TIMEOUT_S", _STOP_TIMEOUT_S))
 
 
 def in_notebook() -> bool:
@@ -68,6 +58,9 @@ class Launcher(ABC):
 
     leaves_one_here: bool = False
     """Whether one process on one machine is this one, for which nothing is launched."""
+
+    stop_timeout_s: float = 600.0
+    """Seconds that the processes have to save and to end after they were asked to: ``Trainer(stop_timeout_s=...)``."""
 
     scheduler: ClassVar[str | None] = None
     """What chooses the job's machines and devices, by the name that users know; ``None``: the arguments name them."""

@@ -23,7 +23,7 @@ from drivetrain.launchers import _child
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
-from drivetrain.launchers.launcher import Launcher, LaunchError, stop_timeout_s, threads_each, variables_of
+from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
 
 _PROBE_S = 10.0
@@ -49,7 +49,7 @@ class MultiProcessingLauncher(Launcher):
             ``if __name__ == "__main__":``. "fork" copies this process, also in notebooks, but only before a device or
             torch's threads were used here. "forkserver" copies a clean process, and pickles like "spawn".
         interrupt_grace_s: seconds that the processes have to end by themselves after an interrupt which comes before
-            all of them run; later they have those of :func:`stop_timeout_s`.
+            all of them run; later they have those of ``stop_timeout_s``.
 
     Raises:
         ConfigurationError: there is no such start method, here or at all.
@@ -105,7 +105,7 @@ class MultiProcessingLauncher(Launcher):
                 with _early_variables(place):
                     process.start()
                 processes.append(process)
-            with forwarding(lambda number: _send(processes, number)) as sent:
+            with forwarding(lambda number: _send(processes, number), self.stop_timeout_s) as sent:
                 self._wait(processes, board, sent)
             return _child.read_result(folder)
         except KeyboardInterrupt:
@@ -146,8 +146,9 @@ class MultiProcessingLauncher(Launcher):
                     break
                 if failed and deadline == math.inf:
                     saves = board.any(SAVES, list(running.values()))
-                    deadline = time.monotonic() + (stop_timeout_s() if asked else SAVE_BEGINS_S if saves else _ECHO_S)
-                    saves_until = time.monotonic() + stop_timeout_s()
+                    wait_s = self.stop_timeout_s if asked else SAVE_BEGINS_S if saves else _ECHO_S
+                    deadline = time.monotonic() + wait_s
+                    saves_until = time.monotonic() + self.stop_timeout_s
                     if asked:
                         _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
                 elif failed and time.monotonic() < saves_until and board.any(SAVING, list(running.values())):

@@ -22,7 +22,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
 from drivetrain.launchers.external import ExternalLauncher
-from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, stop_timeout_s, variables_of
+from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of
 from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
 
 _POLL_S = 0.1
@@ -85,7 +85,7 @@ class ScriptLauncher(Launcher):
         first, size = self.environment.node_rank() * self.num_processes, self.num_processes * self.num_nodes
         with (
             tempfile.TemporaryDirectory(prefix="drivetrain-", ignore_cleanup_errors=True) as folder,
-            forwarding(lambda number: _send(processes, number)) as sent,
+            forwarding(lambda number: _send(processes, number), self.stop_timeout_s) as sent,
         ):
             board = Board(Path(folder), range(first, first + self.num_processes), size)
             own = {LAUNCHER: str(os.getpid()), BOARD: folder}
@@ -93,7 +93,7 @@ class ScriptLauncher(Launcher):
                 with _within(_directory()):
                     for each in variables:
                         processes.append(_started(command, {**each, **own}))
-                code = _first_failure(processes, sent, board)
+                code = _first_failure(processes, sent, board, self.stop_timeout_s)
             finally:
                 _end(processes)
             if sent.number is not None:
@@ -146,7 +146,10 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
 
 
 def _first_failure(
-    processes: Sequence[subprocess.Popen[bytes]], sent: Sent | None = None, board: Board | None = None
+    processes: Sequence[subprocess.Popen[bytes]],
+    sent: Sent | None = None,
+    board: Board | None = None,
+    stop_timeout_s: float = Launcher.stop_timeout_s,
 ) -> int:
     """Wait until all have ended, or one has failed and the others had time to print why they fail too.
 
@@ -164,10 +167,10 @@ def _first_failure(
             asked = was_asked_to_end(first)
             saves = board is not None and board.any(SAVES, range(len(processes)))
             last_words_s = SAVE_BEGINS_S if saves else _LAST_WORDS_S
-            ends_by = time.monotonic() + (stop_timeout_s() if asked else last_words_s)
+            ends_by = time.monotonic() + (stop_timeout_s if asked else last_words_s)
             if asked:
                 _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
-            saves_until = time.monotonic() + stop_timeout_s()
+            saves_until = time.monotonic() + stop_timeout_s
         running = [rank for rank, code in enumerate(codes) if code is None]
         if first and board is not None and time.monotonic() < saves_until and board.any(SAVING, running):
             ends_by = max(ends_by, time.monotonic() + _LAST_WORDS_S)

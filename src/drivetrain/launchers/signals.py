@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from drivetrain.launchers.launcher import stop_timeout_s
-
 _PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _ENDS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _CODES = frozenset(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number))
@@ -39,13 +37,14 @@ def was_asked_to_end(code: int) -> bool:
 
 
 @contextmanager
-def forwarding(send: Callable[[int], None]) -> Iterator[Sent]:
+def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[Sent]:
     """Context in which signals are passed on to the ranks, which save and end; gets what has come.
 
     Handlers of the user's, and signals that are ignored, stay as they are. Outside of the main thread nothing changes.
 
     Args:
         send: sends a signal to all ranks; it is called in a signal's handler.
+        stop_timeout_s: seconds that the ranks have to end.
     """
     sent, before = Sent(), dict[int, Any]()
 
@@ -53,7 +52,7 @@ def forwarding(send: Callable[[int], None]) -> Iterator[Sent]:
         if signal.Signals(number).name in _ENDS:
             again = sent.number is not None
             sent.number = sent.number or number
-            sent.deadline = time.monotonic() + (_AT_ONCE_S if again else stop_timeout_s())
+            sent.deadline = time.monotonic() + (_AT_ONCE_S if again else stop_timeout_s)
         send(number)
 
     try:

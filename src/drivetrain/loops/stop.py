@@ -126,7 +126,7 @@ class Stop:
         self._written.wait()
         if number < self._may_reach:
             return
-        if not self._answered.wait(self._timeout_s):
+        if not self._answered.wait(min(self._timeout_s, threading.TIMEOUT_MAX)):
             rank_zero_warn(
                 f"Asked to end by {self._reason}, but the other ranks have not answered within {self._timeout_s:g} s, "
                 "so this fit ends without saving a checkpoint."

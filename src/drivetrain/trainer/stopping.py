@@ -9,7 +9,6 @@ from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.checkpoints.io import newest_first
-from drivetrain.launchers.launcher import stop_timeout_s
 from drivetrain.loops.run import Run
 from drivetrain.loops.stop import TIME_LIMIT, Stop
 
@@ -22,7 +21,7 @@ def stoppable(trainer: Trainer, run: Run) -> AbstractContextManager[None]:
     """Return the context around the loop of a fit, which ends early if a signal or a time limit asks it to."""
     saved: list[str] = []
     save, keep_newest = functools.partial(_save, trainer, saved), functools.partial(_keep_newest, trainer, saved)
-    return Stop(run, save, stop_timeout_s(), keep_newest).listening()
+    return Stop(run, save, trainer.settings.stop_timeout_s, keep_newest).listening()
 
 
 def _save(trainer: Trainer, saved: list[str], reason: str) -> None:

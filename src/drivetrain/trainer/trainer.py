@@ -141,6 +141,7 @@ class Trainer(TrainerView):
         max_steps: int = -1,
         min_steps: int | None = None,
         max_time: str | timedelta | dict[str, int] | None = None,
+        stop_timeout_s: float = 600.0,
         limit_train_batches: int | float | None = None,
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
@@ -196,6 +197,7 @@ class Trainer(TrainerView):
         self._failed_loggers: list[Logger] = []
         self._profiler: Any = attach.profiler_of(self.settings)
         self.engine = Engine(plan=self.plan, check_collectives=self.settings.check_collectives)
+        self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()
         self.ranks_of_job: list[dict[str, Any]] = []  # see Outcome.ranks

@@ -1,0 +1,40 @@
+"""What a launching process does with signals."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+
+import pytest
+
+from drivetrain import Trainer
+from drivetrain.launchers.signals import forwarding
+
+
+@pytest.mark.parametrize("seconds", [5.0, 600.0, math.inf])
+def test_the_ranks_have_stop_timeout_s_from_the_first_signal_on(seconds: float) -> None:
+    passed_on: list[int] = []
+    with forwarding(passed_on.append, seconds) as sent:
+        assert sent.deadline == math.inf  # none so far
+        before = time.monotonic()
+        signal.raise_signal(signal.SIGTERM)
+        assert before + seconds <= sent.deadline <= time.monotonic() + seconds
+        assert sent.number == signal.SIGTERM
+        signal.raise_signal(signal.SIGINT)  # a second one: they end at once
+        assert sent.deadline < time.monotonic() + 11
+    assert passed_on == [signal.SIGTERM, signal.SIGINT]
+    assert sent.number == signal.SIGTERM
+
+
+def test_other_signals_set_no_deadline() -> None:
+    passed_on: list[int] = []
+    with forwarding(passed_on.append, 600) as sent:
+        signal.raise_signal(signal.SIGUSR1)
+    assert (passed_on, sent.number, sent.deadline) == ([signal.SIGUSR1], None, math.inf)
+
+
+def test_the_launcher_of_a_trainer_has_its_limit() -> None:
+    quiet = {"accelerator": "cpu", "devices": 2, "logger": False, "enable_checkpointing": False}
+    assert Trainer(strategy="ddp_spawn", **quiet).engine.launcher.stop_timeout_s == 600
+    assert Trainer(strategy="ddp_spawn", stop_timeout_s=60, **quiet).engine.launcher.stop_timeout_s == 60
