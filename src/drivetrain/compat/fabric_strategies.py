@@ -27,7 +27,7 @@ from drivetrain.base.members import Members, overridden_members
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine import snapshots
-from drivetrain.engine.verbs import Verbs
+from drivetrain.engine.verbs import Verbs, reading
 from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, follow, unwrapped
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
@@ -165,18 +165,18 @@ class FabricVerbs(Verbs):
         given = {name: _bare(value) for name, value in state.items()}
         self.strategy.save_checkpoint(path=path, state=given, filter=filters or None)
 
-    def load(self, path: str | Path, state: Any, strict: bool) -> dict[str, Any]:
+    def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         if not isinstance(state, MutableMapping):
-            return super().load(path, state, strict)  # reads all of it, or says what is wrong
+            return super().load(path, state, strict, weights_only)  # reads all of it, or says what is wrong
         given = {name: _bare(value) for name, value in state.items()}
-        rest = self.strategy.load_checkpoint(path=path, state=given, strict=strict)
+        rest = self.strategy.load_checkpoint(path=path, state=given, strict=strict, **reading(weights_only))
         for name in given:
             if _bare(state[name]) is state[name]:  # what is wrapped stays wrapped
                 state[name] = given[name]
         return rest
 
-    def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool) -> None:
-        self.strategy.load_checkpoint(path=path, state=_bare(obj), strict=strict)
+    def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool, weights_only: bool | None) -> None:
+        self.strategy.load_checkpoint(path=path, state=_bare(obj), strict=strict, **reading(weights_only))
 
 
 class _States:

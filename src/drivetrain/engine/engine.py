@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
@@ -14,14 +13,15 @@ from torch.optim import Optimizer
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.compiled import compiled_in_place
 from drivetrain.base.introspect import defined_by_user, overrides, taken
+from drivetrain.base.rank_zero import log, rank_from_environ
 from drivetrain.base.seed import Generators, seed_everything
 from drivetrain.base.tree import move
-from drivetrain.checkpoints.io import CheckpointIO, wait_for
+from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import has_data_loader
 from drivetrain.data.feed import seed_workers
 from drivetrain.engine.parts import check_pair, check_parts, launcher_of, listed, logger_of, strategy_of, verbs_of
-from drivetrain.engine.ranks import Ranks
+from drivetrain.engine.state_files import StateFiles
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, arguments_checked, described
 from drivetrain.plan import Plan, resolve
@@ -41,7 +41,7 @@ S = TypeVar("S")
 
 
 @documents_arguments
-class Engine(Ranks):
+class Engine(StateFiles):
     """What drives a model, without a loop.
 
     ::
@@ -370,7 +370,9 @@ class Engine(Ranks):
         plain, own = unwrapped(optimizer), module
         if isinstance(module, EngineModule):
             own = module._forward_module if self._verbs.takes_prepared else module.module
-        elif isinstance(optimizer, nn.Module):
+        elif self._verbs.takes_prepared:  # a LightningModule passes itself
+            own = self._verbs.prepared(module)
+        if isinstance(optimizer, nn.Module) and not isinstance(module, EngineModule):
             raise ConfigurationError("Engine.clip_gradients got a module as the optimizer. Write (model, optimizer).")
         if clip_val is not None:
             self.strategy.clip_gradients_value(own, plain, clip_val=clip_val)
@@ -433,61 +435,14 @@ class Engine(Ranks):
                 logger.log_metrics(metrics=numbers, step=step)
 
     @staticmethod
-    def seed_everything(seed: int | None = None, workers: bool | None = None) -> int:
-        """:func:`drivetrain.seed_everything`; ``workers=None`` seeds them."""
-        return seed_everything(seed, workers is None or workers)
+    def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:
+        """:func:`drivetrain.seed_everything`; ``workers=None`` seeds them, and ``verbose`` logs the seed at INFO."""
+        chosen = seed_everything(seed, workers is None or workers)
+        if verbose and rank_from_environ() == 0:
+            log.info("Seed set to %d", chosen)
+        return chosen
 
-    # ---- checkpoints ---------------------------------------------------------------------------------------------
-
-    def save(
-        self,
-        path: str | Path,
-        state: Mapping[str, Any],
-        filter: Mapping[str, Callable[[str, Any], bool]] | None = None,
-    ) -> None:
-        """Write ``state`` to ``path``, atomically and durably; every process must call it.
-
-        With a CheckpointIO that writes in the background, :meth:`load` and :meth:`teardown` wait until it is durable.
-
-        Args:
-            path: the file.
-            state: modules, optimizers, anything with ``state_dict``, and plain data, each under a name.
-            filter: per name, ``(key, value) -> keep`` over that entry's state dict.
-
-        Raises:
-            CheckpointError: it could not be written, or an entry is no plain data; nothing was changed on disk.
-            ConfigurationError: ``filter`` names what is not in ``state``, or filters what is no dictionary.
-        """
-        self._verbs.save(path, state, filter or {})
-        self.barrier("Engine.save")
-
-    def load(self, path: str | Path, state: Mapping[str, Any] | None = None, strict: bool = True) -> dict[str, Any]:
-        """Read a file that :meth:`save` wrote, into the objects of ``state``.
-
-        Args:
-            path: the file.
-            state: modules, optimizers and other stateful objects, which take their state back in place; any other
-                entry is replaced in the dictionary by what the file holds. ``None``: nothing is restored.
-            strict: the file must hold every name of ``state``, and modules every one of their parameters.
-
-        Returns:
-            What the file holds besides.
-
-        Raises:
-            CheckpointError: there is no such file, it is damaged, or it does not fit; nothing was restored then.
-        """
-        self._wait_for(path)
-        return self._verbs.load(path, state, strict)
-
-    def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool = True) -> None:
-        """Read a bare state dict, as ``torch.save(model.state_dict(), path)`` writes it, into ``obj``."""
-        self._wait_for(path)
-        self._verbs.load_raw(path, obj, strict)
-
-    def _wait_for(self, path: str | Path) -> None:
-        """Wait until rank 0 has written what it has saved at ``path``."""
-        wait_for(self.strategy.checkpoint_io, path)
-        self.barrier("Engine.load")
+    # ---- the end -----------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
         """Move everything that was set up to the host and free the device."""

@@ -217,19 +217,25 @@ class Verbs:
         """Write ``state`` to ``path``, each module and optimizer in it as the strategy returns its state."""
         self.strategy.save_checkpoint(snapshots.of(state, filters, self), path)
 
-    def load(self, path: str | Path, state: Any, strict: bool) -> dict[str, Any]:
+    def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         """Read ``path`` into the objects of ``state``; return what the file holds besides."""
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
                 f"Engine.load got {described(path)} as the path. Pass the path first, and then a dictionary with a "
                 'name for each object: engine.load("state.ckpt", {"model": model}).'
             )
-        return snapshots.into(state, self.strategy.load_checkpoint(path), strict, str(path), self)
+        held = self.strategy.load_checkpoint(path, **reading(weights_only))
+        return snapshots.into(state, held, strict, str(path), self)
 
-    def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool) -> None:
+    def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool, weights_only: bool | None) -> None:
         """Read the state of one module or optimizer, which is all that the file holds."""
-        held = {"object": self.strategy.load_checkpoint(path)}
+        held = {"object": self.strategy.load_checkpoint(path, **reading(weights_only))}
         snapshots.into({"object": obj}, held, strict, str(path), self)
+
+    def prepared(self, module: nn.Module) -> nn.Module:
+        """Return what the strategy made of a module that was set up; any other module itself."""
+        found = next((prepared() for known, prepared in self.modules if known is module), None)
+        return module if found is None else found
 
     @property
     def loads_modules(self) -> bool:
@@ -268,8 +274,7 @@ class Verbs:
 
     def _as_the_run(self, module: nn.Module | None) -> AbstractContextManager[None]:
         """Context in which the strategy's module is this one: its verbs for state know one module of one run."""
-        prepared = next((prepared() for known, prepared in self.modules if known is module), None)
-        return self._with(lightning_module=module, model=module if prepared is None else prepared)
+        return self._with(lightning_module=module, model=None if module is None else self.prepared(module))
 
     @contextmanager
     def _with(self, **attributes: Any) -> Iterator[None]:
@@ -285,3 +290,8 @@ class Verbs:
 
 def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
     return {id(parameter) for parameter in parameters}
+
+
+def reading(weights_only: bool | None) -> dict[str, Any]:
+    """Return the keyword with which ``load_checkpoint`` reads a file; none for ``None``: a user's may not take it."""
+    return {} if weights_only is None else {"weights_only": weights_only}

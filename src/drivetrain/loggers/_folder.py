@@ -101,14 +101,19 @@ class FolderLogger(Logger):
         return os.path.join(root, self.name) if self.name else root
 
     @property
+    def _runs_dir(self) -> str:
+        """The folder in which versions are counted."""
+        return self.root_dir
+
+    @property
     def version(self) -> int | str:
         """Which run this is. Reading it decides it, and on rank 0 makes the run's folder."""
         if self._version is None:
-            with self._explained(self.root_dir):
+            with self._explained(self._runs_dir):
                 if rank_from_environ() == 0:
-                    self._version, self._made = _make_version(self.root_dir), True
+                    self._version, self._made = _make_version(self._runs_dir), True
                 else:
-                    self._version = _next_version(self.root_dir)  # rank 0's answer replaces it when the ranks meet
+                    self._version = _next_version(self._runs_dir)  # rank 0's answer replaces it when the ranks meet
         return self._version
 
     @property
@@ -131,7 +136,7 @@ class FolderLogger(Logger):
     def log_dir(self) -> str:
         """This run's own folder. Reading it decides the version."""
         version = self.version
-        return os.path.join(self.root_dir, version if isinstance(version, str) else f"version_{version}")
+        return os.path.join(self._runs_dir, version if isinstance(version, str) else f"version_{version}")
 
     def _make_folder(self) -> None:
         with self._explained(self.log_dir):

@@ -76,7 +76,7 @@ class TensorBoardLogger(FolderLogger):
         super().__init__(save_dir, name, version, prefix)
         self._sub_dir = None if sub_dir is None else os.path.expanduser(os.path.expandvars(os.fspath(sub_dir)))
         if self._sub_dir is not None:
-            self._check_folder("sub_dir", sub_dir, os.path.join(self.root_dir, self._sub_dir), "scalars")
+            self._check_folder("sub_dir", sub_dir, os.path.join(self._runs_dir, self._sub_dir), "scalars")
         self._log_graph = log_graph
         self._default_hp_metric = default_hp_metric
         self._kwargs = kwargs

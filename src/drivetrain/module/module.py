@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -171,24 +171,30 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             group: the processes to ask; ``None``: all.
             sync_grads: let gradients flow back to the rank that each slice came from.
         """
+        if self._trainer is None and self.fabric is not None:
+            return self.fabric.all_gather(data, group, sync_grads)
         return gathered(self.trainer.strategy, data, group, sync_grads)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` on global rank 0 only."""
-        if self._trainer is None or self._trainer.is_global_zero:
+        if self._driver is None or self._driver.is_global_zero:
             print(*args, **kwargs)
 
     # ---- what the module knows -----------------------------------------------------------------------------------
 
     @property
     def trainer(self) -> Trainer:
-        """The Trainer that runs this module.
+        """The Trainer that runs this module; after an Engine has set it up, what the Engine has of a Trainer.
 
         Raises:
-            RuntimeError: the module is not attached to a Trainer.
+            RuntimeError: the module is not attached to a Trainer or an Engine.
         """
         trainer = self.__dict__.get("_trainer")
         if trainer is None:
+            if self.fabric is not None:
+                from drivetrain.module.engine_as_trainer import EngineAsTrainer  # here: most modules need none
+
+                return cast("Trainer", EngineAsTrainer(self.fabric))
             # Not an AttributeError: nn.Module's attribute lookup would hide the message.
             raise RuntimeError(f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first.")
         attached: Trainer = trainer
@@ -222,7 +228,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @property
     def device_mesh(self) -> Any:
         """The mesh of devices of a strategy that shards the model; ``None`` otherwise."""
-        return None if self._trainer is None else getattr(self._trainer.strategy, "device_mesh", None)
+        return None if self._driver is None else getattr(self._driver.strategy, "device_mesh", None)
 
     def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
         """Connect logging, backward and optimizers of this module to an Engine; the Engine calls it.
@@ -248,12 +254,12 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @property
     def global_rank(self) -> int:
         """Index of this process in the job."""
-        return 0 if self._trainer is None else self._trainer.strategy.global_rank
+        return 0 if self._driver is None else int(self._driver.strategy.global_rank)
 
     @property
     def local_rank(self) -> int:
         """Index of this process on its machine."""
-        return 0 if self._trainer is None else self._trainer.strategy.local_rank
+        return 0 if self._driver is None else int(self._driver.strategy.local_rank)
 
     @property
     def logger(self) -> Logger | None:
@@ -263,8 +269,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @property
     def loggers(self) -> list[Logger]:
         """All loggers."""
-        holder = self.fabric if self._trainer is None else self._trainer
-        found: list[Logger] = [] if holder is None else holder.loggers
+        found: list[Logger] = [] if self._driver is None else self._driver.loggers
         return found
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:

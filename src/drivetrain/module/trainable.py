@@ -33,6 +33,11 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         """The Engine that has set this module up; ``None`` without one, and always in a Trainer."""
         return self.__dict__.get("_engine")
 
+    @property
+    def _driver(self) -> Any:
+        """The Trainer that runs this module, or the Engine that has set it up; ``None`` without either."""
+        return self.fabric if self._trainer is None else self._trainer
+
     # ---- what the user defines -----------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +129,10 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
                 f"clip_gradients(gradient_clip_algorithm={gradient_clip_algorithm!r}) is unknown. "
                 'Write "norm" or "value".'
             )
-        if gradient_clip_val is not None:
+        if gradient_clip_val is not None and self._trainer is None and self.fabric is not None:
+            argument = "clip_val" if gradient_clip_algorithm == "value" else "max_norm"
+            self.fabric.clip_gradients(self, optimizer, **{argument: gradient_clip_val})
+        elif gradient_clip_val is not None:
             trainer: Any = self.trainer
             if gradient_clip_algorithm == "value":
                 trainer.strategy.clip_gradients_value(self, unwrapped(optimizer), gradient_clip_val)

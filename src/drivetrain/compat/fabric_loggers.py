@@ -1,0 +1,51 @@
+"""``fabric.loggers``: the loggers that are called ``CSVLogger(root_dir=...)`` there."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from drivetrain.loggers import csv, tensorboard
+from drivetrain.loggers._folder import FolderLogger
+
+
+class _RootDir(FolderLogger):
+    @property
+    def root_dir(self) -> str:
+        """The root folder that was given; runs lie in its subfolder ``name``."""
+        return self.save_dir
+
+    @property
+    def _runs_dir(self) -> str:
+        folder: str = FolderLogger.root_dir.fget(self)  # type: ignore[attr-defined]
+        return folder
+
+
+class CSVLogger(_RootDir, csv.CSVLogger):
+    """:class:`drivetrain.loggers.CSVLogger`, whose first argument is called ``root_dir``."""
+
+    def __init__(
+        self,
+        root_dir: str | os.PathLike[str],
+        name: str | None = "lightning_logs",
+        version: int | str | None = None,
+        prefix: str = "",
+        flush_logs_every_n_steps: int = 100,
+    ) -> None:
+        super().__init__(root_dir, name, version, prefix, flush_logs_every_n_steps)
+
+
+class TensorBoardLogger(_RootDir, tensorboard.TensorBoardLogger):
+    """:class:`drivetrain.loggers.TensorBoardLogger`, whose first argument is called ``root_dir``."""
+
+    def __init__(
+        self,
+        root_dir: str | os.PathLike[str],
+        name: str | None = "lightning_logs",
+        version: int | str | None = None,
+        default_hp_metric: bool = True,
+        prefix: str = "",
+        sub_dir: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(root_dir, name, version, False, default_hp_metric, prefix, sub_dir, **kwargs)
