@@ -13,7 +13,6 @@ from drivetrain.base.introspect import is_own_class
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import check_part, load
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
 from drivetrain.plan import Plan
 from drivetrain.strategies.strategy import Strategy
@@ -89,6 +88,8 @@ def launcher_of(plan: Plan) -> Launcher:
         ConfigurationError: a user's launcher does not work here, or overrides what would never be called.
     """
     if plan.start_method is None:
+        from drivetrain.launchers.external import ExternalLauncher  # here, so that importing the Trainer stays quick
+
         return ExternalLauncher()
     found = LauncherRegistry.entry(plan.start_method)
     check_part(found.cls)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, described
-from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import Launcher
 from drivetrain.plan import Plan
 from drivetrain.strategies.collectives import as_tensor, operation_of
@@ -213,6 +212,8 @@ def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any
 
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
     """Run ``function`` in a started process, with the engine that was sent there."""
+    from drivetrain.launchers.external import ExternalLauncher  # here, so that importing the Trainer stays quick
+
     engine.launcher = ExternalLauncher()  # it has been started
     engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
