@@ -9,7 +9,8 @@
     │   └── NotSupportedError                    a valid argument that this version does not support yet
     ├── LaunchError (launchers.launcher)         a process of the job failed
     ├── LoggingError                             self.log called wrongly
-    └── CheckpointError                          a checkpoint that cannot be written, read or applied
+    ├── CheckpointError                          a checkpoint that cannot be written, read or applied
+    └── PeerError                                another rank of the job failed, so this one ends too
     SIGTERMException (a SystemExit)              the run ends because it was sent SIGTERM
 
 A message gives the cause, the value and the cure, in this order; its last sentence says what to write instead.
@@ -67,6 +68,10 @@ class SIGTERMException(SystemExit):
 
 class CheckpointError(DrivetrainError):
     """A checkpoint cannot be written, read or applied."""
+
+
+class PeerError(DrivetrainError):
+    """Another rank of the job has failed, so this one ends too. The message says which, where, and by what."""
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:

@@ -40,14 +40,25 @@ class Fails(Callback):
         if trainer.global_step == 3:
             self.fail(trainer, "batch start")
 
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if (WHERE, trainer.global_rank, trainer.global_step) == ("save", RANK, 3):
+            os.write(1, b"the fault was injected\n")
+            trainer.save_checkpoint("alone.ckpt")
+
 
 if __name__ == "__main__":
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ.update(job, TORCHELASTIC_RUN_ID="test", GROUP_RANK="0")
-    other = os.fork()
-    os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if other else "1"
+    for rank in ("0", "1"):
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = rank
+        if os.fork() == 0:
+            break
+    else:
+        os.wait()
+        os.wait()
+        sys.exit()
     trainer = Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=Fails(),
@@ -56,9 +67,8 @@ if __name__ == "__main__":
         trainer.fit(Model(), DataLoader(torch.ones(32, 4), batch_size=2))
     except Exception as error:
         notes = "; ".join(getattr(error, "__notes__", []))
-        os.write(1, f"on rank {trainer.global_rank}: {type(error).__name__}; {notes}\n".encode())
+        text = str(error).replace("\n", " ")
+        os.write(1, f"on rank {trainer.global_rank}: {type(error).__name__}; {notes}; {text}\n".encode())
     else:
         os.write(1, b"no error\n")
-    if other == 0:
-        os._exit(0)  # which closes its connections
-    os.waitpid(other, 0)
+    os._exit(0)  # which closes its connections

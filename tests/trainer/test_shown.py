@@ -21,8 +21,27 @@ def test_the_error_of_a_rank_whose_exchange_broke_names_the_rank_that_failed(
     [own] = [line for line in done.stdout.splitlines() if line.startswith("on rank 1: ValueError; ")]
     [peer] = [line for line in done.stdout.splitlines() if line.startswith("on rank 0: ")]
     assert "had failed" not in own
-    assert f"Rank 1 had failed, in the phase '{where}': ValueError: of this rank alone, at " in peer
+    during = " (setup)" if where == "set up" else ""
+    assert f"Rank 1 had failed, in the phase '{where}'{during}: ValueError: of this rank alone, at " in peer
     assert "external_program.py:" in peer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_save_checkpoint_on_one_rank_alone_is_an_error_that_names_the_call(
+    programs: Any, tmp_path: Path, rank: int
+) -> None:
+    """The other rank trains on, and waits in the exchange of the gradients."""
+    done = programs.run(PROGRAM, "save", rank, cwd=tmp_path, timeout=60)
+    assert "the fault was injected" in done.stdout, done.stderr
+    [own] = [line for line in done.stdout.splitlines() if line.startswith(f"on rank {rank}: DrivetrainError; ")]
+    waits = f"Rank {rank} waits in barrier('trainer.save_checkpoint'), in the phase 'batch end' after 3 batches "
+    assert waits in own
+    assert f"Rank {1 - rank} has gone on without that call: it is in the phase " in own
+    [peer] = [line for line in done.stdout.splitlines() if line.startswith(f"on rank {1 - rank}: ")]
+    if rank == 1:  # rank 0 holds the store, in which it would be read
+        assert f"Rank 1 had failed, in the phase 'batch end': DrivetrainError: {waits}" in peer
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are copied")

@@ -27,7 +27,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 
 from drivetrain.base import files
 from drivetrain.checkpoints import container
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, PeerError
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import place_of_user
 from drivetrain.launchers.launcher import in_notebook
@@ -280,8 +280,8 @@ def _failure(error: BaseException) -> Failure:
 
 
 def follows(error: BaseException | None) -> bool:
-    """Whether an exchange broke: usually because the process at the other end did."""
-    declared = getattr(torch.distributed, "DistError", ())
+    """Whether an exchange broke, usually because the process at the other end did; or another rank said it failed."""
+    declared = (PeerError, *([torch.distributed.DistError] if hasattr(torch.distributed, "DistError") else []))
     while error is not None:
         broken = any(words in str(error) for words in ("closed by peer", "reset by peer", "gloo"))
         if isinstance(error, declared) or (isinstance(error, RuntimeError) and broken):

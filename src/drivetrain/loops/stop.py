@@ -14,6 +14,7 @@ Batches of training and of validation count alike. All ranks have as many, so th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -31,10 +32,12 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.sampled_passes import workers_outlive_sigterm
 from drivetrain.errors import SIGTERMException
 from drivetrain.loops.run import Run
+from drivetrain.strategies import _waiting
 
 TIME_LIMIT = "the time limit"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # between two questions to the store
+_ANSWERS_EACH = 4  # questions: how often the other ranks are answered where this one is
 _PAUSE_S = 0.01  # while the numbers of the other ranks come
 _OVER = "over"  # in place of the number of a batch: the rank has left its fit
 _NEVER = sys.maxsize
@@ -225,17 +228,29 @@ class Stop:
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, False)
+        _waiting.show_place(self._place)
         self._thread = threading.Thread(target=self._watch, name="drivetrain stop", daemon=True)
         self._thread.start()
 
     def _key(self, name: object) -> str:
         return f"drivetrain/stop/{self._fit}/{self._round}/{name}"
 
+    def _place(self) -> tuple[int, str]:
+        progress = self._run.progress
+        name = progress.phase.name.lower().replace("_", " ")
+        batches = progress.slot[1]
+        return batches, f"in the phase {name!r} after {batches} batches had begun"
+
     def _watch(self) -> None:
         """What the thread does until the fit is over."""
+        answers = _waiting.Answers(self._store, self._rank)
         try:
-            while not self._over:
+            for turn in itertools.count():
+                if self._over:
+                    break
                 self._hear()
+                if turn % _ANSWERS_EACH == 0:
+                    answers.give()
                 key = self._key("asked")
                 if self._wanted:
                     self._reason = self._store.compare_set(key, "", self._wanted).decode()
@@ -282,6 +297,7 @@ class Stop:
         if self._thread is None:
             return
         self._over = True
+        _waiting.show_place(None)
         self._acted.set()
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):

@@ -142,7 +142,7 @@ class Peers:
         digest = hashlib.sha256(f"{text}\0{also}".encode()).digest()
         header = bytearray(_HEADER.pack(number, failed, digest[:_DIGEST], text.encode()))
         try:
-            received = self.gather(torch.frombuffer(header, dtype=torch.uint8)).cpu()
+            received = self.gather(torch.frombuffer(header, dtype=torch.uint8), _shown(text)).cpu()
         except RuntimeError as error:
             raise DrivetrainError(
                 f"Rank {self.rank} waited in {_shown(text)} for {_ranks(self.ranks)}, and not all came: {error}. A "
@@ -164,11 +164,21 @@ class Peers:
         each = by_rank([row.shown for row in rows], self.ranks)
         raise ConfigurationError(f"The ranks of the group cannot do this together: {each}. {cure}")
 
-    def gather(self, row: Tensor) -> Tensor:
-        """Return every rank's ``row`` of bytes; all have the same length."""
+    def gather(self, row: Tensor, waits_in: str = "") -> Tensor:
+        """Return every rank's ``row`` of bytes; all have the same length.
+
+        Args:
+            row: of this rank.
+            waits_in: the call, if it is not known yet that all ranks have made it.
+        """
         row = row.to(self.wire(row.device))
         rows = row.new_empty(len(self.ranks), row.numel())
-        if row.numel():
+        if waits_in and row.device.type == "cpu":
+            from drivetrain.strategies import _waiting  # here, so that importing the Trainer stays quick
+
+            work = dist.all_gather(list(rows.unbind()), row, group=self.group, async_op=True)
+            _waiting.finish(work, self.group, self.ranks, waits_in)
+        elif row.numel():
             dist.all_gather(list(rows.unbind()), row, group=self.group)
         return rows
 

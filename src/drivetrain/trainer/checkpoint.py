@@ -316,12 +316,18 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
             read = migrate(read, resuming)
         checkpoint = decode_checkpoint(read)
         check_layout(checkpoint)
-        if resuming and "rank_files" in checkpoint:
-            from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
-
-            checkpoint["ranks"] = parts = rank_parts.read(trainer.strategy, checkpoint, path, weights_only)
-            checkpoint.update(parts[trainer.global_rank] if len(parts) == trainer.world_size else {})
     return checkpoint
+
+
+def load_own_part(trainer: Trainer, checkpoint: dict[str, Any], path: str, weights_only: bool | None) -> None:
+    """Add to ``checkpoint``, which was read from ``path``, what this rank has written beside it, for a fit."""
+    if trainer.progress.fn != "fit" or "rank_files" not in checkpoint:
+        return
+    from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
+
+    with naming(path):
+        checkpoint["ranks"] = parts = rank_parts.read(trainer.strategy, checkpoint, path, weights_only)
+        checkpoint.update(parts[trainer.global_rank] if len(parts) == trainer.world_size else {})
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {

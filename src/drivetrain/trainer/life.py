@@ -27,6 +27,7 @@ from drivetrain.trainer.switches import interrupts_ignored
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
+    from drivetrain.trainer.votes import Vote
 
 
 def connect(trainer: Trainer, job: Job) -> Loaders:
@@ -87,9 +88,11 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     model, datamodule, fn = job.model, job.datamodule, job.fn
     trainer.engine.launch()
     several = strategy.world.size > 1
+    vote: Vote = _no_vote
     if several:
-        from drivetrain.trainer import comparison  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer import comparison, votes  # here, so that importing the Trainer stays quick
 
+        vote = votes.votes_of(trainer)
         agreed = comparison.compare_start(trainer, fn, job.passed, loaders, datamodule, job.ckpt_path is not None)
     for logger in trainer.loggers if not several or agreed.loggers else ():
         logger.agree_on_run(strategy.broadcast)
@@ -98,24 +101,9 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
 
         profiling.begin(trainer, stage)
     trainer.logbook.join(strategy.root_device, strategy.data, strategy.world)
-    for party in (datamodule, model):
-        if party is not None and _prepares_data(trainer, party):
-            party.prepare_data()
-    strategy.wait_for_first("prepare_data")
-    if datamodule is not None:
-        datamodule.setup(stage)
-    hooks.call_callbacks("setup", stage)
-    hooks.call_method("setup", stage)
-    with trainer.engine.init_module(), trainer.engine.sharded_model():
-        hooks.call_method("configure_model")
-    if several and agreed.changes:
-        comparison.compare_model(trainer)
-    restore = functools.partial(_restore, trainer, job, agreed.loggers if several else True)
-    loaded = None if strategy.restore_checkpoint_after_setup else restore()
-    if fn is TrainerFn.FITTING and not trainer.settings.barebones:
-        checkpoint.check_at_start(trainer)
-    strategy.setup(trainer)
-    loaded = restore() if strategy.restore_checkpoint_after_setup else loaded
+    loaded = _set_up_model(
+        trainer, job, vote, compares=several and agreed.changes, same_loggers=not several or agreed.loggers
+    )
     run = trainer._run_parts = Run(
         engine=trainer.engine,
         module=model,
@@ -137,11 +125,13 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     if any(overrides(strategy, verb, Stepping) for verb in ("rescale_gradients", "open_gradients")):
         run.window.rescale = strategy.rescale_gradients
     if fn is TrainerFn.FITTING:
-        _set_up_optimizers(trainer, run)
-        hooks.call("on_fit_start")
-        attach.log_hyperparameters(trainer)
+        _set_up_optimizers(trainer, run, vote)
+        with vote("on_fit_start"):
+            hooks.call("on_fit_start")
+            attach.log_hyperparameters(trainer)
+            if loaded is not None:
+                checkpoint.restore_training(trainer, loaded)
         if loaded is not None:
-            checkpoint.restore_training(trainer, loaded)
             rank_zero_info(f"Resuming from {job.ckpt_path}: {_place(progress)}.")
     else:
         strategy.connect_precision()
@@ -151,16 +141,67 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     return run
 
 
-def _restore(trainer: Trainer, job: Job, same_loggers: bool) -> dict[str, Any] | None:
+def _no_vote(phase: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_loggers: bool) -> dict[str, Any] | None:
+    """Call the hooks that make data and model, and the strategy's set-up.
+
+    Args:
+        trainer: the Trainer.
+        job: of the run.
+        vote: makes the context of a phase, after which the ranks vote.
+        compares: whether the ranks compare their models, which a hook may have changed.
+        same_loggers: whether all ranks have the same loggers.
+
+    Returns:
+        The checkpoint of the job, if it has one.
+    """
+    strategy, hooks, stage = trainer.strategy, trainer.hooks, job.fn.value
+    with vote("prepare_data"):
+        for party in (job.datamodule, job.model):
+            if party is not None and _prepares_data(trainer, party):
+                party.prepare_data()
+    strategy.wait_for_first("prepare_data")
+    with vote("setup"):
+        if job.datamodule is not None:
+            job.datamodule.setup(stage)
+        hooks.call_callbacks("setup", stage)
+        hooks.call_method("setup", stage)
+    with vote("configure_model"), trainer.engine.init_module(), trainer.engine.sharded_model():
+        hooks.call_method("configure_model")
+    if compares:
+        from drivetrain.trainer import comparison  # here, so that importing the Trainer stays quick
+
+        comparison.compare_model(trainer)
+    loaded = None
+    if not strategy.restore_checkpoint_after_setup:
+        loaded = _restore(trainer, job, same_loggers, vote)
+    with vote("the check of what is to be saved"):
+        if job.fn is TrainerFn.FITTING and not trainer.settings.barebones:
+            checkpoint.check_at_start(trainer)
+    with vote("setting up the strategy"):
+        strategy.setup(trainer)
+    if strategy.restore_checkpoint_after_setup:
+        loaded = _restore(trainer, job, same_loggers, vote)
+    return loaded
+
+
+def _restore(trainer: Trainer, job: Job, same_loggers: bool, vote: Vote) -> dict[str, Any] | None:
     """Read the job's checkpoint, if there is one, and restore all that exists before the optimizers do."""
-    fitting = job.fn is TrainerFn.FITTING
-    loaded = None if job.ckpt_path is None else checkpoint.load(trainer, job.ckpt_path, job.weights_only)
+    fitting, path, loaded = job.fn is TrainerFn.FITTING, job.ckpt_path, None
+    if path is not None:
+        with vote("reading the checkpoint"):
+            loaded = checkpoint.load(trainer, path, job.weights_only)
+        checkpoint.load_own_part(trainer, loaded, path, job.weights_only)
     if trainer.loggers and fitting:
         from drivetrain.trainer.telling import continue_runs  # here, so that importing the Trainer stays quick
 
         continue_runs(trainer, loaded, same_loggers)
     if loaded is not None:
-        checkpoint.restore_parts(trainer, loaded, fitting)
+        with vote("restoring the model"):
+            checkpoint.restore_parts(trainer, loaded, fitting)
     return loaded
 
 
@@ -169,10 +210,11 @@ def _place(progress: Progress) -> str:
     return f"epoch {progress.epochs_done}{inside}, global step {progress.global_step}"
 
 
-def _set_up_optimizers(trainer: Trainer, run: Run) -> None:
+def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy = trainer.strategy
-    if not (strategy.optimizers or trainer._optimizers_made):  # a strategy's setup may have made them
-        strategy.setup_optimizers(trainer)
+    with vote("configure_optimizers"):
+        if not (strategy.optimizers or trainer._optimizers_made):  # a strategy's setup may have made them
+            strategy.setup_optimizers(trainer)
     if not strategy.optimizers:
         rank_zero_warn(
             f"{type(trainer.lightning_module).__name__}.configure_optimizers returned no optimizer, so gradients are "

@@ -20,6 +20,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.loops.restart import capture
 from drivetrain.module.loading import decode_parts
 from drivetrain.strategies import rank_files
+from drivetrain.strategies.group import TorchGroup
 
 if TYPE_CHECKING:
     from drivetrain.loops.run import Run
@@ -46,6 +47,16 @@ def inside_an_epoch(run: Run | None, strategy: Strategy) -> list[State]:
     if own := strategy.rank_state():
         part["rank_state"] = own
     return strategy.gather_objects(part)
+
+
+def meet(strategy: Strategy) -> None:
+    """Let the ranks meet before they save anything: one that has not called ``save_checkpoint`` is found here.
+
+    A save is a series of exchanges. Some of them are torch's own, in which a rank waits until a time-out for one that
+    does something else meanwhile.
+    """
+    if isinstance(strategy.world, TorchGroup):
+        strategy.world.barrier("trainer.save_checkpoint")
 
 
 def save(

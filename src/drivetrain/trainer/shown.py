@@ -6,30 +6,30 @@ import threading
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import torch.distributed as dist
 
 from drivetrain.base.rank_zero import log
+from drivetrain.errors import PeerError
 from drivetrain.launchers import _child
 from drivetrain.launchers.board import SAVES, SAVING, SHOWN, own_sheet, place_of_user
 from drivetrain.loops.progress import Progress
+from drivetrain.strategies import _waiting
 
-_FAILED = "drivetrain/failed"  # the key in the job's store below which a rank says why it has failed
 _STORE_S = 2.0  # that a rank which fails waits for the store: the process that holds it may have stopped
-
-_told: list[Any] = []  # the store in which this rank has said so, in an earlier run
 
 
 @contextmanager
-def shown(progress: Progress, saves: bool) -> Iterator[None]:
+def shown(progress: Progress, saves: bool, several: bool) -> Iterator[None]:
     """Context in which the loops write into memory that the launching process reads; it reports an exception there.
 
     Args:
         progress: of the run.
         saves: a callback saves after an exception, so the launching process gives this rank the time for it.
+        several: the run has several processes.
     """
-    _forget_failure()
+    if several:
+        _waiting.begin_run()
     sheet = own_sheet()
     if sheet is None:
         try:
@@ -73,19 +73,17 @@ def _share_failure(error: Exception, progress: Progress) -> None:
     The other rank's connections break when its process ends or leaves the group, which is after it has told. What waits
     here is a thread, so that a store which does not answer keeps no rank from ending.
     """
-    store = _store()
-    if store is None:
+    store = _waiting.store_of_job()
+    if store is None or isinstance(error, PeerError):  # which says already what another has told
         return
     follows, found = _child.follows(error), list[str]()
 
     def exchange() -> None:
         with suppress(RuntimeError):  # the store is gone, with the process that held it
-            if not follows:
-                store.set(f"{_FAILED}/{dist.get_rank()}", _summary(error, progress))
-                _told[:] = [store]
-                return
-            keys = [f"{_FAILED}/{rank}" for rank in range(dist.get_world_size())]
-            found.extend(store.get(key).decode() for key in keys if store.check([key]))
+            if follows:
+                found.extend(_waiting.failures(store, range(dist.get_world_size())))
+            else:
+                _waiting.announce(store, summary(error, progress))
 
     thread = threading.Thread(target=exchange, name="drivetrain failure", daemon=True)
     thread.start()
@@ -97,26 +95,16 @@ def _share_failure(error: Exception, progress: Progress) -> None:
             log.error("%s", text)
 
 
-def _summary(error: Exception, progress: Progress) -> str:
+def summary(error: BaseException, progress: Progress, during: str = "") -> str:
+    """Return which rank has failed, in which phase, by what, and in which line of the user's code; for other ranks.
+
+    Args:
+        error: why.
+        progress: of the run.
+        during: the step of the set-up, if it is known.
+    """
     name, place = progress.phase.name.lower().replace("_", " "), place_of_user(error)
     where = "before its first phase" if name == "none" else f"in the phase {name!r}"
+    where += during and f" ({during})"
     lines = f"{type(error).__name__}: {error}".splitlines()
     return f"Rank {dist.get_rank()} had failed, {where}: {lines[0]}{place and f', at {place}'}"
-
-
-def _forget_failure() -> None:
-    """Take back what this rank said of an earlier run: this one has not failed."""
-    for store in _told:
-        if store is _store():
-            with suppress(RuntimeError):
-                store.delete_key(f"{_FAILED}/{dist.get_rank()}")
-    _told.clear()
-
-
-def _store() -> Any:
-    """Return the store of a job of several processes; ``None`` where there is none."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
-        return None
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store() if dist.get_world_size() > 1 else None

@@ -343,6 +343,7 @@ class Trainer(TrainerView):
         from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
 
         with self.profiler.profile("save_checkpoint"):
+            rank_parts.meet(self.strategy)
             state = checkpoint.dump(self, weights_only, allow_pickle)
             if self.loggers and not weights_only:
                 from drivetrain.trainer.telling import states_of  # here, so that importing the Trainer stays quick
@@ -447,7 +448,12 @@ class Trainer(TrainerView):
 
                 fits = job.fn is TrainerFn.FITTING
                 saves = fits and any(each.saves_on_exception for each in self.checkpoint_callbacks)
-                with shown(self.progress, saves), sigterm_raises(), torch_switches(self.settings, training=fits):
+                several = self.world_size > 1
+                with (
+                    shown(self.progress, saves, several),
+                    sigterm_raises(),
+                    torch_switches(self.settings, training=fits),
+                ):
                     run = life.set_up(self, job, life.connect(self, job))
                     loop = life.loop_of(self, job.fn, run)
                     wraps = overrides(self.strategy, "run", Stepping)

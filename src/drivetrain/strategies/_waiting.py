@@ -1,0 +1,195 @@
+"""How a rank waits for the others: now and then it asks the job's store whether they can still come.
+
+A rank that fails writes so into the store. One that waits for it in an exchange, or in a vote, reads that and raises an
+error, also if the failed rank's process lives on. A rank that waits in an exchange of a fit also asks the others where
+they are: one that has begun a later batch has left the exchange out. A thread of each rank answers (loops/stop.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from drivetrain.errors import DrivetrainError, PeerError
+
+_FAILED = "drivetrain/failed"  # keys of the store: how many ranks have failed, and below it what each has written
+_ASKED = "drivetrain/where"  # how often ranks were asked where they are, and below it their answers
+_RUNS = "drivetrain/runs of rank"
+_FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two questions grow: the wait may be a long one
+
+_ABANDONED: list[Any] = []  # exchanges that are under way, with their groups: see _abandon
+
+
+class _Here:
+    """This process in its job.
+
+    Attributes:
+        run: how many runs of several processes it has begun in this job, so that a failure of an earlier one is not
+            this one's; 0 while that is not known, because the processes have not met.
+        place: batches begun, and in words where the fit is; ``None`` outside of a fit.
+        told: the store in which it has written that it failed.
+    """
+
+    run = 0
+    place: Callable[[], tuple[int, str]] | None = None
+    told: Any = None
+
+
+def begin_run() -> None:
+    """Begin a run of several processes: this rank has not failed in it, and failures of earlier ones do not count."""
+    _Here.run = 0
+    number_run()
+    if _Here.told is not None and _Here.told is store_of_job():
+        with suppress(RuntimeError):
+            _Here.told.delete_key(f"{_FAILED}/{dist.get_rank()}")
+    _Here.told = None
+
+
+def number_run() -> int:
+    """Return the number of this run, which is the same on all ranks; 0 if the processes have not met."""
+    store = store_of_job()
+    if store is not None and not _Here.run:  # counted in the store: a process may have been in other jobs before
+        _Here.run = store.add(f"{_RUNS} {dist.get_rank()}", 1)
+    return _Here.run
+
+
+def announce(store: Any, text: str) -> None:
+    """Write into ``store`` that this rank has failed in this run; ``text`` names it, its phase and its exception."""
+    store.set(f"{_FAILED}/{dist.get_rank()}", f"{_Here.run}\n{text}")
+    store.add(_FAILED, 1)
+    _Here.told = store
+
+
+def failures(store: Any, ranks: Sequence[int]) -> list[str]:
+    """Return what those of ``ranks`` have announced that have failed in this run or a later one."""
+    if not store.check([_FAILED]):
+        return []
+    keys = [f"{_FAILED}/{rank}" for rank in ranks]
+    found = [store.get(key).decode().partition("\n") for key in keys if store.check([key])]
+    return [text for run, _, text in found if int(run) >= _Here.run]
+
+
+def store_of_job() -> Any:
+    """Return the store of a job of several processes; ``None`` where there is none."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store() if dist.get_world_size() > 1 else None
+
+
+# ---- an exchange -----------------------------------------------------------------------------------------------------
+
+
+def finish(work: Any, group: Any, ranks: Sequence[int], what: str) -> None:
+    """Wait until ``work`` is done.
+
+    Args:
+        work: an exchange that has begun.
+        group: its process group.
+        ranks: its members.
+        what: the call, for the message.
+
+    Raises:
+        PeerError: a member has failed.
+        DrivetrainError: a member has begun a later batch without this exchange.
+    """
+    look_s, question = _FIRST_LOOK_S, 0
+    try:
+        while not _is_done(work, look_s):
+            store = store_of_job()
+            others = [rank for rank in ranks if rank != dist.get_rank()]
+            if store is None:
+                continue
+            if failed := failures(store, others):
+                raise PeerError(f"Rank {dist.get_rank()} waited in {what}. {failed[0]}")
+            if question:
+                _check_places(store, question, others, what)
+            if _Here.place is not None and threading.current_thread() is threading.main_thread():
+                question = question or store.add(_ASKED, 1)
+            look_s = min(2 * look_s, _LAST_LOOK_S)
+    except BaseException:
+        if not work.is_completed():
+            _abandon(work, group)
+        raise
+
+
+def _is_done(work: Any, seconds: float) -> bool:
+    """Return whether ``work`` is done within that time.
+
+    Raises:
+        RuntimeError: it has failed.
+    """
+    try:
+        work.wait(timedelta(seconds=seconds))
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
+
+
+def _abandon(work: Any, group: Any) -> None:
+    """Leave an exchange that the others may never enter.
+
+    A process group that is destroyed waits for its exchanges, and so would the end of this process. So the group is
+    kept to the end, by references that nothing takes back. Its connections close when the process ends.
+    """
+    for each in (work, dist.group.WORLD if group is None else group):
+        _ABANDONED.append(each)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+# ---- where the others are --------------------------------------------------------------------------------------------
+
+
+def show_place(place: Callable[[], tuple[int, str]] | None) -> None:
+    """Let this rank answer where it is in a fit, by ``place``: how many batches have begun, and in words."""
+    _Here.place = place
+
+
+class Answers:
+    """Answers the other ranks' question where this one is, in a thread of the fit.
+
+    Args:
+        store: a connection of this thread's own.
+        rank: of this process.
+    """
+
+    def __init__(self, store: Any, rank: int) -> None:
+        self._store, self._rank, self._answered = store, rank, 0
+
+    def give(self) -> None:
+        """Answer, if ranks have asked since the last answer."""
+        asked = self._store.add(_ASKED, 0)
+        if asked != self._answered and _Here.place is not None:
+            self._answered = asked
+            batches, words = _Here.place()
+            self._store.set(f"{_ASKED}/{self._rank}", f"{asked}\n{_Here.run}\n{batches}\n{words}")
+
+
+def _check_places(store: Any, question: int, others: Sequence[int], what: str) -> None:
+    """Check that no other rank has begun a later batch of this fit than this rank.
+
+    Raises:
+        DrivetrainError: one has.
+    """
+    if _Here.place is None:
+        return
+    batches, words = _Here.place()
+    for rank in others:
+        key = f"{_ASKED}/{rank}"
+        if not store.check([key]):
+            continue
+        asked, run, theirs, there = store.get(key).decode().split("\n")
+        if int(asked) >= question and int(run) == _Here.run and int(theirs) > batches:
+            raise DrivetrainError(
+                f"Rank {dist.get_rank()} waits in {what}, {words}. Rank {rank} has gone on without that call: it is "
+                f"{there}. Make this call on every rank, outside of conditions that differ between ranks."
+            )
