@@ -306,6 +306,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "default_root_dir",
         "enable_autolog_hparams",
         "model_registry",
+        "compile",
     ]
 
 

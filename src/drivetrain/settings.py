@@ -162,6 +162,9 @@ class Settings:
     default_root_dir: str | Path | None = _argument(None, "folder of logs and checkpoints; None: the working directory")
     enable_autolog_hparams: bool = _argument(True, "log the hyperparameters of module and datamodule")
     model_registry: str | None = _argument(None, "name of a model registry")
+    compile: bool | str | type | list[str | type] | dict[str, Any] | None = _argument(
+        None, 'torch.compile: True: the model; "blocks" or classes: these layers; a dict: its arguments; None: nothing'
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.logger, Iterator):  # so that it can be looked at more than once
@@ -352,6 +355,15 @@ def _fast_dev_run(name: str, value: Any) -> None:
         raise _wrong(name, value, "a bool or a number of batches", f"{name}=True")
 
 
+def _compile(name: str, value: Any) -> None:
+    if value:
+        from drivetrain.base.compile_options import CompileOptions  # here, because few runs compile
+
+        CompileOptions.of(value)
+    elif value is not None and value is not False:
+        raise _wrong(name, value, "True, layers or arguments of torch.compile", f"{name}=True")
+
+
 _RULES: dict[str, Callable[[str, Any], None]] = {
     "num_nodes": _count(1, optional=False),
     "fast_dev_run": _fast_dev_run,
@@ -388,6 +400,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "reload_dataloaders_every_n_epochs": _count(0, optional=False),
     "default_root_dir": _folder,
     "enable_autolog_hparams": _one_of(True, False),
+    "compile": _compile,
 }
 
 

@@ -101,3 +101,52 @@ def test_an_engine_trains_a_compiled_model_to_the_same_weights(pool: Any) -> Non
     for weight, graphs in pool.run(through_an_engine, True, group=False):
         assert torch.equal(weight, expected)
         assert graphs >= 1
+
+
+# ---- Trainer(compile=...) --------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x).tanh()
+
+
+class Blocks(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(Block() for _ in range(4)), nn.Linear(4, 1))
+
+
+def fitted_by_trainer(strategy: str, form: Any, folder: str) -> tuple[torch.Tensor, int, list[str]]:
+    """The weights in a checkpoint after a fit that resumes once, how many graphs were compiled, and the names there."""
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # torch's own reading
+    torch._dynamo.reset()
+    backend = Recording()
+    compiles = {} if form is None else {"compile": {**form, "backend": backend}}
+    path = f"{folder}/{strategy}-{form}.ckpt"
+    for epochs, resumes in ((1, None), (2, path)):
+        trainer = Trainer(
+            accelerator="cpu", devices=2, strategy=strategy, max_epochs=epochs, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            accumulate_grad_batches=2, **compiles,
+        )  # fmt: skip
+        trainer.fit(Blocks(), loader(), ckpt_path=resumes)
+        trainer.save_checkpoint(path)
+    state = torch.load(path)["state_dict"]
+    return torch.cat([value.flatten() for value in state.values()]), backend.graphs, list(state)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_trainer_compiles_the_model_or_its_blocks(pool: Any, strategy: str, tmp_path: Any) -> None:
+    expected, none, names = pool.run(fitted_by_trainer, strategy, None, str(tmp_path), group=False)[0]
+    assert none == 0
+    assert names == list(Blocks().state_dict())
+    for form, most in (({}, 40), ({"blocks": True}, 2)):
+        for weights, graphs, found in pool.run(fitted_by_trainer, strategy, form, str(tmp_path), group=False):
+            torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+            assert 1 <= graphs <= most  # two fits, and not again in every step
+            assert found == names

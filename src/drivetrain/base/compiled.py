@@ -54,6 +54,41 @@ def compile_in_place(module: nn.Module, context: Any) -> None:
     module._compiled_call_impl = call
 
 
+def compile_forward(module: nn.Module, context: Any) -> None:
+    """Let the ``forward`` of ``module`` run compiled by ``context``, with its hooks around it as they are.
+
+    FSDP's hooks gather and free parameters there. Layers of one class share what was compiled.
+    """
+    if context_of(module) is context:
+        return
+    from torch._dynamo import external_utils, trace_rules  # imported already, by what made the context
+
+    forward: Any = module.forward
+    if trace_rules.check(forward):  # of torch's own modules, whose frames are not compiled by themselves
+        forward = external_utils.wrap_inline(forward)
+    compiled, attributes = context(forward), module.__dict__
+    inner: Any = module._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        own = attributes.get("forward")
+        attributes["forward"] = compiled  # for this call only, so that copies of the module run their own layers
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            if own is None:
+                del attributes["forward"]
+            else:
+                attributes["forward"] = own
+
+    setattr(call, _CONTEXT, context)
+    module._compiled_call_impl = call
+
+
+def leave_uncompiled(module: nn.Module) -> None:
+    """Undo what compiled ``module`` in place."""
+    module._compiled_call_impl = None
+
+
 def context_of(module: nn.Module) -> Any:
     """Return the context by which ``module`` was compiled in place here; ``None`` if it was not."""
     return getattr(module.__dict__.get("_compiled_call_impl"), _CONTEXT, None)

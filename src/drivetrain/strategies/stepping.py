@@ -134,6 +134,9 @@ class Stepping:
     handles_gradient_accumulation: bool = False
     """Whether its optimizers add up the gradients of a window themselves: they are then stepped after each batch."""
 
+    cannot_compile: str = ""
+    """Why ``Trainer(compile=...)`` is an error with this strategy, as a sentence; "" if it works."""
+
     calls_step_end: bool = False
     """Whether it splits batches and calls the module's ``training_step_end``, ``validation_step_end`` and
     ``test_step_end`` with the outputs of all parts. With a strategy that does not, a module that has one is refused."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.base.compiled import compile_in_place, keep_out_of_graphs
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint
@@ -19,7 +18,6 @@ from drivetrain.loops.run import Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
-from drivetrain.module.optimizers import LightningOptimizer
 from drivetrain.strategies.stepping import Stepping
 from drivetrain.trainer import attach, checkpoint
 from drivetrain.trainer.job import Job
@@ -33,20 +31,10 @@ if TYPE_CHECKING:
 def connect(trainer: Trainer, job: Job) -> Loaders:
     """Do everything that precedes the first process and the first device, in the order of docs/hooks.md."""
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
-    if job.compiled_by is not None:
-        keep_out_of_graphs(LightningModule, LightningOptimizer)
-        compile_in_place(model, job.compiled_by)  # again, in a process that was started
-        if job.compiled_by.fullgraph:
-            rank_zero_info(
-                f"torch.compile(fullgraph=True): calls of {type(model).__name__} run compiled, and its steps as they "
-                "are, because a step that logs is never one graph."
-            )
-        elif fn is TrainerFn.FITTING and not model.automatic_optimization:
-            rank_zero_info(
-                f"torch.compile: calls of {type(model).__name__} run compiled, and its training_step as it is, because "
-                "it steps its optimizers itself. To compile the layers that it uses, write self.net = "
-                "torch.compile(self.net) in the constructor."
-            )
+    if job.compiled_by is not None or trainer.settings.compile:
+        from drivetrain.trainer import compiling  # here, so that importing the Trainer stays quick
+
+        compiling.compile_whole(trainer, job)
     progress.begin_run(fn)
     trainer.ranks_of_job = []
     datamodule = trainer.datamodule = job.datamodule
@@ -183,6 +171,10 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
             checkpoint.check_at_start(trainer)
     with vote("setting up the strategy"):
         strategy.setup(trainer)
+        if trainer.settings.compile:
+            from drivetrain.trainer import compiling  # here, so that importing the Trainer stays quick
+
+            compiling.compile_blocks(trainer)
     if strategy.restore_checkpoint_after_setup:
         loaded = _restore(trainer, job, same_loggers, vote)
     return loaded

@@ -178,6 +178,7 @@ class Trainer(TrainerView):
         default_root_dir: str | Path | None = None,
         enable_autolog_hparams: bool = True,
         model_registry: str | None = None,
+        compile: bool | str | type | list[str | type] | dict[str, Any] | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))
@@ -429,7 +430,12 @@ class Trainer(TrainerView):
 
             check_precision(precision, [model, *self.callbacks], fn, self.settings)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
-        return Job(fn, model, passed, datamodule, checkpoint_path, weights_only, context_of(model))
+        compiled_by = context_of(model)
+        if compiled_by is not None or self.settings.compile:
+            from drivetrain.trainer import compiling  # here, so that importing the Trainer stays quick
+
+            compiled_by = compiling.check(self, model, compiled_by)
+        return Job(fn, model, passed, datamodule, checkpoint_path, weights_only, compiled_by)
 
     def run_job(self, job: Job) -> list[Any]:
         """Run ``job``, here or in processes started for it; clean up and re-raise on any exception."""

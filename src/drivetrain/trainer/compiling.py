@@ -1,0 +1,166 @@
+"""``Trainer(compile=...)`` and ``fit(torch.compile(model))``: what of a model runs compiled, and what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.compile_options import CompileOptions
+from drivetrain.base.compiled import compile_forward, compile_in_place, context_of, keep_out_of_graphs, leave_uncompiled
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.registry import load
+from drivetrain.errors import ConfigurationError, shown
+from drivetrain.loops.progress import TrainerFn
+from drivetrain.module.optimizers import LightningOptimizer
+
+
+@dataclass
+class _Compiled:
+    """What a Trainer has compiled of a model: with which options, by which context, and which modules."""
+
+    options: CompileOptions
+    context: Any
+    modules: list[nn.Module]
+
+
+_COMPILED: WeakKeyDictionary[nn.Module, _Compiled] = WeakKeyDictionary()  # by model; it stays compiled after a run
+
+
+def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
+    """Check that this Trainer can compile ``model``; return the context of what the user has compiled, or ``None``.
+
+    Raises:
+        ConfigurationError: the strategy or this machine cannot, or the model is compiled already.
+    """
+    own = _COMPILED.get(model)
+    if own is not None and compiled_by is own.context:
+        compiled_by = None  # not pickled with a job: each process makes its own
+    asked = trainer.settings.compile
+    options = CompileOptions.of(asked)
+    if options is None:
+        return compiled_by
+    strategy = type(trainer.strategy)
+    if compiled_by is not None:
+        raise ConfigurationError(
+            f"Trainer(compile={shown(asked)}) compiles the model, and trainer.fit got one that torch.compile has "
+            "compiled. Leave one of them out."
+        )
+    if strategy.cannot_compile:
+        raise ConfigurationError(
+            f"Trainer(compile={shown(asked)}) does not work with {strategy.__name__}: {strategy.cannot_compile} "
+            "Leave compile out."
+        )
+    if getattr(trainer.strategy, "_compile", None) is not None:
+        raise ConfigurationError(
+            f"Trainer(compile={shown(asked)}) and {strategy.__name__}(compile=...) both compile layers. "
+            "Leave one of them out."
+        )
+    _check_compiler(trainer.strategy.root_device, options, asked)
+    return None
+
+
+def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -> None:
+    """Check that the backend "inductor" finds the compiler that it needs for the device.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if options.backend != "inductor":
+        return
+    missing = ""
+    if device == HOST:  # torch's own error names what is missing on other devices
+        from torch._inductor import cpp_builder, exc  # here, because few runs compile
+
+        try:
+            cpp_builder.get_cpp_compiler()
+        except exc.InvalidCxxCompiler as error:
+            missing = f"a C++ compiler, and found none ({shown(str(error))}). Install g++ or name one in CXX"
+    if missing:
+        cure = {**options.arguments, "backend": "aot_eager"}
+        if options.blocks is not None:
+            cure["blocks"] = options.blocks if isinstance(options.blocks, str) else sorted(map(str, options.blocks))
+        raise ConfigurationError(
+            f'Trainer(compile={shown(asked)}): torch.compile\'s backend "inductor" needs {missing}, or write '
+            f"compile={cure}, which needs no compiler."
+        )
+
+
+def compile_whole(trainer: Any, job: Any) -> None:
+    """Compile the model in place, if it is to be compiled as a whole; called in each process, before set-up."""
+    options, context, model = CompileOptions.of(trainer.settings.compile), job.compiled_by, job.model
+    # loaded in this way, because that module knows the Trainer
+    keep_out_of_graphs(load("drivetrain.module.module:LightningModule"), LightningOptimizer)
+    if options is not None:
+        _forget_others(model, options)
+        if options.blocks is not None:
+            return  # its layers may only be made in configure_model
+        context = _context(model, options)
+    compile_in_place(model, context)  # again, in a process that was started
+    if context.fullgraph:
+        rank_zero_info(
+            f"torch.compile(fullgraph=True): calls of {type(model).__name__} run compiled, and its steps as they "
+            "are, because a step that logs is never one graph."
+        )
+    elif job.fn is TrainerFn.FITTING and not model.automatic_optimization:
+        rank_zero_info(
+            f"torch.compile: calls of {type(model).__name__} run compiled, and its training_step as it is, because "
+            "it steps its optimizers itself. To compile the layers that it uses, write self.net = "
+            'torch.compile(self.net) in the constructor, or Trainer(compile="blocks").'
+        )
+
+
+def compile_blocks(trainer: Any) -> None:
+    """Compile the layers that ``Trainer(compile=...)`` selects, if it selects any; the model is set up.
+
+    Raises:
+        ConfigurationError: it selects none.
+    """
+    from drivetrain.strategies import fsdp_blocks  # here, because few runs compile
+
+    options, model = CompileOptions.of(trainer.settings.compile), trainer.lightning_module
+    if options is None or options.blocks is None:
+        return
+    if isinstance(options.blocks, str):
+        found = fsdp_blocks.find_blocks(model)
+    else:
+        found = fsdp_blocks.outermost(fsdp_blocks.matching(model, options.blocks, "compile"))
+    blocks = [each for each in found if each is not model]
+    if not blocks:
+        raise ConfigurationError(
+            f"Trainer(compile={shown(trainer.settings.compile)}): {type(model).__name__} has no repeated layers. "
+            "Name the classes of layers to compile, or write compile=True for the whole model."
+        )
+    context = _context(model, options)
+    for block in blocks:
+        if context_of(block) not in (None, context):
+            raise ConfigurationError(
+                f"Trainer(compile={shown(trainer.settings.compile)}) compiles "
+                f"{fsdp_blocks.names_of(model)[block]}, which is compiled already. Leave one of them out."
+            )
+        compile_forward(block, context)
+    _COMPILED[model].modules = blocks
+    rank_zero_info(f"torch.compile: {fsdp_blocks.summary(model, blocks).rpartition(', the rest of')[0]} run compiled.")
+
+
+def _context(model: nn.Module, options: CompileOptions) -> Any:
+    """Return what compiles; that of an earlier run of the same model, so that nothing is compiled again."""
+    known = _COMPILED.get(model)
+    if known is None:
+        wrapper: Any = torch.compile(nn.Identity(), **options.arguments)
+        known = _COMPILED[model] = _Compiled(options, wrapper.dynamo_ctx, [model])
+    return known.context
+
+
+def _forget_others(model: nn.Module, options: CompileOptions) -> None:
+    """Undo what a Trainer with other options has compiled of this model."""
+    known = _COMPILED.get(model)
+    if known is not None and known.options != options:
+        for module in known.modules:
+            if context_of(module) is known.context:
+                leave_uncompiled(module)
+        del _COMPILED[model]
