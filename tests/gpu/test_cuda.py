@@ -87,3 +87,20 @@ def test_an_engine_runs_on_the_device_that_was_chosen() -> None:
     assert torch.cuda.current_device() == last
     stats = engine.accelerator.get_device_stats(engine.device)
     assert stats["allocated_bytes.all.current"] > 0
+
+
+def test_an_out_of_memory_error_says_what_took_the_memory(tmp_path: Path) -> None:
+    class TooLarge(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 1:
+                torch.empty(2**46, dtype=torch.uint8, device=self.device)  # 64 TiB
+            return super().training_step(batch, batch_idx)
+
+    data = TensorDataset(torch.randn(64, 16), torch.randn(64, 1))
+    trainer = Trainer(accelerator="gpu", devices=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path)
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        trainer.fit(TooLarge(), DataLoader(data, batch_size=8))
+    [note] = [each for each in error.value.__notes__ if each.startswith("Out of memory on cuda")]
+    assert "in use). It holds: parameters and buffers" in note
+    assert "activations and the rest" in note
+    assert "Change one of these" in note

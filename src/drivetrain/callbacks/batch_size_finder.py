@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain.base.memory import is_out_of_memory
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._tuned_attribute import set_tuned, tuned_name
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
     from drivetrain.trainer.trainer import Trainer
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "CUDNN_STATUS_NOT_SUPPORTED")
 _STAGES = {"fit": "fit", "validate": "val", "test": "test", "predict": "predict"}
 
 
@@ -176,9 +176,7 @@ class _Trials:
             try:
                 _loop(run, stage)()
             except RuntimeError as error:  # torch.OutOfMemoryError is one
-                if not isinstance(error, torch.OutOfMemoryError) and not any(
-                    text in str(error) for text in _OUT_OF_MEMORY
-                ):
+                if not is_out_of_memory(error):
                     raise
                 self._error = error.with_traceback(None)  # whose frames hold the tensors of the step
                 failed = True

@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.base.introspect import overrides
+from drivetrain.base.memory import is_out_of_memory
 from drivetrain.base.rank_zero import log
 from drivetrain.base.registry import load
 from drivetrain.data.combined import CombinedLoader
@@ -44,6 +45,7 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
     cures = [_cure_of_log(error), _cure_of_backward(error, progress), _cure_of_schedule(error, scheduler)]
     if run is not None:
         cures += [_cure_of_batch(error, run), _cure_of_no_gradient(error, run), _cure_of_half(error, run)]
+        cures.append(_memory(error, run))
     for text in (*cures, note[0].upper() + note[1:]):
         if not text:
             continue
@@ -151,6 +153,15 @@ def _cure_of_half(error: Exception, run: Run) -> str:
         f'precision="16-mixed" needs parameters in float32, and {count} of {type(run.module).__name__} are in float16. '
         'Leave out model.half(), or write precision="16-true".'
     )
+
+
+def _memory(error: Exception, run: Run) -> str:
+    """Return what took the memory, and what to change; "" for another error."""
+    if not is_out_of_memory(error):
+        return ""
+    from drivetrain.trainer.memory_note import memory_note  # here, because few errors need it
+
+    return memory_note(error, run)
 
 
 def _scheduler_of(error: Exception) -> str:

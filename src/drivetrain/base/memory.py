@@ -1,0 +1,40 @@
+"""Errors of a device or host without memory, and the bytes that tensors hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from drivetrain.base.tree import is_dtensor
+
+_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "CUDNN_STATUS_NOT_SUPPORTED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether ``error`` says that memory ran out; the CPU's allocator raises a plain RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+
+
+def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
+    """Return how many bytes ``tensors`` hold on ``device``; memory that several of them share counts once."""
+    storages: dict[int, int] = {}
+    for tensor in tensors:
+        local = tensor.detach()
+        local = local.to_local() if is_dtensor(local) else local  # type: ignore[attr-defined]
+        if local.device == device and local.numel():
+            try:
+                storage = local.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+            except (RuntimeError, NotImplementedError):  # tensors without a storage of their own, such as sparse ones
+                storages[id(tensor)] = local.numel() * local.element_size()
+    return sum(storages.values())
+
+
+def in_gib(number: int) -> str:
+    """Return a number of bytes in GiB, with as many digits as a small one needs."""
+    gib = number / 2**30
+    return f"{gib:.2f} GiB" if gib >= 0.1 or not number else f"{gib:.2g} GiB"
