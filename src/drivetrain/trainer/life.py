@@ -1,4 +1,4 @@
-"""One run from start to end: attach, set up, tear down, clean up after an exception."""
+"""One run from start to end: attach, set up, save, tear down, clean up after an exception."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.introspect import overrides
@@ -13,7 +14,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.loops.evaluate import Stage, evaluate, predict
 from drivetrain.loops.loaders import Loaders
-from drivetrain.loops.progress import Progress, TrainerFn
+from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
 from drivetrain.loops.run import Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
@@ -247,6 +248,23 @@ def stoppable(trainer: Trainer, fn: TrainerFn, run: Run) -> AbstractContextManag
     from drivetrain.trainer.stopping import stoppable  # here, so that importing the Trainer stays quick
 
     return stoppable(trainer, run)
+
+
+def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options: Any, allow_pickle: bool) -> None:
+    """Write the state of the run to ``path``; the arguments are those of ``Trainer.save_checkpoint``."""
+    from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
+
+    strategy = trainer.strategy
+    with trainer.profiler.profile("save_checkpoint"):
+        rank_parts.meet(strategy)
+        state = checkpoint.dump(trainer, weights_only, allow_pickle)
+        if trainer.loggers and not weights_only:
+            from drivetrain.trainer.telling import states_of  # here, because a run without loggers needs none of it
+
+            state |= {"loggers": runs} if (runs := states_of(trainer)) else {}
+        waits = trainer.progress.status is not TrainerStatus.RUNNING  # else the end of the run waits for the file
+        rank_parts.save(strategy, state, path, weights_only, storage_options, waits=waits)
+        strategy.barrier("save_checkpoint")
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:

@@ -341,18 +341,7 @@ class Trainer(TrainerView):
         """
         if self.lightning_module is None:
             raise ConfigurationError("There is no model to save yet. Call trainer.fit(model) first.")
-        from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
-
-        with self.profiler.profile("save_checkpoint"):
-            rank_parts.meet(self.strategy)
-            state = checkpoint.dump(self, weights_only, allow_pickle)
-            if self.loggers and not weights_only:
-                from drivetrain.trainer.telling import states_of  # here, so that importing the Trainer stays quick
-
-                state |= {"loggers": runs} if (runs := states_of(self)) else {}
-            waits = self.progress.status is not TrainerStatus.RUNNING  # else the end of the run waits for the file
-            rank_parts.save(self.strategy, state, filepath, weights_only, storage_options, waits=waits)
-            self.strategy.barrier("save_checkpoint")
+        life.save(self, filepath, weights_only, storage_options, allow_pickle)
 
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
         """What the module's ``configure_optimizers`` returns, as lists; :meth:`Strategy.setup_optimizers` calls it."""
