@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.callbacks.requeue import Requeue
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.clusters import LocalEnvironment, SLURMEnvironment
+from drivetrain.errors import SIGTERMException
 
 
 class Cluster(LocalEnvironment):
@@ -242,10 +244,56 @@ def test_without_auto_requeue_the_signal_is_the_users(tmp_path: Path, handler: l
     assert (model.done, cluster.asked, handler) == (24, 0, [signal.SIGUSR1])
 
 
-def requeued(folder: str, signalled: int, restarts: int, accumulate: int) -> tuple[Any, int]:
+@pytest.mark.parametrize("when", ["sanity check", "validation"])
+def test_t33_a_signal_in_a_validation_does_not_wait_for_the_next_training_batch(tmp_path: Path, when: str) -> None:
+    class Validates(Model):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            super().training_step(batch, batch_idx)  # which counts, and may send the signal
+            self.log("val_loss", self.layer(batch[0]).square().mean())
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(torch.ones(6, 1, 4), batch_size=2)
+
+    sanity = 2 if when == "sanity check" else 0
+    whole = fit(tmp_path / "whole", Validates(), Cluster(), num_sanity_val_steps=sanity)
+    model = Validates(1 if sanity else 13)
+    with pytest.raises(SystemExit) as ended:
+        fit(tmp_path, model, Cluster(), num_sanity_val_steps=sanity)
+    assert ended.value.code == 128 + signal.SIGUSR1
+    assert model.done == (3 if sanity else 14)  # what comes before training waits for its first batch
+    again = fit(tmp_path, Validates(), Cluster(restarts=1), num_sanity_val_steps=sanity)
+    assert torch.equal(again, whole)
+
+
+def test_a_sigterm_that_comes_with_the_signal_ends_a_fit_whose_job_cannot_go_back(tmp_path: Path) -> None:
+    class Both(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx)
+            if self.done == 4:
+                signal.raise_signal(signal.SIGTERM)
+            return loss
+
+    cluster, model = Cluster(why_not="the queue is closed."), Both(signalled=3)
+    with pytest.warns(UserWarning, match="queue is closed"), pytest.raises(SIGTERMException):
+        fit(tmp_path, model, cluster)
+    assert (model.done, cluster.asked) == (5, 1)
+
+
+def test_a_job_without_a_store_is_told_that_nothing_requeues_it(tmp_path: Path, monkeypatch: Any) -> None:
+    def without(stop: Any) -> Any:
+        return nullcontext()
+
+    monkeypatch.setattr("drivetrain.loops.stop.Stop.listening", without)
+    model, cluster = Model(signalled=3), Cluster()
+    with pytest.warns(UserWarning, match="auto_requeue has no effect"):
+        fit(tmp_path, model, cluster)
+    assert (model.done, cluster.asked) == (24, 0)
+
+
+def requeued(folder: str, signalled: int, restarts: int, accumulate: int, epochs: int) -> tuple[Any, int]:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     model = Model(signalled, rank=1)
-    arguments = {"accumulate_grad_batches": accumulate, "devices": 2}
+    arguments = {"accumulate_grad_batches": accumulate, "devices": 2, "max_epochs": epochs}
     try:
         return fit(folder, model, Cluster(restarts), **arguments), model.done
     except SystemExit as ended:
@@ -254,12 +302,16 @@ def requeued(folder: str, signalled: int, restarts: int, accumulate: int) -> tup
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_t33_a_signal_to_one_rank_ends_all_at_the_same_batch(pool: Any, tmp_path: Path, accumulate: int) -> None:
-    (whole, _), _ = pool.run(requeued, str(tmp_path / "whole"), -1, 0, accumulate, world_size=2)
-    first, second = pool.run(requeued, str(tmp_path), 3, 0, accumulate, world_size=2)
-    assert first == second == (128 + signal.SIGUSR1, 4 + accumulate)
+    first, second = pool.run(requeued, str(tmp_path), 3, 0, accumulate, 10_000, world_size=2)
+    assert first == second
+    code, done = first
+    assert code == 128 + signal.SIGUSR1
+    assert done > 4
     assert os.listdir(tmp_path).count("hpc_ckpt_1.ckpt") == 1
-    for weights, done in pool.run(requeued, str(tmp_path), -1, 1, accumulate, world_size=2):
-        assert done == 12 - 4 - accumulate
+    epochs = done // 6 + 2
+    (whole, _), _ = pool.run(requeued, str(tmp_path / "whole"), -1, 0, accumulate, epochs, world_size=2)
+    for weights, rest in pool.run(requeued, str(tmp_path), -1, 1, accumulate, epochs, world_size=2):
+        assert rest == 6 * epochs - done
         assert torch.equal(weights, whole)
 
 

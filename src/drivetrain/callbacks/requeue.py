@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ from drivetrain.callback import Callback
 from drivetrain.callbacks._checkpoint_files import save_new
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.loops.stop import REQUEUE
 from drivetrain.trainer.checkpoint import numbered
 from drivetrain.trainer.telling import tell
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from drivetrain.loops.stop import Stop
     from drivetrain.module.module import LightningModule
     from drivetrain.trainer.trainer import Trainer
 
@@ -28,9 +31,10 @@ class Requeue(Callback):
     """On the cluster's signal in a fit: save a checkpoint, put the job back into the queue, end the run.
 
     The Trainer adds it if the cluster environment requeues: ``SLURMEnvironment(auto_requeue=True)``. The signal's
-    handler only sets a flag. After the batch that all ranks have agreed on, ``hpc_ckpt_<n>.ckpt`` is written to
-    ``default_root_dir``, and rank 0 puts the job back; the restarted job resumes from the highest such file of its
-    own, in the fit that wrote it. During a validation the signal waits for the batch that follows.
+    handler only asks. After the batch that all ranks have agreed on, of training or of validation (see
+    :mod:`drivetrain.loops.stop`), ``hpc_ckpt_<n>.ckpt`` is written to ``default_root_dir``, and rank 0 puts the job
+    back; the restarted job resumes from the highest such file of its own, in the fit that wrote it. A signal that comes
+    while the fit is set up waits for the first batch of training.
 
     Args:
         environment: who this process is in the job, and how the job is put back.
@@ -39,13 +43,13 @@ class Requeue(Callback):
     position = "last"  # what it saves is complete
 
     _fits = 0  # begun in this process: a program may have several, and a file belongs to one of them
-    _events = 0  # signals that were answered in this process: a key of the job's store is used once
 
     def __init__(self, environment: ClusterEnvironment) -> None:
         self.environment = environment
         self._told = self._saves = False
         self._before: Callable[[int, FrameType | None], Any] | int | None = None
         self._installed = False
+        self._stopper: Stop | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         number = self.environment.requeue_signal
@@ -58,22 +62,29 @@ class Requeue(Callback):
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._told = True
+        if self._stopper is not None:
+            self._stopper.ask(REQUEUE)
         if callable(self._before):
             self._before(number, frame)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        done = trainer.progress.earlier_batches + batch_idx + 1
-        # Ranks that exchange gradients in every window are never further apart than one.
-        wanted = done + trainer.limits.accumulate * (trainer.world_size > 1) if self._told else None
-        moment = trainer.strategy.agree_on_moment(f"requeue/{Requeue._events}", wanted)
-        if moment is not None and done >= moment:
-            self._go_back(trainer)
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._installed or trainer.current_run is None:
+            return
+        stopper = trainer.current_run.stopper
+        if stopper is None:
+            rank_zero_warn(
+                "auto_requeue has no effect: the processes of this job have no key-value store in which they could "
+                "agree on the batch after which they save. Save with ModelCheckpoint, and resume with "
+                'ckpt_path="last".'
+            )
+            return
+        stopper.answers[REQUEUE] = functools.partial(self._go_back, trainer)
+        self._stopper = stopper
+        if self._told:
+            stopper.ask(REQUEUE)
 
     def _go_back(self, trainer: Trainer) -> None:
         self._told = False
-        Requeue._events += 1
         self._saves = True
         try:
             path = self._next_path(trainer)
@@ -120,6 +131,7 @@ class Requeue(Callback):
         self._restore()
 
     def _restore(self) -> None:
+        self._stopper = None
         if self._installed and self.environment.requeue_signal is not None:
             self._installed = False
             signal.signal(self.environment.requeue_signal, self._before)

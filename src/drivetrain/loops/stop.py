@@ -35,6 +35,7 @@ from drivetrain.loops.run import Run
 from drivetrain.strategies import _waiting
 
 TIME_LIMIT = "the time limit"
+REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # between two questions to the store
 _ANSWERS_EACH = 4  # questions: how often the other ranks are answered where this one is
@@ -58,6 +59,8 @@ class Stop:
 
     Attributes:
         agreed: all ranks are at the end of the same batch, so that they can exchange values.
+        answers: by reason, what all ranks call after the agreed batch, in place of saving and ending. Training
+            continues after it, unless it raises SystemExit.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Stop:
         self._rank, self._size = strategy.global_rank, strategy.world.size
         self._reason = ""  # on which the ranks have agreed
         self._wanted = ""  # by this rank
+        self._next = ""  # what it wants after that
+        self.answers: dict[str, Callable[[], None]] = {}
         self._may_reach = self._last = 0  # numbers of batches
         self._written, self._answered, self._acted = threading.Event(), threading.Event(), threading.Event()
         self._time_over = self._saved = self._over = False
@@ -99,9 +104,9 @@ class Stop:
             finally:
                 self._run.stopper = self._run.stop = None
                 self._leave()
-        reason = self._wanted if self._reason in ("", TIME_LIMIT) else self._reason
-        if reason not in ("", TIME_LIMIT):
-            raise _exception(reason)
+        for reason in (self._reason, self._wanted, self._next):
+            if reason in _SIGNALS.values():
+                raise _exception(reason)
         if not self._time_over:
             return
         if not self._saved:
@@ -111,13 +116,24 @@ class Stop:
 
     def ask(self, reason: str) -> None:
         """Ask all ranks to end; any thread of any rank, or a signal's handler, may call it."""
+        self._want(reason)
+        if self._size == 1:
+            self._agree_alone()
+        elif self._pipe is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._pipe[1], b"\0")  # which wakes the thread
+
+    def _want(self, reason: str) -> None:
         if self._wanted in ("", TIME_LIMIT):
             self._wanted = reason
-        if self._size == 1:
-            self._reason = self._wanted
-            self._written.set()
-            self._answered.set()
-            self._run.stop = self
+        elif reason != self._wanted:
+            self._next = reason
+
+    def _agree_alone(self) -> None:
+        self._reason = self._wanted
+        self._written.set()
+        self._answered.set()
+        self._run.stop = self
 
     def at_batch_end(self) -> None:
         """A batch and its hooks are done, and :attr:`Run.stop` is set: stop here if this is the agreed batch.
@@ -138,6 +154,9 @@ class Stop:
         if number < self._last:
             return
         self._run.stop = None
+        if (answer := self.answers.get(self._reason)) is not None:
+            self._answer(answer)
+            return
         if self._reason != TIME_LIMIT:
             self.agreed = self._run.ends_together = True
             self._save(self._reason)
@@ -148,11 +167,26 @@ class Stop:
             self._save(TIME_LIMIT)
         self._run.all_stop = True
         self._run.progress.ask_to_stop()
+        self._end_round()
+
+    def _answer(self, answer: Callable[[], None]) -> None:
+        try:
+            answer()
+        except SystemExit:
+            self.agreed = self._run.ends_together = True
+            raise
+        self._end_round()
+
+    def _end_round(self) -> None:
+        """Training continues, and a signal may have come or may still come."""
         self._written.clear()
         self._answered.clear()
-        self._reason, self._wanted, self._may_reach = "", "", 0  # a signal may still come
+        self._wanted = self._next if self._wanted == self._reason else self._wanted
+        self._reason, self._next, self._may_reach = "", "", 0
         self._round += 1
         self._acted.set()
+        if self._size == 1 and self._wanted:
+            self._agree_alone()
 
     # ---- signals -------------------------------------------------------------------------------------------------
 
@@ -275,8 +309,8 @@ class Stop:
         if not select.select([self._pipe[0]], [], [], 0 if self._wanted else _POLL_S)[0]:
             return
         for number in os.read(self._pipe[0], 64):
-            if number in self._before and self._wanted in ("", TIME_LIMIT):
-                self._wanted = _SIGNALS[signal.Signals(number)]
+            if number in self._before:
+                self._want(_SIGNALS[signal.Signals(number)])
 
     def _agree(self) -> None:
         """See [Note: the batch after which all ranks stop]."""

@@ -150,12 +150,6 @@ class HorovodStrategy(ParallelStrategy):
             )
         super()._check_met()
 
-    def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
-        if self._hvd is None:
-            return super().agree_on_moment(name, wanted)
-        asked = [each for each in self.gather_objects(wanted) if each is not None]
-        return max(asked) if asked else None
-
     # ---- the model -----------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any) -> None:

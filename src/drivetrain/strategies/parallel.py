@@ -270,14 +270,6 @@ class ParallelStrategy(Strategy):
         self._check_met()
         return collectives.all_gather(tensor, group, sync_grads, device=self.root_device, checks=self._checks)
 
-    def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
-        if not dist.is_initialized():
-            return wanted
-        store, key = distributed_c10d._get_default_store(), f"drivetrain/{name}"
-        if wanted is not None:
-            return int(store.compare_set(key, "", str(wanted)))
-        return int(store.get(key)) if store.check([key]) else None
-
     def share_from_rank_zero(self, tensors: Sequence[torch.Tensor], group: Group | None = None) -> None:
         """Give every rank the values that the first rank of ``group`` has, in place.
 

@@ -337,17 +337,6 @@ class Strategy(Stepping, ABC):
         """
         return self.world.gather_keyed(names, values)
 
-    def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
-        """Return the step at which all ranks do ``name``: the first that any rank asked for; ``None``: none so far.
-
-        Cheap with one rank; with several, each call is one request to the job's store.
-
-        Args:
-            name: identifies what is to be done.
-            wanted: the step at which this rank asks for it, later than any rank's current step; ``None``: it does not.
-        """
-        return wanted
-
     # ---- data ----------------------------------------------------------------------------------------------------
 
     @property

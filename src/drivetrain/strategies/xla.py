@@ -198,12 +198,6 @@ class XLAStrategy(XLAExecution, DDPStrategy):
             return tensor
         return (group if isinstance(group, Group) else self.world).all_gather(tensor, sync_grads)
 
-    def agree_on_moment(self, name: str, wanted: int | None) -> int | None:
-        if self.world.size == 1:
-            return wanted
-        asked = [each for each in self.gather_objects(wanted) if each is not None]
-        return max(asked) if asked else None
-
     # ---- the model -----------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
