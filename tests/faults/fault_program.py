@@ -1,4 +1,7 @@
-"""A fit of several ranks in which one of them fails, in a given way and a given phase."""
+"""A fit of several ranks in which one of them fails, in a given way and a given phase.
+
+Each rank writes its process's number, and the one that fails writes when.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,30 @@ from drivetrain import Callback, LightningModule, Trainer
 STRATEGY, FAULT, PHASE, RANK, SIZE = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 STEP = 5
 
+_failed: list[bool] = []
+
+
+def say_process() -> None:
+    os.write(1, f"process {os.getpid()}\n".encode())
+
 
 def fail() -> None:
-    os.write(1, b"the fault was injected\n")
+    if _failed:  # and was asked to end, which it does later
+        return
+    _failed.append(True)
+    os.write(1, f"the fault was injected at {time.monotonic()}\n".encode())
     if FAULT == "exception":
         raise ValueError("of this rank alone")
+    if FAULT == "no memory":
+        raise MemoryError("of this rank alone")
+    if FAULT == "sys.exit":
+        sys.exit(7)
+    if FAULT in ("SIGTERM", "SIGINT"):
+        signal.raise_signal(signal.Signals[FAULT])
     if FAULT == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if FAULT == "exit":
-        os._exit(7)
+        os._exit(8)
     if FAULT == "segfault":
         ctypes.string_at(0)
     if FAULT == "abort":
@@ -33,6 +51,12 @@ def fail() -> None:
     if FAULT == "hang and die":
         time.sleep(1)
         os._exit(9)
+
+
+if "RANK" in os.environ:  # a copy of the launching process has it only later
+    say_process()
+    if PHASE == "import" and int(os.environ["RANK"]) == RANK:
+        fail()
 
 
 class Data(Dataset[Any]):
@@ -59,8 +83,20 @@ class Model(LightningModule):
             fail()
 
     def setup(self, stage: str) -> None:
-        os.write(1, f"process {os.getpid()}\n".encode())
+        if STRATEGY == "ddp_fork":
+            say_process()
         self.at("setup")
+
+    def on_train_start(self) -> None:
+        """Let the flush of the log fail; a logger of the user's cannot end a fit."""
+        book = self.trainer.logbook
+        agree = book.agree_on_steps
+
+        def agree_on_steps(rows: Any) -> Any:
+            self.at("log flush")
+            return agree(rows)
+
+        book.agree_on_steps = agree_on_steps
 
     def teardown(self, stage: str) -> None:
         self.at("teardown")
@@ -104,7 +140,8 @@ class Saves(Callback):
 
 if __name__ == "__main__":
     trainer = Trainer(
-        accelerator="cpu", devices=SIZE, strategy=STRATEGY, max_epochs=1, val_check_interval=STEP, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=Saves(),
+        accelerator="cpu", devices=SIZE, strategy="ddp" if STRATEGY == "torchrun" else STRATEGY, max_epochs=1,
+        val_check_interval=STEP, log_every_n_steps=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=Saves(),
     )  # fmt: skip
     trainer.fit(Model(), ckpt_path="start.ckpt" if PHASE == "load" else None)
