@@ -152,6 +152,10 @@ def check_report(said: str, start: str, fault: str, phase: str, rank: int, size:
         assert re.search(f"in the phase '{PHASES[phase]}', after \\d+ batches had begun, in step \\d", said), said
     else:
         assert start != "ddp" or "before its first run" in said, said
+    if fault == "sys.exit" and phase != "import":
+        assert "raised SystemExit: 7" in said
+        assert re.search(r"fault_program\.py:\d+ in fail", said)
+        assert "sys.exit(7)" in said  # of the traceback
     if fault in ("exception", "no memory"):
         error = "ValueError" if fault == "exception" else "MemoryError"
         assert f"{error}: of this rank alone" in said

@@ -164,9 +164,9 @@ class MultiProcessingLauncher(Launcher):
         return failure.interrupted or was_asked_to_end(process.exitcode)
 
     def _raise(self, local_rank: int, process: Any, failure: _child.Failure, board: Board) -> None:
-        if failure.interrupted:
+        if failure.interrupted or process.exitcode in (128 + signal.SIGINT, -signal.SIGINT):
             raise KeyboardInterrupt
-        if process.exitcode == 128 + signal.SIGTERM:
+        if process.exitcode in (128 + signal.SIGTERM, -signal.SIGTERM):  # the latter before the Trainer handles it
             raise SIGTERMException
         rank = self.environment.node_rank() * self.num_processes + local_rank
         message = (

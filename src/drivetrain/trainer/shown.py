@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import torch.distributed as dist
 
 from drivetrain.base.rank_zero import log
-from drivetrain.errors import PeerError
+from drivetrain.errors import PeerError, SIGTERMException
 from drivetrain.launchers import _child
 from drivetrain.launchers.board import SAVES, SAVING, SHOWN, own_sheet, place_of_user
 from drivetrain.loops.progress import Progress
@@ -47,6 +47,7 @@ def shown(progress: Progress, saves: bool, several: bool) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, Exception):
             _share_failure(error, progress)
+        if isinstance(error, Exception) or _is_failed_exit(error):
             _child.write_failure(sheet.folder, sheet.local_rank, error)
         raise
     finally:
@@ -65,6 +66,11 @@ def saving() -> Iterator[None]:
     finally:
         if sheet is not None:
             sheet.words[SAVING] = 0
+
+
+def _is_failed_exit(error: BaseException) -> bool:
+    """Return whether user code has called ``sys.exit`` with another code than 0."""
+    return isinstance(error, SystemExit) and not isinstance(error, SIGTERMException) and bool(error.code)
 
 
 def _share_failure(error: Exception, progress: Progress) -> None:
