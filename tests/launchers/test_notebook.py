@@ -33,6 +33,27 @@ quiet = dict(accelerator="cpu", logger=False, enable_checkpointing=False, enable
 model = Model()
 """
 
+# Ctrl-C, in the kernel's process and where it waits for two others.
+INTERRUPTED = """
+import os, signal
+from pathlib import Path
+
+class Interrupts(Model):
+    def training_step(self, batch, batch_idx):
+        if self.global_step == 5 and self.global_rank + 1 == self.trainer.world_size:
+            os.kill(kernel, signal.SIGINT)
+        return super().training_step(batch, batch_idx)
+
+kernel, ended = os.getpid(), []
+for devices in (1, 2):
+    folder = Path(f"interrupted-{devices}")
+    try:
+        Trainer(**{**quiet, "enable_checkpointing": None}, devices=devices, max_epochs=-1,
+                default_root_dir=folder).fit(Interrupts(), loader)
+    except BaseException as error:
+        ended += [devices, type(error).__name__, [path.name for path in folder.rglob("stopped.ckpt")]]
+"""
+
 
 def run(folder: Path, *cells: str) -> str:
     """What the last cell printed."""
@@ -49,10 +70,13 @@ def test_a_notebook_trains_on_two_processes(tmp_path: Path) -> None:
         "trainer = Trainer(**quiet, devices=2, max_epochs=1)\ntrainer.fit(model, loader)",
         "trainer.fit_loop.max_epochs = 20\ntrainer.fit(model, loader)",
         "predicted = torch.cat(trainer.predict(model, loader))",
-        "wanted = torch.cat([x for x, in loader]).sum(1, keepdim=True)\n"
+        "wanted = torch.cat([x for x, in loader]).sum(1, keepdim=True)",
+        INTERRUPTED,
         "print(trainer.plan)\n"
+        "print(*ended)\n"
         "print(trainer.global_step, tuple(predicted.shape), float((predicted - wanted).abs().max()) < 0.2)",
     )
+    assert "1 KeyboardInterrupt ['stopped.ckpt'] 2 KeyboardInterrupt ['stopped.ckpt']" in said
     assert re.search(r"strategy +DDPStrategy +because there are 2 devices, and this is a notebook", said)
     assert "2, started by fork" in said
     assert said.splitlines()[-1] == "80 (32, 1) True"
