@@ -214,6 +214,7 @@ def test_a_part_that_an_installed_package_offers_is_imported_when_it_is_named(
 _NETWORK = {"socket", "socketserver", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "aiohttp", "ftplib",
             "smtplib", "xmlrpc", "websockets", "zmq", "asyncio", "fsspec", "huggingface_hub"}  # fmt: skip
 USES_THE_NETWORK = {
+    "base/remote.py",  # fsspec opens the address that the user passes as a path
     "clusters/environment.py",  # looks up the main address before the ranks meet there
     "clusters/htcondor.py",  # tries whether rank 0 listens at the address in the contact file
     "clusters/local.py",  # finds a free port: a socket that is bound and closed, and never listens

@@ -341,12 +341,11 @@ def _folder(name: str, value: Any) -> None:
         return
     if not isinstance(value, (str, os.PathLike)):
         raise _wrong(name, value, "a path or None", f'{name}="runs"')
-    if "://" in (path := str(value)):
-        raise NotSupportedError(
-            f"Trainer({name}={path!r}) is an address, and this version of drivetrain writes to a local file system. "
-            f'Write {name}="runs", and copy the folder when the run has ended.'
-        )
-    if (why := files.impossible_folder(os.path.expanduser(path))) is not None:
+    if files.is_remote(path := files.spelled(value)):
+        from drivetrain.base import remote  # here, because few paths are addresses
+
+        remote.check_argument("Trainer", name, path)
+    elif (why := files.impossible_folder(path)) is not None:
         raise _wrong(name, value, f"a folder, and {why}", f'{name}="runs"')
 
 

@@ -345,3 +345,14 @@ def test_a_copy_of_what_could_not_be_written_names_the_file(tmp_path: Path) -> N
 
     with pytest.raises(CheckpointError, match=r"The checkpoint .*a\.ckpt was not written: disk on fire"):
         Burning().copy(tmp_path / "a.ckpt", tmp_path / "b.ckpt")
+
+
+def test_of_checkpoints_of_the_same_second_the_later_name_is_the_newest() -> None:
+    class Seconds(TorchCheckpointIO):
+        def written_at(self, path: Any) -> float | None:
+            return None if "gone" in str(path) else 1.0 + ("new" in str(path))
+
+    paths = ["a/epoch=9.ckpt", "a/gone.ckpt", "a/new.ckpt", "a/epoch=10.ckpt", "a/last.ckpt", "a/last-v1.ckpt"]
+    assert newest_first(Seconds(), paths) == [
+        "a/new.ckpt", "a/last-v1.ckpt", "a/last.ckpt", "a/epoch=10.ckpt", "a/epoch=9.ckpt", "a/gone.ckpt",
+    ]  # fmt: skip

@@ -389,7 +389,7 @@ def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("kwargs", "word"),
     [
-        ({"save_dir": "s3://bucket/x"}, "s3://bucket/x"),
+        ({"save_dir": "s33://bucket/x"}, "save_dir='s33://bucket/x'"),
         ({"save_dir": ".", "flush_logs_every_n_steps": 0}, "flush_logs_every_n_steps=0"),
         ({"save_dir": ".", "version": 1.5}, "version=1.5"),
     ],

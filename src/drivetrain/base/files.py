@@ -1,10 +1,12 @@
-"""Write files atomically, and explain why a write failed."""
+"""Write files atomically, and explain why a write failed; addresses such as ``s3://...`` go to base/remote.py."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import posixpath
+import re
 import shutil
 import stat
 import time
@@ -13,9 +15,85 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from drivetrain.errors import ConfigurationError
+
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
+
+# Addresses whose second slash pathlib has removed.
+_COLLAPSED = re.compile(r"(s3|s3a|gs|gcs|az|abfs|abfss|oss|hdfs|https?|memory|file):/(?=[^/])")
+
+
+def is_remote(path: Any) -> bool:
+    """Return whether ``path`` is an address such as ``s3://bucket/run``; ``file://`` is a local path."""
+    if not isinstance(path, (str, os.PathLike)):
+        return False
+    text = os.fspath(path)
+    return isinstance(text, str) and "://" in text and not text.startswith("file://")
+
+
+def spelled(path: str | os.PathLike[str]) -> str:
+    """Return an address as it is, and a local path without ``file://`` and with ``~`` as the home folder.
+
+    Raises:
+        ConfigurationError: it is a ``Path`` made of an address, which pathlib has changed.
+    """
+    text = os.fspath(path)
+    if is_remote(text):
+        return text
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+        return text.lstrip("/") if os.name == "nt" else text  # file:///C:/runs
+    if _COLLAPSED.match(text):
+        raise ConfigurationError(
+            f"{text!r} was an address before pathlib.Path removed one of its slashes. Pass it as a string: "
+            f"{text.replace(':/', '://', 1)!r}."
+        )
+    return os.path.expanduser(text)
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Return an address without a slash at its end, and a local path as one from the root."""
+    text = spelled(path)
+    if not is_remote(text):
+        return os.path.abspath(text)
+    return text if text.endswith("://") else text.rstrip("/")
+
+
+def resolved(path: str | os.PathLike[str]) -> str:
+    """Return the one spelling of a path or an address that can be written in several ways; local links are followed."""
+    text = spelled(path)
+    if not is_remote(text):
+        return os.path.realpath(text)
+    scheme, _, rest = text.replace("\\", "/").partition("://")
+    return f"{scheme}://{posixpath.normpath(rest) if rest else ''}"
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a file at this path or address.
+
+    Raises:
+        OSError: the server of an address cannot be asked.
+    """
+    if not is_remote(path):
+        return os.path.isfile(path)
+    from drivetrain.base import remote  # here, because few paths are addresses
+
+    return remote.written_at(path) is not None
+
+
+def names(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the files and folders in ``folder``.
+
+    Raises:
+        OSError: there is no such local folder, or it cannot be listed.
+    """
+    if not is_remote(folder):
+        return os.listdir(folder)
+    from drivetrain.base import remote  # here, because few paths are addresses
+
+    return remote.names(folder)
 
 
 def temporary_beside(target: str | os.PathLike[str]) -> Path:
@@ -31,14 +109,20 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
     """Open a stream whose content becomes the file at ``path`` when the block ends without an exception.
 
     Args:
-        path: a file in an existing folder. A symbolic link there is replaced, not followed.
-        durable: write the file and its directory entry to the disk before returning.
+        path: a file in an existing folder, or an address. A symbolic link there is replaced, not followed.
+        durable: write the file and its directory entry to the disk before returning. An address is durable anyway.
         new: never replace an existing file. File systems without hard links cannot guarantee that.
 
     Raises:
         FileExistsError: ``new`` was requested and there is such a file.
         OSError: the file could not be written; the message names the cause, and what was there before is unchanged.
     """
+    if is_remote(path):
+        from drivetrain.base import remote  # here, because few paths are addresses
+
+        with remote.replacing(path, new) as content:
+            yield content
+        return
     target = Path(path)
     temporary = temporary_beside(target)
     stream: _Stream | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import ConfigurationError, NotSupportedError, count_meant, is_count, wrong_value
+from drivetrain.errors import ConfigurationError, count_meant, is_count, wrong_value
 
 _HIGHER_IS_BETTER = {"acc", "accuracy", "auc", "auroc", "bleu", "f1", "iou", "miou", "precision", "recall"}
 _LOWER_IS_BETTER = {"loss", "error", "err"}
@@ -79,11 +79,6 @@ def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> N
     if not isinstance(save_top_k, int) or isinstance(save_top_k, bool):
         cure = f"save_top_k={count_meant(save_top_k, 1, lowest=-1)}"
         raise wrong_value("ModelCheckpoint", "save_top_k", save_top_k, "an int", cure)
-    if dirpath is not None and "://" in str(dirpath):
-        raise NotSupportedError(
-            f"ModelCheckpoint(dirpath={str(dirpath)!r}) is an address, and this version writes to a local file system. "
-            'Write dirpath="checkpoints", and copy the folder when the run has ended.'
-        )
     check_place("ModelCheckpoint", dirpath, filename)
 
 
@@ -91,10 +86,15 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
     """Check that there can be such a folder, and files of such a name.
 
     Raises:
-        ConfigurationError: there cannot; found now, because training ends when a checkpoint cannot be written.
+        ConfigurationError: there cannot, or a package for such an address is missing. Found now, because training
+            ends when a checkpoint cannot be written.
     """
-    folder = "" if dirpath is None else os.path.expanduser(os.fspath(dirpath))
-    if (why := files.impossible_folder(folder)) is not None:
+    folder = "" if dirpath is None else files.spelled(dirpath)
+    if files.is_remote(folder):
+        from drivetrain.base import remote  # here, because few paths are addresses
+
+        remote.check_argument(owner, "dirpath", folder)
+    elif (why := files.impossible_folder(folder)) is not None:
         raise wrong_value(owner, "dirpath", dirpath, f"a folder, and {why}", 'dirpath="checkpoints"')
     if filename is not None and (why := files.wrong_characters(filename)) is not None:
         raise wrong_value(owner, "filename", filename, f"the name of a file, and {why}", 'filename="{epoch}-{step}"')

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callbacks._checkpoint_files import is_below
 from drivetrain.callbacks._checkpoint_names import NamedCheckpoint
@@ -118,7 +118,7 @@ class StoredCheckpoint(NamedCheckpoint):
 
     def _is_own(self, path: str, store: CheckpointIO | None = None) -> bool:
         """Whether this callback may have written ``path``: a checkpoint in its folder, whatever links lead there."""
-        resolve = os.path.realpath if store is None else store.resolve
+        resolve = files.resolved if store is None else store.resolve
         return path.endswith(self.FILE_EXTENSION) and is_below(path, self.dirpath, resolve)
 
     def _resumed_from(self, trainer: Trainer, path: str) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import WrongForm, entry, expect, number
 from drivetrain.checkpoints.file import TorchCheckpointIO
@@ -34,7 +35,7 @@ def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
     return saved
 
 
-def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = os.path.realpath) -> bool:
+def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = files.resolved) -> bool:
     """Return whether the file ``path`` lies in ``folder`` or in a folder below, wherever links and ".." lead."""
     if folder is None:
         return False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Checkpoint
 from drivetrain.checkpoints.io import newest_first
@@ -73,7 +74,7 @@ class NamedCheckpoint(Checkpoint):
         if self.dirpath is not None or not getattr(logger, "is_undecided", False):
             return [self.dirpath or self._default_dirpath(trainer)]
         try:  # this run will have a folder of its own; the others lie beside it
-            return [os.path.join(logger.root_dir, each, "checkpoints") for each in os.listdir(logger.root_dir)]
+            return [os.path.join(logger.root_dir, each, "checkpoints") for each in files.names(logger.root_dir)]
         except OSError:
             return []
 

@@ -40,7 +40,8 @@ class ModelCheckpoint(StoredCheckpoint):
     """Saves checkpoints periodically or after validation, and keeps the best ``save_top_k``.
 
     Args:
-        dirpath: the folder; ``None``: ``checkpoints`` below the logger's folder, or below ``default_root_dir``.
+        dirpath: the folder, or an address such as ``s3://bucket/run``; ``None``: ``checkpoints`` below the logger's
+            folder, or below ``default_root_dir``.
         filename: a name with metrics in braces, without extension: ``"{epoch}-{val_loss:.2f}"`` gives
             ``epoch=3-val_loss=0.12.ckpt``. ``None``: ``"{epoch}-{step}"``.
         monitor: the logged name that ranks checkpoints; ``None``: the newest is the best.
@@ -100,7 +101,7 @@ class ModelCheckpoint(StoredCheckpoint):
         check_types(dirpath, filename, monitor, save_top_k)
         mode = mode_or_default("ModelCheckpoint", mode, monitor)
         check_choices(mode, monitor, save_top_k, save_last)
-        self.dirpath = None if dirpath is None else os.path.abspath(os.path.expanduser(dirpath))
+        self.dirpath = None if dirpath is None else files.absolute(dirpath)
         self.filename = filename
         self.monitor = monitor
         self.verbose = verbose

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callback import Checkpoint
 from drivetrain.callbacks._checkpoint_arguments import check_place
@@ -45,7 +46,7 @@ class OnExceptionCheckpoint(Checkpoint):
                 f'OnExceptionCheckpoint(filename={filename!r}) names no file. Write filename="on_exception".'
             )
         check_place("OnExceptionCheckpoint", dirpath, filename)
-        self.dirpath = os.path.abspath(os.path.expanduser(dirpath))
+        self.dirpath = files.absolute(dirpath)
         self.filename = filename
 
     @property

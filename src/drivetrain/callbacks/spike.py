@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from drivetrain.base.files import write
+from drivetrain.base.files import is_remote, spelled, write
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import entry
 from drivetrain.callback import Callback
@@ -117,10 +117,11 @@ class SpikeDetection(Callback):
 
     def _stop(self, trainer: Trainer, batch_idx: int, value: float) -> None:
         self.bad_batches += [batch_idx] if batch_idx == 0 else [batch_idx - 1, batch_idx]
-        path = Path(os.path.expanduser(self.exclude_batches_path or trainer.default_root_dir))
-        path = path if path.suffix == ".json" else path / "skip_batches.json"
+        path = spelled(self.exclude_batches_path or trainer.default_root_dir)
+        path = path if path.endswith(".json") else os.path.join(path, "skip_batches.json")
         if trainer.is_global_zero:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not is_remote(path):
+                os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             write(path, json.dumps(self.bad_batches, indent=4).encode())
         mean = sum(self._losses) / max(1, len(self._losses))
         raise TrainingSpikeException(

@@ -19,7 +19,7 @@ from drivetrain import parity
 from drivetrain.base import files
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
-from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, behind, unreachable
 from drivetrain.errors import CheckpointError, ConfigurationError, described
 
 # What pickle raises on an object that it cannot write, or whose class it does not find.
@@ -37,10 +37,11 @@ _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 
 class TorchCheckpointIO(CheckpointIO):
-    """A file that ``torch.load(path, weights_only=True)`` reads.
+    """A file that ``torch.load(path, weights_only=True)`` reads, at a local path or at an address such as ``s3://...``.
 
     Written to a temporary name beside the target, fsynced, renamed over it, and the directory fsynced: a reader sees
-    the old file or the new one, never a part. On load the CRC-32 that the zip container keeps for each record is
+    the old file or the new one, never a part. For an address the file is written on this machine and then uploaded as
+    one object: see :mod:`drivetrain.base.remote`. On load the CRC-32 that the zip container keeps for each record is
     checked, because torch silently accepts flipped bits.
 
     Only plain data is read. What a checkpoint of another trainer holds besides is left out with a warning.
@@ -68,7 +69,7 @@ class TorchCheckpointIO(CheckpointIO):
 
     def is_sharded(self, path: str | Path) -> bool:
         """Return whether ``path`` is the folder of a checkpoint: see :mod:`drivetrain.checkpoints.sharded`."""
-        if not os.path.isdir(path):
+        if files.is_remote(path) or not os.path.isdir(path):
             return False
         from drivetrain.checkpoints import sharded  # here, because few checkpoints are folders
 
@@ -88,10 +89,11 @@ class TorchCheckpointIO(CheckpointIO):
         from drivetrain.checkpoints.container import write as write_container  # only where something is written
 
         target, refused = _target(path), _refused.get()
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritten(target, files.reason(error, target), "Choose another default_root_dir.") from error
+        if isinstance(target, Path):
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise _unwritten(target, files.reason(error, target), "Choose another default_root_dir.") from error
         try:
             with files.replacing(target, durable=True, new=refused is not None) as stream:
                 write_container(dict(checkpoint), stream)
@@ -109,7 +111,9 @@ class TorchCheckpointIO(CheckpointIO):
             raise _unwritten(target, "a folder has this name", cure) from error
         except OSError as error:
             cure = "Free some space or choose another default_root_dir."
-            if error.errno == errno.EINVAL:
+            if files.is_remote(target):
+                cure = "Check the address, the credentials and the connection."
+            elif error.errno == errno.EINVAL:
                 cure = "Save under another name."
             raise _unwritten(target, error.strerror or str(error), cure) from error
         except RuntimeError as error:
@@ -124,7 +128,11 @@ class TorchCheckpointIO(CheckpointIO):
             CheckpointError: there is none, it is damaged, or it holds what may not be read.
             ConfigurationError: ``path`` is an open file that cannot be read as bytes.
         """
-        return self._load(opened(path), name_of(path), map_location, weights_only)
+        if not files.is_remote(path):
+            return self._load(opened(path), name_of(path), map_location, weights_only)
+        address = name_of(path)
+        with _fetched(address) as local:
+            return self._load(local, address, map_location, weights_only)
 
     def _load(
         self, source: Path | IO[bytes], name: str, map_location: Any, weights_only: bool | None
@@ -167,6 +175,10 @@ class TorchCheckpointIO(CheckpointIO):
         return loaded
 
     def remove_checkpoint(self, path: str | Path) -> None:
+        if (remote := behind(path)) is not None:
+            with unreachable(path):
+                remote.remove(path)
+            return
         if os.path.isdir(path) and not os.path.islink(path):
             from drivetrain.checkpoints import sharded
 
@@ -175,6 +187,8 @@ class TorchCheckpointIO(CheckpointIO):
         Path(path).unlink(missing_ok=True)
 
     def written_at(self, path: str | Path) -> float | None:
+        if files.is_remote(path):
+            return super().written_at(path)
         manifest = os.path.join(path, "manifest.json")
         return super().written_at(manifest if os.path.isfile(manifest) else path)
 
@@ -203,10 +217,30 @@ class TorchCheckpointIO(CheckpointIO):
 
                 sharded.verify(Path(path))
             else:
-                _verify(Path(path), str(path))
+                with _fetched(str(path)) if files.is_remote(path) else contextlib.nullcontext(Path(path)) as local:
+                    _verify(local, str(path))
         except CheckpointError:
             return False
         return True
+
+
+@contextlib.contextmanager
+def _fetched(address: str) -> Iterator[Path]:
+    """Context with a copy on this machine of the checkpoint at ``address``.
+
+    Raises:
+        CheckpointError: there is none, or the server cannot be asked.
+    """
+    from drivetrain.base import remote  # here, because few paths are addresses
+
+    with unreachable(address), contextlib.ExitStack() as stack:
+        try:
+            local = stack.enter_context(remote.fetched(address))
+        except FileNotFoundError:
+            raise CheckpointError(f"There is no checkpoint at {address}. Check the address.") from None
+        except IsADirectoryError:
+            raise CheckpointError(f"{address} is a folder, and a checkpoint is a file. Pass a file in it.") from None
+        yield local
 
 
 def refused_here() -> list[str] | None:
@@ -245,23 +279,29 @@ def _reason(error: BaseException) -> str:
     return named.removeprefix("WeightsUnpickler error:").strip().split(". ")[0].removesuffix(".")
 
 
-def _target(path: str | Path) -> Path:
-    """Return the file that ``path`` names; ``~`` is the home folder.
+def _target(path: str | Path) -> Path | str:
+    """Return the file that ``path`` names, an address as text; ``~`` is the home folder.
 
     Raises:
         ConfigurationError: it cannot be the name of a file.
     """
     if isinstance(path, (str, os.PathLike)) and isinstance(name := os.fspath(path), str):
+        if files.is_remote(name):
+            from drivetrain.base import remote  # here, because few paths are addresses
+
+            remote.check_writable(name)
+            return name
+        name = files.spelled(name)
         with contextlib.suppress(UnicodeEncodeError):
             if "\0" not in name and os.fsencode(name) and Path(name).name:
-                return Path(os.path.expanduser(name))
+                return Path(name)
     raise ConfigurationError(
         f"A checkpoint is saved under a path, not under {path!a}. Pass the name of a file, such as "
         '"checkpoints/model.ckpt".'
     )
 
 
-def _unwritten(target: Path, why: str, cure: str) -> CheckpointError:
+def _unwritten(target: Path | str, why: str, cure: str) -> CheckpointError:
     return CheckpointError(
         f"The checkpoint {target} could not be written: {why}. What was there before is untouched. {cure}"
     )
@@ -282,7 +322,7 @@ def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
         ConfigurationError: it is neither.
     """
     if isinstance(path, (str, os.PathLike)):
-        return Path(os.path.expanduser(path))
+        return Path(files.spelled(path))
     if not (callable(getattr(path, "read", None)) and callable(getattr(path, "seek", None))):
         raise ConfigurationError(
             f"A checkpoint is read from a path or an open binary file, not from {described(path)}. Pass its path."

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import re
+import types
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +20,11 @@ from drivetrain.errors import CheckpointError
 class CheckpointIO(ABC):
     """Keeps checkpoints under paths: writes, reads, lists, copies and removes them.
 
-    A subclass defines the first three methods. The others have defaults for files of this machine that are durable when
-    :meth:`save_checkpoint` returns. A store that keeps checkpoints elsewhere overrides :meth:`written_at` and
-    :meth:`find`; one that writes in the background overrides :meth:`is_durable` and :meth:`wait`. Everything that a
-    Trainer and its callbacks ask about checkpoints goes through these methods. Rank 0 saves, copies and removes.
+    A subclass defines the first three methods. The others have defaults for files of this machine, and for addresses
+    that fsspec knows, such as ``s3://bucket/run``; both are durable when :meth:`save_checkpoint` returns. A store that
+    keeps checkpoints elsewhere overrides :meth:`written_at` and :meth:`find`; one that writes in the background
+    overrides :meth:`is_durable` and :meth:`wait`. Everything that a Trainer and its callbacks ask about checkpoints
+    goes through these methods. Rank 0 saves, copies and removes.
     """
 
     members_table: ClassVar[str] = "drivetrain.checkpoints._members:MEMBERS"
@@ -69,7 +73,15 @@ class CheckpointIO(ABC):
     # ---- what is there -------------------------------------------------------------------------------------------
 
     def written_at(self, path: str | Path) -> float | None:
-        """Return when the checkpoint at ``path`` was written, in seconds of any clock; ``None`` if there is none."""
+        """Return when the checkpoint at ``path`` was written, in seconds of any clock; ``None`` if there is none.
+
+        Raises:
+            CheckpointError: the server of an address cannot be asked.
+        """
+        if (remote := behind(path)) is not None:
+            with unreachable(path):
+                time: float | None = remote.written_at(path)
+            return time
         try:
             return os.path.getmtime(path)
         except (OSError, ValueError):
@@ -88,7 +100,15 @@ class CheckpointIO(ABC):
         return self.written_at(path) is not None
 
     def find(self, folder: str | Path, pattern: str) -> list[str]:
-        """Return the paths in ``folder`` whose name matches ``pattern``, such as ``"*.ckpt"``, in any order."""
+        """Return the paths in ``folder`` whose name matches ``pattern``, such as ``"*.ckpt"``, in any order.
+
+        Raises:
+            CheckpointError: the server of an address cannot be asked.
+        """
+        if (remote := behind(folder)) is not None:
+            with unreachable(folder):
+                found: list[str] = remote.find(folder, pattern)
+            return found
         return [str(path) for path in Path(folder).glob(pattern)]
 
     def is_complete(self, path: str | Path) -> bool:
@@ -105,7 +125,7 @@ class CheckpointIO(ABC):
         Args:
             source: a checkpoint, or one that is being written.
             path: where to.
-            link: make a relative symbolic link instead, where the file system has them.
+            link: make a relative symbolic link instead, where the file system has them. Addresses have none.
             replaces: whether another checkpoint at ``path`` may be replaced.
 
         Returns:
@@ -115,6 +135,15 @@ class CheckpointIO(ABC):
             CheckpointError: it could not be copied; what was at ``path`` before is unchanged.
         """
         wait_for(self, source)
+        if (remote := behind(source) or behind(path)) is not None:
+            try:
+                made: bool = remote.copy(source, path, replaces)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{path} could not become a copy of {source}: {error}. What was there before is untouched. Check "
+                    "that this process may write there."
+                ) from error
+            return made
         if not os.path.exists(source):  # this store keeps it elsewhere
             self.save_checkpoint(self.load_checkpoint(source), path)
             return True
@@ -129,11 +158,13 @@ class CheckpointIO(ABC):
 
     def link_target(self, path: str | Path) -> str | None:
         """Return where the symbolic link ``path`` leads, also to nothing; ``None`` if it is no link."""
+        if files.is_remote(path):
+            return None
         return os.readlink(path) if os.path.islink(path) else None
 
     def resolve(self, path: str | Path) -> str:
         """Return the one name of a checkpoint or folder that can be reached by several, through links or ``..``."""
-        return os.path.realpath(path)
+        return files.resolved(path)
 
     # ---- when it is written --------------------------------------------------------------------------------------
 
@@ -172,7 +203,40 @@ def wait_for(store: CheckpointIO, path: str | Path) -> None:
         ) from error
 
 
+def behind(path: str | Path) -> types.ModuleType | None:
+    """Return what reads and writes at the address ``path``; ``None`` for local paths and a store's own addresses."""
+    if not files.is_remote(path):
+        return None
+    from drivetrain.base import remote  # here, because few paths are addresses
+
+    return remote if remote.is_known(path) else None
+
+
+@contextlib.contextmanager
+def unreachable(path: str | Path) -> Iterator[None]:
+    """Context that asks for what is at an address.
+
+    Raises:
+        CheckpointError: that fails. An answer of "nothing" would begin a training from the start.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{error}. Check the address, the credentials and the connection, or use a local path."
+        ) from error
+
+
 def newest_first(store: CheckpointIO, paths: Iterable[str]) -> list[str]:
-    """Sort ``paths`` by when their checkpoints were written; those that are gone come last."""
+    """Sort ``paths`` by when their checkpoints were written; those that are gone come last.
+
+    Object stores know times in whole seconds. Of equal times the later name comes first, in which numbers count as
+    numbers: "last-v1" before "last", "epoch=10" before "epoch=9".
+    """
     times = {path: store.written_at(path) for path in paths}
-    return sorted(times, key=lambda path: -math.inf if (time := times[path]) is None else time, reverse=True)
+
+    def order(path: str) -> tuple[float, list[tuple[int, str]]]:
+        time, parts = times[path], re.findall(r"(\d+)|(\D+)", os.path.splitext(path)[0])
+        return -math.inf if time is None else time, [(int(number or -1), text) for number, text in parts]
+
+    return sorted(times, key=order, reverse=True)

@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import PurePath
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 try:
-    from jsonargparse import ArgumentParser, Namespace
+    from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
     from jsonargparse.typing import class_from_function
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -25,6 +26,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from drivetrain import callbacks, loggers
+from drivetrain.base import files
 from drivetrain.callback import Callback
 from drivetrain.cli.class_paths import Recipe, ReduceLROnPlateau
 from drivetrain.cli.hints import with_hint
@@ -154,6 +156,23 @@ class LightningArgumentParser(ArgumentParser):
                 self.set_defaults({f"trainer.{name}": value})
             elif name == "callbacks" and (plain := [item for item in listed(value) if is_plain(item)]):
                 self.set_defaults({f"trainer.{name}": plain})
+
+    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Parse a command line; configurations may be at addresses such as ``s3://bucket/config.yaml``.
+
+        Raises:
+            ConfigurationError: a package that such an address needs is missing.
+        """
+        words = [str(word) for word in (sys.argv[1:] if args is None else args)]
+        options = ["", *words]
+        for option, word in zip(options, words, strict=False):
+            address = word.removeprefix("--config=")
+            if files.is_remote(address) and (address != word or option in ("--config", "-c")):
+                from drivetrain.base import remote  # here, because few configurations are at addresses
+
+                remote.check(address)
+                set_parsing_settings(config_read_mode_fsspec_enabled=True)
+        return super().parse_args(args, *rest, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with code 2, or raise if the parser was created with ``exit_on_error=False``."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,17 +69,35 @@ class SaveConfigCallback(Callback):
     def _write(self, trainer: Trainer) -> None:
         folder = trainer.log_dir or trainer.default_root_dir  # on every rank: finding it out may be a collective
         path = os.path.join(folder, self.config_filename)
-        taken = not self.overwrite and trainer.is_global_zero and os.path.isfile(path)
+        taken = not self.overwrite and trainer.is_global_zero and files.is_file(path)
         if trainer.strategy.broadcast(taken):
             raise ConfigurationError(
                 f"{path} holds the configuration of an earlier run, which this one would overwrite. Write "
                 'LightningCLI(save_config_kwargs={"overwrite": True}), or give this run a folder of its own with '
                 "--trainer.logger or --trainer.default_root_dir."
             )
-        if trainer.is_global_zero:
-            os.makedirs(folder, exist_ok=True)
-            files.check_replaceable(Path(path))
+        if not trainer.is_global_zero:
+            return
+        with _folder_to_write(folder, self.config_filename) as local:
             self.parser.save(
-                self.config, path, skip_unset=False, skip_validation=True, overwrite=self.overwrite,
-                multifile=self.multifile,
+                self.config, os.path.join(local, self.config_filename), skip_unset=False, skip_validation=True,
+                overwrite=self.overwrite, multifile=self.multifile,
             )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _folder_to_write(folder: str, name: str) -> Iterator[str]:
+    """Context with ``folder``, where a file ``name`` can be; for an address a temporary folder that is uploaded."""
+    if not files.is_remote(folder):
+        os.makedirs(folder, exist_ok=True)
+        files.check_replaceable(Path(folder, name))
+        yield folder
+        return
+    from drivetrain.base import remote  # here, because few folders are addresses
+
+    with tempfile.TemporaryDirectory(prefix="drivetrain-") as local:
+        yield local
+        for base, _, names in os.walk(local):
+            for each in names:
+                path = os.path.join(base, each)
+                remote.upload(path, f"{folder}/{os.path.relpath(path, local)}")

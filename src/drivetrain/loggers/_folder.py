@@ -1,4 +1,4 @@
-"""What loggers that write to a local folder share: where a run lives, and its hyperparameters in plain text."""
+"""What loggers that write to a folder share: where a run lives, and its hyperparameters in plain text."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_from_environ
-from drivetrain.errors import ConfigurationError, NotSupportedError, wrong_value
+from drivetrain.errors import ConfigurationError, wrong_value
 from drivetrain.loggers.logger import Logger
 
+if TYPE_CHECKING:
+    from drivetrain.loggers._mirror import Mirror
+
 _VERSION = re.compile(r"version_(\d+)")
+_HPARAMS = "hparams.yaml"
 
 
 class FolderLogger(Logger):
     """A logger whose run lives in ``<save_dir>/<name>/version_<n>``.
 
     Args:
-        save_dir: the root folder; ``~`` and environment variables are expanded.
+        save_dir: the root folder, or an address such as ``s3://bucket/runs``; ``~`` and environment variables are
+            expanded. At an address, files are written to a temporary folder of this machine, and uploaded when the
+            logger saves and once a minute.
         name: the experiment's folder below it; empty or ``None`` for none.
         version: a number, a folder name to be taken as it is, or ``None`` for the number after the highest one
             there. That number is chosen when a run begins, or when :attr:`version` or :attr:`log_dir` is read before.
@@ -29,8 +35,8 @@ class FolderLogger(Logger):
         prefix: put before every name, joined by a hyphen.
 
     Raises:
-        ConfigurationError: ``save_dir`` is a remote address, one of the two is of another type, or there cannot be
-            such a folder.
+        ConfigurationError: one of the two is of another type, there cannot be such a folder, or a package for such an
+            address is missing.
     """
 
     def __init__(
@@ -38,22 +44,17 @@ class FolderLogger(Logger):
     ) -> None:
         if not isinstance(save_dir, (str, os.PathLike)):
             raise wrong_value(type(self).__name__, "save_dir", save_dir, "a path", 'save_dir="runs"')
-        folder = os.fspath(save_dir)
-        if "://" in folder:
-            raise NotSupportedError(
-                f"{type(self).__name__} writes to a local file system, and save_dir={folder!r} is not a path on one. "
-                "Pass a local folder, and copy it when the run has ended."
-            )
         if version is not None and (isinstance(version, bool) or not isinstance(version, (int, str))):
             raise ConfigurationError(
                 f"{type(self).__name__} got version={version!r}. Pass a number, a folder name, or None for the next "
                 "free number."
             )
-        self._save_dir = os.path.expanduser(os.path.expandvars(folder))
-        self._root = os.path.abspath(self._save_dir)  # the run stays there when the program changes its folder
+        self._save_dir = files.spelled(os.path.expandvars(os.fspath(save_dir)))
+        self._root = files.absolute(self._save_dir)  # the run stays there when the program changes its folder
         self._name = name or ""
         self._version = version
         self._made = False  # the version's folder, by this logger
+        self._mirror: Mirror | None = None
         self._prefix = f"{prefix}-" if prefix else ""
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
@@ -64,7 +65,11 @@ class FolderLogger(Logger):
             self._check_folder("version", version, os.path.join(named, version), "first")
 
     def _check_folder(self, argument: str, value: Any, folder: str, example: str) -> None:
-        if (why := files.impossible_folder(folder)) is not None:
+        if files.is_remote(folder):
+            from drivetrain.base import remote  # here, because few folders are addresses
+
+            remote.check_argument(type(self).__name__, argument, value)
+        elif (why := files.impossible_folder(folder)) is not None:
             cure = f'{argument}="{example}"'
             raise wrong_value(type(self).__name__, argument, value, f"a folder, and {why}", cure)
 
@@ -97,7 +102,7 @@ class FolderLogger(Logger):
     def root_dir(self) -> str:
         """The folder that holds all runs of the experiment."""
         own = type(self).save_dir is not FolderLogger.save_dir
-        root = os.path.abspath(os.path.expanduser(self.save_dir)) if own else self._root
+        root = files.absolute(self.save_dir) if own else self._root
         return os.path.join(root, self.name) if self.name else root
 
     @property
@@ -129,7 +134,7 @@ class FolderLogger(Logger):
         if self._made:
             self._made = False
             with contextlib.suppress(OSError):  # it is not empty
-                os.rmdir(FolderLogger.log_dir.fget(self))  # type: ignore[attr-defined]
+                _remove_version(FolderLogger.log_dir.fget(self))  # type: ignore[attr-defined]
                 self._version = None
 
     @property
@@ -138,14 +143,38 @@ class FolderLogger(Logger):
         version = self.version
         return os.path.join(self._runs_dir, version if isinstance(version, str) else f"version_{version}")
 
+    @property
+    def _here(self) -> str:
+        """The folder in which this process writes: :attr:`log_dir`, or what is uploaded to that address."""
+        folder = self.log_dir
+        if not files.is_remote(folder):
+            return folder
+        if self._mirror is None or self._mirror.address != folder:
+            from drivetrain.loggers._mirror import Mirror  # here, because few folders are addresses
+
+            self._mirror = Mirror(folder)
+        return self._mirror.folder
+
+    def _fetch(self, name: str) -> bool:
+        """Download a file of the run, if it is at an address and not here yet; return whether that was done."""
+        return bool(self._here) and self._mirror is not None and self._mirror.fetch(name)
+
+    def _upload(self) -> None:
+        """Upload what has changed, if the run's folder is at an address."""
+        if self._mirror is not None:
+            self._mirror.upload()
+
     def _make_folder(self) -> None:
         with self._explained(self.log_dir):
-            os.makedirs(self.log_dir, exist_ok=True)
+            os.makedirs(self._here, exist_ok=True)
 
     def _look_into_folder(self) -> None:
         """Raise a ConfigurationError if the run's folder cannot be one; nothing is made."""
         with self._explained(self.log_dir), contextlib.suppress(FileNotFoundError):
-            os.stat(os.path.join(self.log_dir, "."))
+            if files.is_remote(self.log_dir):
+                files.names(self.log_dir)
+            else:
+                os.stat(os.path.join(self.log_dir, "."))
 
     def _named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         return {files.encodable(f"{self._prefix}{name}"): value for name, value in metrics.items()}
@@ -160,26 +189,50 @@ class FolderLogger(Logger):
         if self._hparams_written:
             return
         self._make_folder()
-        files.write(os.path.join(self.log_dir, "hparams.yaml"), yaml_text.dump(self.hparams).encode())
+        files.write(os.path.join(self._here, _HPARAMS), yaml_text.dump(self.hparams).encode())
         self._hparams_written = True
 
 
 def _make_version(root_dir: str) -> int:
     """Make the folder of the next version; of runs that begin together each gets its own."""
-    os.makedirs(root_dir, exist_ok=True)
+    is_remote = files.is_remote(root_dir)
+    if not is_remote:
+        os.makedirs(root_dir, exist_ok=True)
     version = _next_version(root_dir)
     while True:
+        folder = os.path.join(root_dir, f"version_{version}")
         try:
-            os.mkdir(os.path.join(root_dir, f"version_{version}"))
+            if is_remote:  # there are no folders: a file without hyperparameters takes the name
+                with files.replacing(os.path.join(folder, _HPARAMS), new=True) as stream:
+                    stream.write(yaml_text.dump({}).encode())
+            else:
+                os.mkdir(folder)
         except FileExistsError:
             version += 1
         else:
             return version
 
 
+def _remove_version(folder: str) -> None:
+    """Remove what :func:`_make_version` has made.
+
+    Raises:
+        OSError: something was written to it.
+    """
+    if not files.is_remote(folder):
+        os.rmdir(folder)
+        return
+    from drivetrain.base import remote  # here, because few folders are addresses
+
+    if remote.names(folder) != [_HPARAMS]:
+        raise OSError(f"{folder} is not empty")
+    remote.remove(os.path.join(folder, _HPARAMS))
+    remote.remove_folder(folder)
+
+
 def _next_version(root_dir: str) -> int:
     try:
-        names = os.listdir(root_dir)
+        names = files.names(root_dir)
     except FileNotFoundError:
         return 0
     taken = [int(match[1]) for name in names if (match := _VERSION.fullmatch(name))]

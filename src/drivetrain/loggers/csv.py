@@ -30,7 +30,7 @@ class CSVLogger(FolderLogger):
     keeps the rows of both, and a warning says so. Between two writes no file is open and no thread runs.
 
     Args:
-        save_dir: the root folder.
+        save_dir: the root folder, or an address such as ``s3://bucket/runs``: see docs/remote.md.
         name: the experiment's folder below it; empty for none.
         version: a number, a folder name, or ``None`` for the next free number.
         prefix: put before every column but ``step``, joined by a hyphen.
@@ -38,8 +38,7 @@ class CSVLogger(FolderLogger):
             end of the run asks for it.
 
     Raises:
-        ConfigurationError: ``flush_logs_every_n_steps`` is below 1, ``save_dir`` is remote, or ``version`` is of
-            another type.
+        ConfigurationError: ``flush_logs_every_n_steps`` is below 1, or ``version`` is of another type.
     """
 
     @arguments_checked
@@ -74,6 +73,11 @@ class CSVLogger(FolderLogger):
     def metrics_file_path(self) -> str:
         """Where the table is, or will be."""
         return os.path.join(self.log_dir, "metrics.csv")
+
+    @property
+    def _table(self) -> str:
+        """The table that this process writes; for a run at an address it is uploaded from there."""
+        return os.path.join(here, "metrics.csv") if (here := self._here) != self.log_dir else self.metrics_file_path
 
     @property
     def experiment(self) -> CSVExperiment:
@@ -112,14 +116,21 @@ class CSVLogger(FolderLogger):
     @rank_zero_only
     def save(self) -> None:
         """Write what is not in the files yet."""
+        self._save()
+        self._upload()
+
+    def _save(self) -> None:
         self._write_hparams()
         if not self._dirty:
             if not self.is_undecided:
                 self._open()  # when a fit begins: a folder that cannot be used is an error before training
             return
         self._make_folder()
-        with _writing_alone(self.log_dir):
-            found = _identity(self.metrics_file_path)
+        with _writing_alone(self._here):
+            if self._fetch("metrics.csv"):  # another process of this run has written it
+                self._keep_unwritten_rows()
+                self._left = _identity(self._table)
+            found = _identity(self._table)
             if self._left is not None and found is None:
                 self._begin_anew()
             elif self._left != found:
@@ -127,16 +138,16 @@ class CSVLogger(FolderLogger):
             try:
                 self._write_table()
             finally:
-                self._left = _identity(self.metrics_file_path)
+                self._left = _identity(self._table)
         self._dirty = False
 
     def _write_table(self) -> None:
         if self._columns == self._columns_in_file:
-            with open(self.metrics_file_path, "r+b") as file:
+            with open(self._table, "r+b") as file:
                 self._write_rows(file, self._offset)
         else:
             earlier, lines = self._widened(), self._lines()
-            files.write(self.metrics_file_path, earlier + b"".join(lines))
+            files.write(self._table, earlier + b"".join(lines))
             self._columns_in_file = list(self._columns)
             self._written(lines, len(earlier))
 
@@ -150,7 +161,8 @@ class CSVLogger(FolderLogger):
             return
         self._opened = True
         with self._explained(self.log_dir):
-            self._left = _identity(self.metrics_file_path)
+            self._fetch("metrics.csv")
+            self._left = _identity(self._table)
             self._read_table()
             self._found = self._last_row()
 
@@ -158,14 +170,14 @@ class CSVLogger(FolderLogger):
         """Return the numbers in the last row of the table; empty if there is none, or if it holds anything else."""
         if not self._offset:
             return {}
-        with open(self.metrics_file_path, "rb") as file:
+        with open(self._table, "rb") as file:
             line = file.read(self._offset).splitlines()[-1]
         return _row(self._columns_in_file, line)
 
     def _read_table(self) -> None:
         """Take over the columns of the table, and its end."""
         own, self._columns, self._columns_in_file, self._offset = self._columns, ["step"], [], 0
-        with contextlib.suppress(FileNotFoundError), open(self.metrics_file_path, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(self._table, "rb") as file:
             content = file.read()
             self._offset = content.rfind(b"\n") + 1  # a last line without its end was cut off by a crash
             text = content[: self._offset].decode(errors="backslashreplace")
@@ -208,7 +220,7 @@ class CSVLogger(FolderLogger):
         """Return the part of the file before `_offset`, under the new header."""
         lines: list[list[Any]] = []
         if self._offset:
-            with open(self.metrics_file_path, "rb") as file:
+            with open(self._table, "rb") as file:
                 text = file.read(self._offset).decode(errors="backslashreplace")
             old = csv.DictReader(io.StringIO(text, newline=""))
             lines = [[row.get(name, "") for name in self._columns] for row in old]

@@ -46,8 +46,8 @@ class TensorBoardLogger(FolderLogger):
         kwargs: passed on to ``torch.utils.tensorboard.SummaryWriter``: ``max_queue``, ``flush_secs``, ...
 
     Raises:
-        ConfigurationError: the package tensorboard is not installed, ``save_dir`` is remote, or ``version`` is of
-            another type.
+        ConfigurationError: the package tensorboard is not installed, or ``version`` is of another
+            type.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TensorBoardLogger(FolderLogger):
             from drivetrain.loggers._event_file import EventFile
 
             with self._explained(self.log_dir):
-                self._writer = EventFile(self.log_dir, self._event_file, **self._kwargs)
+                self._writer = EventFile(self._here, self._event_file, **self._kwargs)
             self._event_file = self._writer.event_file
         return self._writer
 
@@ -123,6 +123,8 @@ class TensorBoardLogger(FolderLogger):
                 writer.add_scalars(name, value, step)
             else:
                 writer.add_scalar(name, value, step)
+        if self._mirror is not None and self._mirror.is_due:
+            self._flush()
 
     @rank_zero_only
     def log_hyperparams(
@@ -193,6 +195,7 @@ class TensorBoardLogger(FolderLogger):
         self._write_hparams()
         if self._writer is not None:
             self._writer.flush()
+        self._upload()
 
     def _forget_copy(self) -> None:
         """In a copied process there is the writer, and not the thread that writes: whoever waits for it hangs."""
@@ -219,6 +222,7 @@ class TensorBoardLogger(FolderLogger):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        self._upload()
 
 
 class _ByName(nn.Module):

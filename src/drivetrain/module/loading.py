@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from drivetrain import parity
+from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
@@ -108,7 +109,7 @@ class LoadableMixin:
             checkpoint = _read(checkpoint_path, location, is_module, weights_only)
             saved, name = _hparams_in(checkpoint, prefix)
         if hparams_file is not None:
-            saved.update(_read_hparams(Path(hparams_file)))
+            saved.update(_read_hparams(hparams_file))
         arguments = _arguments(cls, saved, name, kwargs)
         loaded: Any = _build(cls, arguments, set(arguments) - set(kwargs), source)
         if is_module:
@@ -378,8 +379,17 @@ def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
     return {name: parameter for name, parameter in found.items() if parameter.kind not in variadic}, takes_any
 
 
-def _read_hparams(path: Path) -> dict[str, Any]:
+def _read_hparams(file: str | Path) -> dict[str, Any]:
     """Return the hyperparameters in a ``.yaml`` or ``.csv`` file."""
+    if files.is_remote(file):
+        from drivetrain.base import remote  # here, because few files are at an address
+
+        try:
+            with remote.fetched(file) as local:
+                return _read_hparams(local)
+        except OSError as error:
+            raise ConfigurationError(f"hparams_file={str(file)!r} could not be read: {error}.") from error
+    path = Path(files.spelled(file))
     if not path.is_file():
         raise ConfigurationError(f"There is no file {path} for hparams_file. Check the path.")
     if path.suffix.lower() in (".yaml", ".yml"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info
 from drivetrain.base.registry import Registry
+from drivetrain.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +32,12 @@ class Profiler(ABC):
     """
 
     def __init__(self, dirpath: str | os.PathLike[str] | None = None, filename: str | None = None) -> None:
-        self.dirpath = None if dirpath is None else os.path.expanduser(os.fspath(dirpath))
+        self.dirpath = None if dirpath is None else files.spelled(dirpath)
+        if self.dirpath is not None and files.is_remote(self.dirpath):
+            raise NotSupportedError(
+                f"{type(self).__name__}(dirpath={self.dirpath!r}) is an address, and profilers write to local folders. "
+                'Write dirpath="profiles", and copy the folder when the run has ended.'
+            )
         self.filename = filename
         self._stage: str | None = None
         self._log_dir: str | None = None
@@ -88,6 +94,9 @@ class Profiler(ABC):
     def _path(self, extension: str, *parts: str) -> str:
         """Return the path ``<folder>/<stage>-<filename>-<rank>[-<parts>]<extension>``; its folder exists."""
         folder = self.dirpath or self._log_dir or os.getcwd()
+        if files.is_remote(folder):
+            rank_zero_info(f"{type(self).__name__} writes to {os.getcwd()}, because {folder} is no local folder.")
+            folder = os.getcwd()
         os.makedirs(folder, exist_ok=True)
         names = [self._stage, self.filename, str(rank_from_environ()), *parts]
         return os.path.join(folder, "-".join(name.replace(os.sep, "_") for name in names if name) + extension)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from drivetrain.base import files
 from drivetrain.base.introspect import overrides
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import json_tree, sharded
@@ -36,6 +37,11 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
             f'state_dict_type="sharded" writes a folder of local files, and {store} was passed to keep checkpoints'
             f"{'' if storage_options is None else f', with storage_options={storage_options!r}'}. Leave it out, or "
             'write state_dict_type="full".'
+        )
+    if files.is_remote(path):
+        raise ConfigurationError(
+            f'state_dict_type="sharded" writes a folder of local files, and {path} is an address. Write a local dirpath, '
+            'or state_dict_type="full".'
         )
     save_id, problem = strategy.broadcast(_prepared(path) if strategy.is_global_zero else None)
     if problem is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain import parity
+from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
 from drivetrain.base.seed import rng_state
@@ -92,7 +93,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         raise ConfigurationError(
             f'ckpt_path is a path, "best" or "last", not {described(ckpt_path)}. Write ckpt_path="last".'
         )
-    path = os.path.expanduser(os.fspath(ckpt_path))
+    path = files.spelled(ckpt_path)
     if not store.exists(path):
         if (target := store.link_target(path)) is not None:
             raise CheckpointError(

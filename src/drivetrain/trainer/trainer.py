@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +17,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place, context_of
-from drivetrain.base.files import encodable
+from drivetrain.base.files import encodable, spelled
 from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Entry
@@ -188,7 +187,7 @@ class Trainer(TrainerView):
             strategy_class.engine_verbs.refuse_trainer(strategy_class)
         self.limits = Limits.of(self.settings)
         self.progress = Progress()
-        self.default_root_dir = os.path.expanduser(self.settings.default_root_dir or Path.cwd())
+        self.default_root_dir = spelled(self.settings.default_root_dir or Path.cwd())
         self._run_parts: Run | None = None
         self._optimizers_made = False
         self._hooks: HookTable | None = None

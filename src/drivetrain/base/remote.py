@@ -1,0 +1,365 @@
+"""Files behind addresses such as ``s3://bucket/run``: the one place that knows of them; fsspec reads and writes them.
+
+An object is written in two steps: its content goes to a file on this machine, and that file is then uploaded. A reader
+finds the earlier object or the new one. Object stores replace an object only when its upload is complete. On file
+systems that show a file while it grows, it is uploaded under another name and renamed.
+
+fsspec is imported when the first address is used. Each function asks fsspec for the file system again, because its
+connections must not be used in a forked process; fsspec keeps one for each process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import importlib.util
+import inspect
+import os
+import posixpath
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from drivetrain.base import files
+from drivetrain.base.files import is_remote
+from drivetrain.errors import ConfigurationError, shown
+
+# Stores that show an object only when all of it was uploaded.
+_WHOLE_UPLOADS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"})
+_READ_ONLY = frozenset({"http", "https"})
+# Which package fsspec needs for a protocol. For others its own message names the package.
+_PACKAGES = {
+    "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
+    "http": "aiohttp", "https": "aiohttp", "oss": "ossfs", "hf": "huggingface_hub", "sftp": "paramiko",
+    "ssh": "paramiko", "hdfs": "pyarrow", "memory": "",
+}  # fmt: skip
+_TIMES = ("LastModified", "mtime", "last_modified", "created", "updated")
+
+
+def is_known(path: Any) -> bool:
+    """Return whether ``path`` is an address whose protocol fsspec knows; its package may be missing."""
+    if not is_remote(path):
+        return False
+    protocol = _protocol(os.fspath(path))
+    if importlib.util.find_spec("fsspec") is None:
+        return protocol in _PACKAGES
+    import fsspec  # type: ignore[import-untyped]
+
+    return "::" in protocol or protocol in fsspec.available_protocols()
+
+
+def check(path: Any) -> None:
+    """Check that the file system of an address can be used here; nothing is sent.
+
+    Raises:
+        ConfigurationError: a package is missing, or fsspec does not know the protocol.
+    """
+    if not is_remote(path):
+        return
+    address = os.fspath(path)
+    protocol = _protocol(address)
+    if importlib.util.find_spec("fsspec") is None:
+        packages = f"fsspec {_PACKAGES.get(protocol, '')}".rstrip()
+        raise ConfigurationError(
+            f"{address} needs the package fsspec, which is not installed. Run `pip install {packages}`, or use a "
+            "local path."
+        )
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(protocol.rpartition("::")[2])
+    except ImportError as error:
+        package = _PACKAGES.get(protocol)
+        cure = f"Run `pip install {package}`" if package else str(error).rstrip(".")
+        needs = f"the package {package}, which is not installed" if package else "a package that is not installed"
+        raise ConfigurationError(f"{address} needs {needs}. {cure}, or use a local path.") from error
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{address}: fsspec knows no protocol {protocol!r}. Write an address such as s3://bucket/folder."
+        ) from error
+
+
+def check_writable(path: Any) -> None:
+    """:func:`check` for an address to which files will be written.
+
+    Raises:
+        ConfigurationError: as :func:`check`, or files can only be read there.
+    """
+    if is_remote(path) and _protocol(os.fspath(path)) in _READ_ONLY:
+        raise ConfigurationError(
+            f"{os.fspath(path)} can only be read. Write to a local path, or to an address such as s3://bucket/folder."
+        )
+    check(path)
+
+
+def check_argument(owner: str, name: str, value: Any) -> None:
+    """:func:`check_writable` for an argument of ``owner``, which the message names.
+
+    Raises:
+        ConfigurationError: files cannot be written there.
+    """
+    try:
+        check_writable(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{owner}({name}={shown(value)}): {error}") from error.__cause__
+
+
+# ---- what is there ---------------------------------------------------------------------------------------------------
+
+
+def written_at(address: str | os.PathLike[str]) -> float | None:
+    """Return when the file was written, in seconds; 0.0 where its server does not tell, ``None`` where there is none.
+
+    Raises:
+        OSError: the server cannot be asked; the message names the address and the cause.
+    """
+    system, path = _opened(address)
+    with _explained(address, "could not be looked up"):
+        try:
+            found = system.info(path)
+        except FileNotFoundError:
+            return None
+        if found.get("type") == "directory":
+            return None
+        time: Any = next((found[key] for key in _TIMES if found.get(key) is not None), None)
+        if isinstance(time, str) or time is None:
+            with contextlib.suppress(NotImplementedError):
+                time = system.modified(path)
+    return float(time) if isinstance(time, (int, float)) else time.timestamp() if hasattr(time, "timestamp") else 0.0
+
+
+def size(address: str | os.PathLike[str]) -> int:
+    """Return the size of a file in bytes.
+
+    Raises:
+        OSError: there is no such file, or it cannot be looked up.
+    """
+    system, path = _opened(address)
+    with _explained(address, "could not be looked up"):
+        return int(system.info(path)["size"])
+
+
+def names(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names of what lies in a folder, files and folders; none where there is no such folder.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    system, path = _opened(folder)
+    with _explained(folder, "could not be listed"):
+        try:
+            found = system.ls(path, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    own = path.strip("/")
+    return [each.rstrip("/").rpartition("/")[2] for each in found if each.strip("/") != own]
+
+
+def find(folder: str | os.PathLike[str], pattern: str) -> list[str]:
+    """Return the addresses in ``folder`` whose name matches ``pattern``, such as ``"*.ckpt"``."""
+    base = _trimmed(os.fspath(folder))
+    return [f"{base}/{name}" for name in names(folder) if fnmatch.fnmatchcase(name, pattern)]
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def fetched(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Context with a copy on this machine of the file at the address ``path``; it is removed when the block ends.
+
+    Raises:
+        OSError: there is no such file, or it could not be read.
+    """
+    system, name = _opened(path)
+    with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
+        target = os.path.join(folder, posixpath.basename(name.rstrip("/")) or "file")
+        with _explained(path, "could not be read"):
+            if system.info(name).get("type") == "directory":
+                raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(path))
+            system.get_file(name, target)
+        yield Path(target)
+
+
+def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
+    """Return the content of a file, or ``length`` bytes of it from ``at`` on.
+
+    Raises:
+        OSError: there is no such file, or it could not be read.
+    """
+    if length == 0:
+        return b""
+    system, name = _opened(path)
+    with _explained(path, "could not be read"):
+        content: bytes = system.cat_file(name, start=at, end=None if length is None else at + length)
+    return content
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replacing(address: str | os.PathLike[str], new: bool = False) -> Iterator[BinaryIO]:
+    """Open a stream whose content is uploaded to ``address`` when the block ends without an exception.
+
+    Args:
+        address: of the object.
+        new: never replace an existing one. Stores that cannot guarantee that are asked before.
+
+    Raises:
+        FileExistsError: ``new`` was requested and there is such an object.
+        OSError: it could not be written; the message names the cause, and what was there before is unchanged.
+    """
+    with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
+        local = os.path.join(folder, "upload")
+        with files.replacing(local) as stream:
+            yield stream
+        upload(local, address, new)
+
+
+def upload(local: str | os.PathLike[str], address: str | os.PathLike[str], new: bool = False) -> None:
+    """Make a local file the object at ``address``, and check that all of it arrived.
+
+    Raises:
+        FileExistsError, OSError: as :func:`replacing`.
+    """
+    system, path = _opened(address)
+    expected = os.path.getsize(local)
+    with _explained(address, "could not be written"):
+        if new and system.exists(path):
+            raise FileExistsError(errno.EEXIST, "there is a file of this name", os.fspath(address))
+        if _protocol(os.fspath(address)) in _WHOLE_UPLOADS:
+            _put_new(system, os.fspath(local), path, address) if new else system.put_file(os.fspath(local), path)
+        else:
+            _put_and_rename(system, os.fspath(local), path)
+        system.invalidate_cache()
+        arrived = system.info(path)["size"]
+        if arrived != expected:
+            raise OSError(errno.EIO, f"{arrived} bytes of {expected} arrived", os.fspath(address))
+
+
+def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
+    """Copy a file from or to an address; within one store it is the store that copies.
+
+    Returns:
+        False if ``replaces`` is False and there is a file of this name, which stays.
+
+    Raises:
+        OSError: it could not be copied; what was at ``path`` before is unchanged.
+    """
+    if not is_remote(path):
+        with fetched(source) as local:
+            return files.copy(local, path, replaces)
+    try:
+        if not is_remote(source) or not replaces or _opened(source)[0] is not _opened(path)[0]:
+            with fetched(source) if is_remote(source) else contextlib.nullcontext(source) as local:
+                upload(local, path, new=not replaces)
+        else:
+            system, name = _opened(path)
+            with _explained(path, "could not be written"):
+                system.cp_file(_opened(source)[1], name)
+                system.invalidate_cache()
+    except FileExistsError:
+        return False
+    return True
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Delete a file; it is no error if there is none.
+
+    Raises:
+        OSError: it could not be deleted.
+    """
+    system, name = _opened(path)
+    with _explained(path, "could not be removed"), contextlib.suppress(FileNotFoundError):
+        system.rm_file(name)
+    system.invalidate_cache()
+
+
+def remove_folder(folder: str | os.PathLike[str]) -> None:
+    """Delete an empty folder, where the store has folders; it is no error if there is none.
+
+    Raises:
+        OSError: it could not be deleted.
+    """
+    if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # whose folders are the beginnings of names
+        return
+    system, path = _opened(folder)
+    with _explained(folder, "could not be removed"), contextlib.suppress(FileNotFoundError):
+        system.rmdir(path)
+
+
+def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]) -> None:
+    """Upload under a name that no other process must have taken meanwhile, where the store can guarantee that."""
+    put = getattr(system, "_put_file", system.put_file)
+    if "mode" not in inspect.signature(put).parameters:
+        system.put_file(local, path)
+        return
+    try:
+        system.put_file(local, path, mode="create")
+    except Exception:
+        system.invalidate_cache()
+        if system.exists(path):
+            raise FileExistsError(errno.EEXIST, "there is a file of this name", os.fspath(address)) from None
+        system.put_file(local, path)  # the store does not know the condition, or the upload fails again and says why
+
+
+def _put_and_rename(system: Any, local: str, path: str) -> None:
+    from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
+
+    folder = posixpath.dirname(path)
+    temporary = posixpath.join(folder, f".{uuid.uuid4().hex}.part")
+    try:
+        if folder.strip("/"):
+            system.makedirs(folder, exist_ok=True)
+        system.put_file(local, temporary)
+        if type(system).mv is AbstractFileSystem.mv:  # which takes names with brackets for patterns
+            system.cp_file(temporary, path)
+        else:
+            system.mv(temporary, path)
+    finally:
+        with contextlib.suppress(Exception):  # it was renamed, or another error is on its way
+            system.rm_file(temporary)
+
+
+def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
+    """Return the file system of an address, and the path in it. Listings of earlier calls are forgotten.
+
+    Raises:
+        ConfigurationError: as :func:`check`.
+        OSError: the file system cannot be made.
+    """
+    text = os.fspath(address).replace("\\", "/")  # os.path.join writes one on Windows
+    check(text)
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+    with _explained(address, "could not be opened"):
+        system, path = url_to_fs(text)
+        system.invalidate_cache()  # another process may have written since
+    return system, path
+
+
+@contextlib.contextmanager
+def _explained(address: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Context whose errors are OSErrors with the address and the cause; those of a wrong setup stay as they are."""
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError, IsADirectoryError, ConfigurationError):
+        raise
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        text = " ".join(f"{type(error).__name__}: {why or 'no message'}".split()).rstrip(".")
+        raise OSError(number, f"{os.fspath(address)} {what} ({text})") from error
+
+
+def _protocol(address: str) -> str:
+    return address.partition("://")[0].lower()
+
+
+def _trimmed(address: str) -> str:
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://{rest.rstrip('/')}" if rest.strip("/") else address

@@ -1,0 +1,82 @@
+"""A folder on this machine whose files are uploaded to an address, for loggers that append to files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from typing import Any
+
+from drivetrain.base import remote
+
+_EVERY_S = 60.0
+
+
+class Mirror:
+    """Files of a logger, written here and uploaded as whole objects, because an object cannot grow.
+
+    The folder is temporary. It is made when it is first used, again in each process that gets a copy of the logger,
+    and removed when the process ends. What was not uploaded by then is lost.
+
+    Args:
+        address: of the folder that the files are uploaded to.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._folder: str | None = None
+        self._removal: weakref.finalize[..., Any] | None = None
+        self._owner = os.getpid()
+        self._uploaded: dict[str, tuple[int, int]] = {}  # name -> size and time of what was uploaded
+        self._uploaded_at = time.monotonic()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"address": self.address}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def folder(self) -> str:
+        """The folder on this machine."""
+        if self._folder is None or self._owner != os.getpid():
+            if self._removal is not None:
+                self._removal.detach()  # the folder belongs to the process that this one was forked from
+            self._folder, self._owner, self._uploaded = tempfile.mkdtemp(prefix="drivetrain-"), os.getpid(), {}
+            self._removal = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last upload is more than a minute ago."""
+        return time.monotonic() - self._uploaded_at > _EVERY_S
+
+    def fetch(self, name: str) -> bool:
+        """Download a file that an earlier run or another process has uploaded; return whether that was done."""
+        target, address = os.path.join(self.folder, name), f"{self.address}/{name}"
+        if os.path.exists(target) or remote.written_at(address) is None:
+            return False
+        remote.copy(address, target)
+        self._uploaded[name] = _identity(target)
+        return True
+
+    def upload(self) -> None:
+        """Upload the files that have changed since they were last uploaded.
+
+        Raises:
+            OSError: that failed; the files stay here, and the next call tries again.
+        """
+        self._uploaded_at = time.monotonic()
+        folder = self.folder
+        for path in sorted(os.path.join(base, name) for base, _, names in os.walk(folder) for name in names):
+            name, found = os.path.relpath(path, folder).replace(os.sep, "/"), _identity(path)
+            if self._uploaded.get(name) != found:
+                remote.upload(path, f"{self.address}/{name}")
+                self._uploaded[name] = found
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
