@@ -187,3 +187,15 @@ def clear(folder: str) -> None:
     system, path = fsspec.core.url_to_fs(folder)
     if system.exists(path):
         system.rm(path, recursive=True)
+
+
+def fit_on_ranks(folder: str, steps: int | None = None, ckpt_path: str | None = None) -> list[Tensor]:
+    """One rank of a fit with two processes, of ``steps`` steps if given; return its weights."""
+    torch.manual_seed(2)
+    module = net()
+    torch.manual_seed(2)
+    limits = {} if steps is None else {"max_epochs": -1, "max_steps": steps}
+    saver = ModelCheckpoint(f"{folder}/saved{'' if steps or ckpt_path else '-straight'}", save_last=True, save_top_k=0)
+    ours = trainer(folder, **{"strategy": "ddp", "devices": 2, "callbacks": [saver], **limits})
+    ours.fit(module, loader(), ckpt_path=ckpt_path)
+    return weights(module)

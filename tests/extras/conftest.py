@@ -14,11 +14,13 @@ import pytest
 from tests.packages import Suite
 
 PACKAGES = {  # a package, and how the names of its files begin
+    "aiohttp": "test_http",
     "bitsandbytes": "test_bitsandbytes",
     "comet_ml": "test_comet",
     "deepspeed": "test_deepspeed",
     "mlflow": "test_mlflow",
     "neptune": "test_neptune",
+    "s3fs": "test_s3",
     "torchao": "test_torchao",
     "wandb": "test_wandb",
 }

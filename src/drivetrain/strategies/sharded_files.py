@@ -40,8 +40,8 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
         )
     if files.is_remote(path):
         raise ConfigurationError(
-            f'state_dict_type="sharded" writes a folder of local files, and {path} is an address. Write a local dirpath, '
-            'or state_dict_type="full".'
+            f'state_dict_type="sharded" writes a folder of local files, and {path} is an address. Write a local '
+            'dirpath, or state_dict_type="full".'
         )
     save_id, problem = strategy.broadcast(_prepared(path) if strategy.is_global_zero else None)
     if problem is not None:

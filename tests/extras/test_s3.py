@@ -1,0 +1,182 @@
+"""Runs on an S3 server: moto's, which speaks the protocol on this machine, through s3fs as users have it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from tests import addresses
+from tests.addresses import Net, loader, names, net, trainer
+
+from drivetrain.base import files, remote
+from drivetrain.callbacks import ModelCheckpoint
+from drivetrain.checkpoints import TorchCheckpointIO
+from drivetrain.errors import CheckpointError
+from drivetrain.loggers import CSVLogger
+
+s3fs = pytest.importorskip("s3fs")
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket of a server that lives as long as these tests."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
+            patch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem().mkdir("bucket")
+        yield "s3://bucket"
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+@pytest.fixture
+def folder(bucket: str) -> str:
+    return f"{bucket}/{uuid.uuid4().hex}"
+
+
+def test_a_fit_saves_and_resumes_exactly(folder: str) -> None:
+    addresses.check_fit_saves_and_resumes_exactly(folder)
+
+
+def test_the_best_and_the_last_are_kept(folder: str) -> None:
+    addresses.check_top_k_and_last(folder)
+
+
+def test_a_fit_that_raises_leaves_its_checkpoint(folder: str) -> None:
+    addresses.check_failures_save(folder)
+
+
+def test_an_upload_that_fails_leaves_the_earlier_checkpoint(folder: str) -> None:
+    call = s3fs.S3FileSystem._call_s3
+
+    async def breaking(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method == "put_object":
+            raise ConnectionResetError(104, "Connection reset by peer")
+        return await call(self, method, *args, **kwargs)
+
+    addresses.check_upload_that_fails(folder, mock.patch.object(s3fs.S3FileSystem, "_call_s3", breaking))
+
+
+def test_everything_of_a_run_lies_below_default_root_dir(folder: str, tmp_path: Path) -> None:
+    addresses.check_root(folder, tmp_path)
+
+
+def test_an_upload_in_parts_that_breaks_in_the_middle(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of three parts does not arrive: the earlier object stays, and no part is kept on the server."""
+    path, store = f"{folder}/a.ckpt", TorchCheckpointIO()
+    store.save_checkpoint({"state_dict": {"w": torch.ones(8)}}, path)
+    system, call, parts = s3fs.S3FileSystem(), s3fs.S3FileSystem._call_s3, []
+    put = s3fs.S3FileSystem._put_file
+
+    async def in_parts(self: Any, lpath: str, rpath: str, **kwargs: Any) -> None:
+        await put(self, lpath, rpath, **{**kwargs, "chunksize": 5 * 2**20})
+
+    async def breaking(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method == "upload_part":
+            parts.append(kwargs["PartNumber"])
+            if kwargs["PartNumber"] == 2 and broken:
+                raise ConnectionResetError(104, "Connection reset by peer")
+        return await call(self, method, *args, **kwargs)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_put_file", in_parts)
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", breaking)
+    s3fs.S3FileSystem.clear_instance_cache()  # whose methods are bound
+    large, broken = {"state_dict": {"w": torch.zeros(3 * 2**20)}}, True  # 12 MiB
+    with pytest.raises(CheckpointError, match=f"{path} could not be written: .*Connection reset by peer.*untouched"):
+        store.save_checkpoint(large, path)
+    assert 2 in parts
+    assert len(store.load_checkpoint(path)["state_dict"]["w"]) == 8
+    assert names(folder) == ["a.ckpt"]
+    assert system.call_s3("list_multipart_uploads", Bucket="bucket").get("Uploads", []) == []
+    broken = False
+    store.save_checkpoint(large, path)
+    assert len(store.load_checkpoint(path)["state_dict"]["w"]) == 3 * 2**20
+    monkeypatch.undo()
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_what_another_process_writes_is_seen(folder: str) -> None:
+    assert names(folder) == []
+    s3fs.S3FileSystem(anon=False, skip_instance_cache=True).pipe_file(f"{folder}/a.ckpt", b".")
+    assert names(folder) == ["a.ckpt"]
+
+
+def test_a_new_object_replaces_none(folder: str) -> None:
+    files.write(f"{folder}/a", b"first")
+    with pytest.raises(FileExistsError), files.replacing(f"{folder}/a", new=True) as stream:
+        stream.write(b"second")
+    assert remote.read(f"{folder}/a") == b"first"
+
+    asked: list[str] = []
+
+    def unseen(self: Any, path: str, **kwargs: Any) -> bool:  # as if it came between the question and the upload
+        asked.append(path)
+        return len(asked) > 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(s3fs.S3FileSystem, "exists", unseen)
+        with pytest.raises(FileExistsError), files.replacing(f"{folder}/a", new=True) as stream:
+            stream.write(b"second")
+    assert len(asked) == 2
+    assert remote.read(f"{folder}/a") == b"first"
+
+
+def test_a_bucket_that_is_not_there(bucket: str) -> None:
+    with pytest.raises(CheckpointError, match="s3://nowhere/a.ckpt could not be written: .*bucket"):
+        TorchCheckpointIO().save_checkpoint({}, "s3://nowhere/a.ckpt")
+    assert not s3fs.S3FileSystem().exists("nowhere")  # none is made in silence
+
+
+def test_a_server_that_does_not_answer(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(CheckpointError, match="could not be (looked up|listed).*Check the address, the credentials"):
+        trainer(folder, callbacks=[ModelCheckpoint(folder)]).fit(net(), loader(), ckpt_path="last")
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_the_table_of_a_csv_logger(folder: str) -> None:
+    logger = CSVLogger(folder, "a", flush_logs_every_n_steps=2)
+    for step in range(4):
+        logger.log_metrics({"loss": float(step)}, step)
+    logger.finalize("success")
+    rows = csv.DictReader(io.StringIO(remote.read(f"{folder}/a/version_0/metrics.csv").decode()))
+    assert [row["loss"] for row in rows] == ["0.0", "1.0", "2.0", "3.0"]
+    assert CSVLogger(folder, "a").version == 1
+
+
+def test_a_configuration(folder: str) -> None:
+    pytest.importorskip("jsonargparse")
+    from drivetrain.cli import LightningCLI
+
+    files.write(f"{folder}/config.yaml", b"trainer: {max_epochs: 3, accelerator: cpu}\nmodel: {width: 5}")
+    cli = LightningCLI(Net, args=["--config", f"{folder}/config.yaml"], run=False)
+    assert (cli.trainer.max_epochs, cli.model.hparams["width"]) == (3, 5)
+
+
+def test_two_processes_resume_inside_an_epoch(folder: str, pool: Any) -> None:
+    """Rank 1 uploads its part beside the checkpoint of rank 0; as many processes resume exactly, others do not."""
+    straight = pool.run(addresses.fit_on_ranks, folder, world_size=2, group=False)
+    pool.run(addresses.fit_on_ranks, folder, 3, world_size=2, group=False)
+    assert len(remote.find(f"{folder}/saved", "last.ckpt.*.rank1")) == 1
+    resumed = pool.run(addresses.fit_on_ranks, folder, None, "last", world_size=2, group=False)
+    assert addresses.equal(resumed[0], straight[0])
+    assert os.environ["AWS_ENDPOINT_URL"]
