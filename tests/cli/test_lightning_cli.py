@@ -345,17 +345,6 @@ def test_a_model_is_required_and_data_are_not(cli: Make, program: Any) -> None:
         cli(run=False, model_class=None, datamodule_class=None)
 
 
-def test_an_argument_without_a_type_or_default_is_required(cli: Make) -> None:
-    class Untyped(LightningModule):
-        def __init__(self, width, depth=2):  # type: ignore[no-untyped-def]
-            super().__init__()
-            self.size = (width, depth)
-
-    assert cli("--model.width=3", run=False, model_class=Untyped).model.size == (3, 2)
-    with pytest.raises(ArgumentError, match=r"model\.width"):
-        cli(run=False, model_class=Untyped)
-
-
 def test_options_are_linked_when_parsed_and_when_made(cli: Make) -> None:
     class Linked(LightningCLI):
         def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -97,12 +96,8 @@ class LightningArgumentParser(ArgumentParser):
             return []
         if issubclass(cls, Trainer):
             return self._add_trainer(cls, nested_key)
+        # an argument with neither a type nor a default may be left out, and is None then
         added: list[str] = self.add_class_arguments(cls, nested_key, fail_untyped=False, sub_configs=True)
-        for name, parameter in inspect.signature(cls).parameters.items():
-            # the base class lets an argument without a type be left out, and passes None
-            if parameter.annotation is parameter.empty and parameter.default is parameter.empty:
-                for action in self._actions:
-                    action.required = action.required or action.dest == f"{nested_key}.{name}"
         return added
 
     def add_optimizer_args(

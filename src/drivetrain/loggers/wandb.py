@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only
 from drivetrain.errors import ConfigurationError
@@ -12,8 +12,34 @@ from drivetrain.loggers._run import RunLogger, mapping_of, scored
 
 if TYPE_CHECKING:
     from torch import nn
+    from typing_extensions import Unpack
 
 _STEP = "trainer/global_step"
+
+
+class InitArguments(TypedDict, total=False):
+    """Arguments of ``wandb.init`` that are no arguments of the logger, for type checkers and for the command line."""
+
+    entity: str | None
+    notes: str | None
+    tags: Sequence[str] | None
+    config: Any
+    config_exclude_keys: list[str] | None
+    config_include_keys: list[str] | None
+    allow_val_change: bool | None
+    group: str | None
+    job_type: str | None
+    mode: str | None
+    force: bool | None
+    reinit: bool | str | None
+    resume: bool | str | None
+    resume_from: str | None
+    fork_from: str | None
+    save_code: bool | None
+    tensorboard: bool | None
+    sync_tensorboard: bool | None
+    monitor_gym: bool | None
+    settings: Any
 
 
 class WandbLogger(RunLogger):
@@ -59,7 +85,7 @@ class WandbLogger(RunLogger):
         prefix: str = "",
         checkpoint_name: str | None = None,
         add_file_policy: Literal["mutable", "immutable"] = "mutable",
-        **kwargs: Any,
+        **kwargs: Unpack[InitArguments],
     ) -> None:
         if offline and log_model:
             raise ConfigurationError(

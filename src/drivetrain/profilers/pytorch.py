@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -15,6 +15,7 @@ from drivetrain.profilers.profiler import Profiler
 
 if TYPE_CHECKING:
     from torch import nn
+    from typing_extensions import Unpack
 
 _BATCH = {
     "fit": "run_training_batch", "validate": "run_validation_batch", "test": "run_test_batch",
@@ -22,11 +23,24 @@ _BATCH = {
 }  # fmt: skip
 """Stage of a run -> the action whose end is the end of one step of the schedule."""
 
-_OPTIONS = (
-    "activities", "schedule", "on_trace_ready", "record_shapes", "profile_memory", "with_stack", "with_flops",
-    "with_modules", "experimental_config", "execution_trace_observer", "acc_events",
-)  # fmt: skip
-"""Arguments of torch.profiler.profile that are passed on."""
+
+class ProfileArguments(TypedDict, total=False):
+    """Arguments of ``torch.profiler.profile`` that are passed on."""
+
+    activities: Any
+    schedule: Any
+    on_trace_ready: Any
+    record_shapes: bool
+    profile_memory: bool
+    with_stack: bool
+    with_flops: bool
+    with_modules: bool
+    experimental_config: Any
+    execution_trace_observer: Any
+    acc_events: bool
+
+
+_OPTIONS = tuple(ProfileArguments.__annotations__)
 
 _SORT_KEYS = (
     "cpu_time", "cuda_time", "cpu_time_total", "cuda_time_total", "cpu_memory_usage", "cuda_memory_usage",
@@ -70,7 +84,7 @@ class PyTorchProfiler(Profiler):
         sort_by_key: str | None = None,
         record_module_names: bool = True,
         table_kwargs: Mapping[str, Any] | None = None,
-        **profiler_kwargs: Any,
+        **profiler_kwargs: Unpack[ProfileArguments],
     ) -> None:
         super().__init__(dirpath, filename)
         for key, value in profiler_kwargs.items():

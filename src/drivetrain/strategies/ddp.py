@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import nn
@@ -29,7 +29,30 @@ from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.placement import optimizer_to
 from drivetrain.strategies.strategy import Strategy
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's words
+
+
+class DDPArguments(TypedDict, total=False):
+    """Arguments of ``torch.nn.parallel.DistributedDataParallel``, for type checkers and for the command line."""
+
+    dim: int
+    broadcast_buffers: bool
+    init_sync: bool
+    process_group: Any
+    bucket_cap_mb: float | None
+    find_unused_parameters: bool
+    check_reduction: bool
+    gradient_as_bucket_view: bool
+    static_graph: bool
+    delay_all_reduce_named_params: Any
+    param_to_hook_all_reduce: Any
+    mixed_precision: Any
+    device_mesh: Any
+    skip_all_reduce_unused_params: bool
+    bucket_cap_mb_list: list[float] | None
 
 
 class DDPStrategy(ParallelStrategy):
@@ -81,7 +104,7 @@ class DDPStrategy(ParallelStrategy):
         process_group_backend: str | None = None,
         timeout: timedelta | None = DEFAULT_TIMEOUT,
         start_method: str = "popen",
-        **ddp_arguments: Any,
+        **ddp_arguments: Unpack[DDPArguments],
     ) -> None:
         super().__init__(
             accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,

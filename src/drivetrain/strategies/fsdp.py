@@ -27,7 +27,7 @@ from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
-from drivetrain.strategies.fsdp_options import Options, checkpointed, hybrid_shape
+from drivetrain.strategies.fsdp_options import FirstFSDPArguments, Options, checkpointed, hybrid_shape
 from drivetrain.strategies.group import handle_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.placement import place
@@ -35,6 +35,7 @@ from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
 
 class FSDPStrategy(ParallelStrategy):
@@ -102,7 +103,7 @@ class FSDPStrategy(ParallelStrategy):
         shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
         init_on_meta: bool = False,
         start_method: str = "popen",
-        **others: Any,
+        **others: Unpack[FirstFSDPArguments],
     ) -> None:
         super().__init__(
             accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
@@ -26,6 +26,16 @@ _WITHOUT_MEANING = {
     "forward_prefetch": "the next block is gathered early by itself",
     "backward_prefetch": "the next block is gathered early by itself",
 }
+
+
+class FirstFSDPArguments(TypedDict, total=False):
+    """The arguments in ``_WITHOUT_MEANING``, for type checkers and for the command line."""
+
+    use_orig_params: bool
+    sync_module_states: bool
+    limit_all_gathers: bool
+    forward_prefetch: bool
+    backward_prefetch: Any
 
 
 @dataclass(frozen=True)
