@@ -51,6 +51,7 @@ WRONG: list[tuple[str, list[Any], str, str]] = [
     ("barebones", [1, None], "one of True, False", "barebones=True"),
     ("sync_batchnorm", [1, None], "one of True, False", "sync_batchnorm=True"),
     ("check_collectives", [1, "all"], "one of True, False, None", "check_collectives=True"),
+    ("stall_timeout_s", [-1, "5", True], "a number of at least 0 or None", "stall_timeout_s=300.0"),
     ("reload_dataloaders_every_n_epochs", [-1, 1.0, None], "an int of at least 0", "reload_dataloaders"),
     ("enable_autolog_hparams", [1, None], "one of True, False", "enable_autolog_hparams=True"),
 ]  # fmt: skip
@@ -302,6 +303,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "plugins",
         "sync_batchnorm",
         "check_collectives",  # ours
+        "stall_timeout_s",  # ours
         "reload_dataloaders_every_n_epochs",
         "default_root_dir",
         "enable_autolog_hparams",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -137,9 +138,7 @@ class Settings:
     benchmark: bool | None = _argument(None, "torch.backends.cudnn.benchmark during the run; None: unchanged")
     inference_mode: bool = _argument(True, "validate and test under torch.inference_mode instead of no_grad")
     use_distributed_sampler: bool = _argument(True, "split the data over the processes; no effect with one process")
-    split_batches: bool = _argument(
-        False, "a loader's batch_size is that of all processes together, not of each process"
-    )
+    split_batches: bool = _argument(False, "a loader's batch_size is that of all processes together, not of each")
     profiler: Profiler | str | None = _argument(
         None, 'what measures the run: a profiler, or "simple", "advanced", "pytorch", "memory" or "xla"; None: nothing'
     )
@@ -157,6 +156,9 @@ class Settings:
     sync_batchnorm: bool = _argument(False, "batch norm over the batches of all processes; no effect with one process")
     check_collectives: bool | None = _argument(
         None, "check that all processes make the same collective on tensors; None: the first 100 of a run"
+    )
+    stall_timeout_s: float | None = _argument(
+        300.0, "say which rank waits where after this time without progress; None: never"
     )
     reload_dataloaders_every_n_epochs: int = _argument(0, "call the loader hooks again every n epochs; 0: never")
     default_root_dir: str | Path | None = _argument(None, "folder of logs and checkpoints; None: the working directory")
@@ -330,10 +332,9 @@ def _one_of(*allowed: Any) -> Callable[[str, Any], None]:
     return check
 
 
-def _clip_val(name: str, value: Any) -> None:
-    if value is None or (is_number(value) and value >= 0):
-        return
-    raise _wrong(name, value, "a number of at least 0 or None", f"{name}=1.0")
+def _amount(cure: str, name: str, value: Any) -> None:
+    if value is not None and not (is_number(value) and value >= 0):
+        raise _wrong(name, value, "a number of at least 0 or None", f"{name}={cure}")
 
 
 def _folder(name: str, value: Any) -> None:
@@ -385,7 +386,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "enable_progress_bar": _one_of(True, False, None),
     "enable_model_summary": _one_of(True, False, None),
     "accumulate_grad_batches": _accumulation,
-    "gradient_clip_val": _clip_val,
+    "gradient_clip_val": functools.partial(_amount, "1.0"),
     "gradient_clip_algorithm": _one_of("norm", "value", None),
     "deterministic": _one_of(True, False, "warn", None),
     "benchmark": _one_of(True, False, None),
@@ -396,6 +397,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "barebones": _one_of(True, False),
     "sync_batchnorm": _one_of(True, False),
     "check_collectives": _one_of(True, False, None),
+    "stall_timeout_s": functools.partial(_amount, "300.0"),
     "reload_dataloaders_every_n_epochs": _count(0, optional=False),
     "default_root_dir": _folder,
     "enable_autolog_hparams": _one_of(True, False),

@@ -123,6 +123,7 @@ class Pool:
                     "GROUP_WORLD_SIZE": "1", "ROLE_WORLD_SIZE": str(world_size), "ROLE_NAME": "default",
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": f"test-{port}",
                     "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "OMP_NUM_THREADS": "1",
+                    "PL_TRAINER_STALL_TIMEOUT_S": "None",  # no process that watches each of these short jobs
                     **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
                     **environ,
                 },

@@ -30,6 +30,8 @@ from drivetrain.checkpoints import container
 from drivetrain.errors import ConfigurationError, PeerError
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import place_of_user
+from drivetrain.launchers.failure import Failure as Failure
+from drivetrain.launchers.failure import read_failure as read_failure
 from drivetrain.launchers.launcher import in_notebook
 
 T = TypeVar("T")
@@ -113,48 +115,6 @@ def by_value(tensor: torch.Tensor, memories: dict[tuple[int, torch.dtype], torch
             memory = memories.setdefault((address, tensor.dtype), memory)
         arguments = (memory, *others)
     return make, arguments, *rest
-
-
-class RemoteTraceback(Exception):
-    """The traceback of another process, as text."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a process ended that should not have.
-
-    Attributes:
-        when: seconds on the machine's clock, to tell which process failed first.
-        summary: what it did, to go on after its name.
-        cure: what to do about it, if that is known.
-        follows: whether it looks like the echo of another process's failure.
-        interrupted: whether it was Ctrl-C.
-        traceback: of its exception, as text.
-        exception: pickled; empty where there is none, or it cannot be.
-    """
-
-    when: float
-    summary: str
-    cure: str = ""
-    follows: bool = False
-    interrupted: bool = False
-    traceback: str = ""
-    exception: bytes = b""
-
-    def cause(self) -> BaseException | None:
-        """The exception with its traceback; the traceback alone where the exception does not travel."""
-        if not self.traceback:
-            return None
-        trace = RemoteTraceback(self.traceback)
-        try:
-            exception = pickle.loads(self.exception)
-        except Exception:  # some classes cannot be made again from what they pickle
-            return trace
-        exception.__cause__ = trace
-        return exception if isinstance(exception, BaseException) else trace
 
 
 @dataclass(frozen=True)
@@ -242,15 +202,6 @@ def read_result(folder: Path) -> Any:
 def has_finished(folder: Path, local_rank: int) -> bool:
     """Whether the function returned in that process."""
     return (folder / f"{local_rank}.result").exists()
-
-
-def read_failure(folder: Path, local_rank: int) -> Failure | None:
-    """What that process said about its end; ``None`` where it could say nothing."""
-    try:
-        failure: Failure = pickle.loads((folder / f"{local_rank}.failure").read_bytes())
-    except FileNotFoundError:
-        return None
-    return failure
 
 
 def write_failure(folder: Path, local_rank: int, error: BaseException) -> None:

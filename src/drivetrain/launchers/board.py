@@ -1,12 +1,14 @@
-"""What a rank shows to the process that has started it: integers in shared memory, and a report of its failure.
+"""What a rank shows to the process that watches it: integers in shared memory, and a report of its failure.
 
 The integers are the loops' own slot, so that they cost a step no call. The files lie in a folder that only this user
-may enter; the launching process makes it before the ranks start and removes it when they have ended.
+may enter. The launching process makes it before the ranks start and removes it when they have ended; where another
+launcher has started the ranks, local rank 0 makes it, and the watcher that it starts removes it.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import mmap
 import os
 import traceback
@@ -19,13 +21,18 @@ from drivetrain.base.registry import load
 BOARD = "DRIVETRAIN_BOARD"
 """The variable that names the folder to a rank, which removes it: programs that it starts must not inherit it."""
 
-PHASE, BATCHES, STEP, SHOWN, SAVING, SAVES = range(6)
+PHASE, BATCHES, STEP, SHOWN, SAVING, SAVES, STALL, PID = range(8)
 """Which integer is which: the phase; batches begun; optimizer steps; whether a run has begun; whether it saves after a
-failure; whether it would."""
+failure; whether it would; in a run of several processes, milliseconds without progress after which there is a message,
+else 0; the process."""
+
+FOLDER = "drivetrain-"
+"""How the name of a board's folder begins."""
 
 SAVE_BEGINS_S = 5.0
 """Seconds that a rank which saves after a failure has to begin with it, when another has failed."""
 
+_DESCRIPTION, _RUN = "board.json", "run"
 _WORDS = 8
 _SIZE = 8 * _WORDS  # bytes
 
@@ -42,16 +49,35 @@ class Sheet:
         self.folder, self.local_rank = folder, local_rank
         with open(folder / f"{local_rank}.slot", "r+b") as file:
             self.words: Any = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
+        self.words[PID] = os.getpid()
         if not faulthandler.is_enabled():
             self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115  it is written to by a dying process
             faulthandler.enable(self._stacks)
+
+    def note_run_folder(self, path: str) -> None:
+        """Write where the logs of the run are, for the process that watches."""
+        (self.folder / _RUN).write_text(os.path.abspath(path))
+
+    def note_collective(self, text: str) -> None:
+        """Write in or after which collective this rank has failed, for the report."""
+        _note_collective(self.folder, self.local_rank, text)
+
+
+def _note_collective(folder: Path, local_rank: int, text: str) -> None:
+    (folder / f"{local_rank}.collective").write_text(text)
 
 
 _own: list[Sheet] = []  # of this process
 
 
+def join_board(folder: Path, local_rank: int) -> Sheet:
+    """Return this rank's part of a board that it was not started with, from now on also by :func:`own_sheet`."""
+    _own[:] = [Sheet(folder, local_rank)]
+    return _own[0]
+
+
 def own_sheet() -> Sheet | None:
-    """Return this rank's part of the board; ``None`` if no launcher of drivetrain has started it."""
+    """Return this rank's part of the board; ``None``: it has joined none, and was started with none."""
     folder = os.environ.pop(BOARD, "")
     if folder and "LOCAL_RANK" in os.environ:
         try:
@@ -62,7 +88,7 @@ def own_sheet() -> Sheet | None:
 
 
 class Board:
-    """The board in the launching process.
+    """The board in the process that watches the ranks.
 
     Args:
         folder: which is there, and empty.
@@ -71,9 +97,32 @@ class Board:
     """
 
     def __init__(self, folder: Path, ranks: Sequence[int], world_size: int) -> None:
-        self.folder, self.ranks, self.world_size = folder, ranks, world_size
+        self.folder, self.ranks, self.world_size, self.launcher = folder, ranks, world_size, os.getpid()
         for local_rank in range(len(ranks)):
             (folder / f"{local_rank}.slot").write_bytes(bytes(_SIZE))
+        described = {"ranks": list(ranks), "world_size": world_size, "launcher": self.launcher}
+        (folder / _DESCRIPTION).write_text(json.dumps(described))
+
+    @classmethod
+    def found(cls, folder: Path) -> Board:
+        """Return the board that another process has made.
+
+        Raises:
+            OSError, ValueError: there is none, or not yet.
+        """
+        described = json.loads((folder / _DESCRIPTION).read_text())
+        board = cls.__new__(cls)
+        board.folder, board.ranks = folder, described["ranks"]
+        board.world_size, board.launcher = described["world_size"], described["launcher"]
+        return board
+
+    @property
+    def run_folder(self) -> str:
+        """The folder of the run, where its logs are; "" before the first one."""
+        try:
+            return (self.folder / _RUN).read_text()
+        except OSError:
+            return ""
 
     def words(self, local_rank: int) -> Sequence[int]:
         """Return the integers of a rank, dead or alive."""
@@ -90,7 +139,18 @@ class Board:
             return "before its first run"
         name = load("drivetrain.loops.progress:Phase")(words[PHASE]).name.lower().replace("_", " ")
         name = "no run" if name == "none" else f"the phase {name!r}"
-        return f"in {name}, after {words[BATCHES]} batches had begun, in step {words[STEP]}"
+        collective = self._collective(local_rank)
+        return f"in {name}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
+
+    def note_collective(self, local_rank: int, text: str) -> None:
+        """Write in which collective a rank waits, for the report."""
+        _note_collective(self.folder, local_rank, text)
+
+    def _collective(self, local_rank: int) -> str:
+        try:
+            return f", {(self.folder / f'{local_rank}.collective').read_text()}"
+        except OSError:  # it has noted none
+            return ""
 
     def stacks(self, local_rank: int) -> str:
         """Return the stacks that a rank wrote when a signal such as SIGSEGV killed it; "" where it has written none."""

@@ -19,12 +19,13 @@ import torch.multiprocessing
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, SIGTERMException, did_you_mean
-from drivetrain.launchers import _child
+from drivetrain.launchers import _child, stacks
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
+from drivetrain.launchers.watch import Watch
 
 _PROBE_S = 10.0
 _POLL_S = 0.5  # a signal may have come that gives the processes a deadline
@@ -130,6 +131,7 @@ class MultiProcessingLauncher(Launcher):
         folder = board.folder
         failed: dict[int, _child.Failure] = {}
         deadline = saves_until = math.inf
+        watch = Watch(board)
         with _ends(processes) as running:
             while running:
                 left = min(deadline, sent.deadline) - time.monotonic()
@@ -140,6 +142,8 @@ class MultiProcessingLauncher(Launcher):
                         failed[rank] = _child.read_failure(folder, rank) or _silent(processes[rank].exitcode)
                 if left <= 0 and not ended:
                     break
+                if not failed and sent.number is None and (text := watch.look()):
+                    raise LaunchError(text, next(iter(board.ranks)), 1)
                 asked = [rank for rank in failed if self._was_asked(processes[rank], failed[rank])]
                 failures = any(not failed[rank].follows for rank in failed.keys() - set(asked))
                 if failures and not board.any(SAVES, list(running.values())):
@@ -156,6 +160,7 @@ class MultiProcessingLauncher(Launcher):
         if sent.number is not None:
             raise _exception_of(sent.number)
         if failed:
+            stacks.note_collectives(board, [each for each, process in enumerate(processes) if process.is_alive()])
             rank = min(failed, key=lambda rank: (failed[rank].follows, failed[rank].when))
             self._raise(rank, processes[rank], failed[rank], board)
 

@@ -20,13 +20,16 @@ import torch.multiprocessing
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
+from drivetrain.launchers import stacks
 from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
 from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of
 from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
+from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.1
 _LAST_WORDS_S = 1.0  # for the others to fail by themselves, and to print why, when one process has failed
+_HANGS = 10**6  # in place of an exit code: no rank can go on
 _GRACE_S = 5.0  # for processes that are told to end, because another has failed
 
 
@@ -98,6 +101,8 @@ class ScriptLauncher(Launcher):
                 _end(processes)
             if sent.number is not None:
                 sys.exit(128 + sent.number)
+            if code == _HANGS:
+                sys.exit(1)
             if code and not was_asked_to_end(code):
                 code = _report(processes, board, code)
         sys.exit(code if code >= 0 else 128 - code)
@@ -157,8 +162,10 @@ def _first_failure(
     traceback, and ending it then would cost the lines that matter. After a signal, which all of them get, they have the
     time to save.
 
-    Returns: the exit code of the one that ended first with another code than 0; 0: none did.
+    Returns: the exit code of the one that ended first with another code than 0; 0: none did. _HANGS: those that run
+        wait for each other.
     """
+    watch = None if board is None else Watch(board)
     first, ends_by, saves_until = 0, math.inf, math.inf
     while True:
         codes = [process.poll() for process in processes]
@@ -170,12 +177,17 @@ def _first_failure(
             ends_by = time.monotonic() + (stop_timeout_s if asked else last_words_s)
             if asked:
                 _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
+            elif board is not None:
+                stacks.note_collectives(board, [rank for rank, code in enumerate(codes) if code is None])
             saves_until = time.monotonic() + stop_timeout_s
         running = [rank for rank, code in enumerate(codes) if code is None]
         if first and board is not None and time.monotonic() < saves_until and board.any(SAVING, running):
             ends_by = max(ends_by, time.monotonic() + _LAST_WORDS_S)
         if not running or time.monotonic() >= min(ends_by, math.inf if sent is None else sent.deadline):
             return first
+        if not first and watch is not None and (text := watch.look()):
+            print(text, file=sys.stderr, flush=True)
+            return _HANGS
         time.sleep(_POLL_S)
 
 

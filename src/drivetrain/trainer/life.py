@@ -90,6 +90,10 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
 
         profiling.begin(trainer, stage)
     trainer.logbook.join(strategy.root_device, strategy.data, strategy.world)
+    if several:
+        from drivetrain.trainer import watched  # here, so that importing the Trainer stays quick
+
+        watched.begin(trainer)
     loaded = _set_up_model(
         trainer, job, vote, compares=several and agreed.changes, same_loggers=not several or agreed.loggers
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from array import array
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ import torch.distributed as dist
 
 from drivetrain.base.rank_zero import log
 from drivetrain.errors import PeerError, SIGTERMException
-from drivetrain.launchers import _child
-from drivetrain.launchers.board import SAVES, SAVING, SHOWN, own_sheet, place_of_user
+from drivetrain.launchers import _child, flight
+from drivetrain.launchers.board import SAVES, SAVING, SHOWN, STALL, own_sheet, place_of_user
 from drivetrain.loops.progress import Progress
 from drivetrain.strategies import _waiting
 
@@ -30,29 +31,40 @@ def shown(progress: Progress, saves: bool, several: bool) -> Iterator[None]:
     """
     if several:
         _waiting.begin_run()
-    sheet = own_sheet()
-    if sheet is None:
-        try:
-            yield
-        except Exception as error:
-            _share_failure(error, progress)
-            raise
-        return
-    words = sheet.words
-    words[: len(progress.slot)] = array("q", progress.slot)
-    words[SHOWN], words[SAVES], words[SAVING] = 1, int(saves), 0
-    own = progress.show_in(words)
+    own, sheet = progress.slot, own_sheet()
+    if sheet is not None:
+        words = sheet.words
+        words[: len(own)] = array("q", own)
+        words[SHOWN], words[SAVES], words[SAVING] = 1, int(saves), 0
+        progress.show_in(words)
     try:
         yield
     except BaseException as error:
+        sheet = own_sheet()  # a run that is watched may have joined one
         if isinstance(error, Exception):
             _share_failure(error, progress)
-        if isinstance(error, Exception) or _is_failed_exit(error):
+        if sheet is not None and (isinstance(error, Exception) or _is_failed_exit(error)):
+            if isinstance(error, Exception) and (text := _collective(error)):
+                sheet.note_collective(text)
             _child.write_failure(sheet.folder, sheet.local_rank, error)
         raise
     finally:
-        own[:] = array("q", words[: len(own)])
-        progress.show_in(own)
+        shown_in = progress.slot
+        if shown_in is not own:
+            own[:] = array("q", shown_in[: len(own)])
+            shown_in[STALL] = 0
+            progress.show_in(own)
+
+
+def _collective(error: Exception) -> str:
+    """Return in or after which collective this rank has failed; "" where torch has recorded none."""
+    if _waiting.store_of_job() is None:
+        return ""
+    with suppress(Exception):  # whatever another version of torch raises; the error itself is what matters
+        last = flight.last(json.loads(flight.taken()))
+        if last is not None:
+            return f"{'in' if _child.follows(error) else 'after'} {last}"
+    return ""
 
 
 @contextmanager

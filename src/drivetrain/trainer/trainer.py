@@ -173,6 +173,7 @@ class Trainer(TrainerView):
         | None = None,
         sync_batchnorm: bool = False,
         check_collectives: bool | None = None,
+        stall_timeout_s: float | None = 300.0,
         reload_dataloaders_every_n_epochs: int = 0,
         default_root_dir: str | Path | None = None,
         enable_autolog_hparams: bool = True,

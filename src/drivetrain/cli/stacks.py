@@ -1,0 +1,63 @@
+"""The command ``drivetrain stacks``: where the ranks of a running job are, and in which collectives they wait."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from drivetrain.launchers.board import FOLDER, PID, Board
+from drivetrain.launchers.stacks import process
+from drivetrain.launchers.watch import now_of
+
+
+def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
+    """Print them; return 1 where no such job runs on this machine."""
+    parser = argparse.ArgumentParser(
+        prog, description="Print what the ranks of a job on this machine do now: the phase, the line of your code and "
+        "the collective in which each waits, which rank is missing there, and the stacks of all threads.",
+    )  # fmt: skip
+    parser.add_argument("job", metavar="RUN_DIR|PID", help="the folder of the run, or any of the job's processes")
+    job: str = parser.parse_args(arguments).job
+    boards = list(_boards())
+    pid = int(job) if job.isdigit() and not os.path.isdir(job) else None
+    found = [board for board in boards if (_has_process(board, pid) if pid is not None else _is_in(board, job))]
+    for board in found:
+        print(now_of(board))
+    if found:
+        return 0
+    known = ", ".join(sorted({board.run_folder for board in boards if board.run_folder})) or "none"
+    what = f"the process {job} belongs to" if pid is not None else f"writes to {job} is"
+    print(
+        f"{prog}: no job {what} that runs on this machine, in several processes, as this user. Folders of running "
+        f"jobs: {known}. It is looked for in {tempfile.gettempdir()}: set TMPDIR as the job has it.",
+        file=sys.stderr,
+    )
+    return 1
+
+
+def _boards() -> Iterator[Board]:
+    """Boards of jobs that run: a killed launching process may have left others."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        try:
+            if folder.stat().st_uid != os.getuid():
+                continue
+            board = Board.found(folder)
+            pids = [board.words(each)[PID] for each in range(len(board.ranks))]
+        except (OSError, ValueError):  # another user's, or gone meanwhile
+            continue
+        if any(pid and not process(pid).is_dead for pid in pids):
+            yield board
+
+
+def _has_process(board: Board, pid: int) -> bool:
+    return pid in (board.launcher, *(board.words(each)[PID] for each in range(len(board.ranks))))
+
+
+def _is_in(board: Board, folder: str) -> bool:
+    """Whether the run writes to that folder, or below it."""
+    run, wanted = os.path.realpath(board.run_folder), os.path.realpath(folder)
+    return bool(board.run_folder) and os.path.commonpath((run, wanted)) == wanted

@@ -1,0 +1,269 @@
+"""What the ranks of a machine do at this moment: the stacks of their threads, and the collectives in which they wait.
+
+A rank answers in two ways. When a name comes through a named pipe, a thread of the rank writes the stacks and the trace
+of its collectives to a file of that name. It needs the interpreter's lock, which a rank that waits in a collective has
+released; until it is asked it costs nothing. A rank in which other code keeps the lock does not answer so. It gets a
+signal, on which Python's faulthandler writes the stacks without the lock. The signal comes second, because it may crash
+a process in which other threads run Python meanwhile; where one thread keeps the lock, no other does.
+
+This file is imported without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.launchers import flight
+from drivetrain.launchers.board import PID, Board
+
+_NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # of the signal: one that neither torch nor Python uses
+_ANSWER_S = 1.0  # that a rank has to answer, before it gets the signal and after it
+_SOON_S = 0.3  # likewise, where the job ends
+_SETTLED_S = 0.1  # stacks that have not grown for so long are complete
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_ASKED, _PIPE = "asked", "ask"
+_BETWEEN = b"\n\0\n"  # in an answer, between the stacks and the trace
+
+_counter = itertools.count()
+
+
+# ---- in the rank -----------------------------------------------------------------------------------------------------
+
+
+def listen(folder: Path, local_rank: int) -> None:
+    """Let this rank answer from now on."""
+    if sys.platform != "linux" or signal.getsignal(_NUMBER) is not signal.SIG_DFL:
+        return
+    stacks = open(folder / f"{local_rank}.{_ASKED}", "w")  # noqa: SIM115  it stays open as long as the process lives
+    _open.append(stacks)
+    faulthandler.register(_NUMBER, stacks, all_threads=True)
+    pipe = folder / f"{local_rank}.{_PIPE}"
+    os.mkfifo(pipe, 0o600)
+    thread = threading.Thread(target=_answer, args=(pipe, folder, local_rank), name="drivetrain stacks", daemon=True)
+    thread.start()
+
+
+_open: list[object] = []
+
+
+def _answer(pipe: Path, folder: Path, local_rank: int) -> None:
+    with open(pipe, "r+b", buffering=0) as asks:  # also for writing, so that it never ends
+        while question := asks.read(64):
+            for name in question.decode(errors="replace").split():
+                with contextlib.suppress(OSError):  # the job is over
+                    _write_answer(folder / f"{local_rank}.{name}")
+
+
+def _write_answer(path: Path) -> None:
+    part = path.with_suffix(".part")
+    with open(part, "w+b") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        try:
+            trace = flight.taken()
+        except Exception as error:  # whatever another version of torch raises
+            trace = json.dumps({"entries": [], "members": {}, "error": repr(error)}).encode()
+        file.seek(0, os.SEEK_END)
+        file.write(_BETWEEN + trace)
+    os.replace(part, path)
+
+
+# ---- in the process that asks ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Process:
+    """What the system knows of a process.
+
+    Attributes:
+        state: its letter in Linux: "R" running, "S" waiting, "D" waiting for a disk, "T" stopped, "t" stopped by a
+            debugger, "Z" ended; "" where there is no such process, "?" where the system cannot tell.
+        traced: a debugger is attached.
+        cpu_s: seconds of processor time that it has used.
+        answers: it handles the signal that asks for its stacks, which would end another process.
+    """
+
+    state: str = "?"
+    traced: bool = False
+    cpu_s: float = 0.0
+    answers: bool = False
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended."""
+        return self.state in ("", "Z", "X")
+
+
+def process(pid: int) -> Process:
+    """Return what the system knows of the process ``pid``."""
+    if sys.platform != "linux":
+        return Process()
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return Process(state="")
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
+    return Process(
+        state=stat[0],
+        traced=int(status.get("TracerPid", "0")) != 0,
+        cpu_s=(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
+        answers=bool(int(status.get("SigCgt", "0"), 16) >> (_NUMBER - 1) & 1),
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank has answered.
+
+    Attributes:
+        pid: of its process; 0: it has not begun yet.
+        process: what the system knows of it.
+        stacks: of its threads, the main thread's last; "" where it has written none.
+        trace: of its collectives; ``None`` where it has written none.
+    """
+
+    pid: int
+    process: Process
+    stacks: str = ""
+    trace: flight.Trace | None = None
+
+    @property
+    def main(self) -> list[tuple[str, int, str]]:
+        """File, line and function of each frame of the main thread, the innermost first."""
+        thread = re.split(r"\n\n(?=(?:Current thread|Thread) )", self.stacks.strip())[-1]
+        return [(file, int(line), name) for file, line, name in _FRAME.findall(thread)]
+
+    @property
+    def line(self) -> str:
+        """The innermost line of the user's code in the main thread, or of any code; "" where it is not known."""
+        own = [frame for frame in self.main if is_of_user(frame[0])]
+        return next((f"{file}:{line} in {name}" for file, line, name in own or self.main), "")
+
+    @property
+    def waits_in(self) -> flight.Collective | None:
+        """The collective in which the main thread waits; ``None`` where it does something else.
+
+        A collective may be under way while the main thread does other things. It waits if its innermost line is torch's
+        or drivetrain's.
+        """
+        waits = flight.waits_in(self.trace)
+        inside = bool(self.main) and any(each in self.main[0][0] for each in _WAIT_IN)
+        return waits if inside and self.process.state in ("S", "D") and not self.process.traced else None
+
+
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_WAIT_IN = (*(f"{os.sep}torch{os.sep}{each}{os.sep}" for each in ("distributed", "autograd")), _OURS)
+_NOT_THE_USERS = (
+    _OURS,
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
+)
+
+
+def is_of_user(path: str) -> bool:
+    """Return whether code in that file is the user's: none of an installed package, and not Python's own."""
+    installed = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+    return not (installed or path.startswith(("<frozen ", *_NOT_THE_USERS)))
+
+
+def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -> list[Answer]:
+    """Return what these ranks do now; one that is stopped, or holds the interpreter's lock, answers in part.
+
+    Args:
+        board: of the job.
+        local_ranks: whom to ask.
+        answer_s: seconds that they have.
+    """
+    pids = {each: board.words(each)[PID] for each in local_ranks}
+    found = {each: process(pid) if pid else Process(state="") for each, pid in pids.items()}
+    name = f"{os.getpid()}-{next(_counter)}.answer"
+    paths = {each: board.folder / f"{each}.{name}" for each in local_ranks}
+    asked = [each for each in pids if found[each].answers and found[each].state not in ("T", "t")]
+    asked = [each for each in asked if _write(board, each, name)]
+    _wait(lambda: all(paths[each].exists() for each in asked), answer_s)
+    silent = [each for each in asked if not paths[each].exists()]
+    stacks = _signalled(board, {each: pids[each] for each in silent}, answer_s)
+    answers = {each: _read(paths[each], stacks.get(each, "")) for each in pids}
+    return [Answer(pids[each], found[each], *answers[each]) for each in pids]
+
+
+def _wait(is_over: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_over() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[int, str]:
+    """Return the stacks that faulthandler writes in these ranks; "" where it could not."""
+    before = {each: _size(board, each) for each in pids}
+    after, grew = dict(before), time.monotonic()
+    for pid in pids.values():
+        with contextlib.suppress(OSError):
+            os.kill(pid, _NUMBER)
+
+    def are_complete() -> bool:
+        nonlocal after, grew
+        now = {each: _size(board, each) for each in pids}
+        if now != after:
+            after, grew = now, time.monotonic()
+        return all(now[each] > before[each] for each in pids) and time.monotonic() - grew >= _SETTLED_S
+
+    _wait(are_complete, answer_s)
+    return {each: _tail(board, each, before[each]) for each in pids}
+
+
+def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
+    """Write for the report in which collectives these ranks wait, before they are ended or fail too."""
+    for each, answer in zip(local_ranks, ask(board, local_ranks, _SOON_S), strict=True):
+        if (waits := flight.waits_in(answer.trace)) is not None:
+            board.note_collective(each, f"in {waits}")
+
+
+def _size(board: Board, local_rank: int) -> int:
+    with contextlib.suppress(OSError):
+        return (board.folder / f"{local_rank}.{_ASKED}").stat().st_size
+    return 0
+
+
+def _write(board: Board, local_rank: int, name: str) -> bool:
+    try:
+        pipe = os.open(board.folder / f"{local_rank}.{_PIPE}", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # it has ended, or was not begun by this user
+        return False
+    try:
+        os.write(pipe, f"{name}\n".encode())
+    except OSError:
+        return False
+    finally:
+        os.close(pipe)
+    return True
+
+
+def _tail(board: Board, local_rank: int, begin: int) -> str:
+    with contextlib.suppress(OSError), open(board.folder / f"{local_rank}.{_ASKED}", errors="replace") as file:
+        file.seek(begin)
+        return file.read()
+    return ""
+
+
+def _read(path: Path, stacks: str) -> tuple[str, flight.Trace | None]:
+    """Return the stacks and the trace of an answer; the other ``stacks`` where there is none."""
+    try:
+        written, _, text = path.read_bytes().partition(_BETWEEN)
+        trace: flight.Trace = json.loads(text)
+    except (OSError, ValueError):
+        return stacks, None
+    path.unlink(missing_ok=True)
+    return written.decode(errors="replace"), trace

@@ -1,0 +1,246 @@
+"""Notices that the ranks of a machine make no progress: says who waits where and who is missing, and may end the job.
+
+[Note: when a job that hangs is ended]
+A message never ends a job. The job is ended only if no rank can go on: some rank has waited in a collective for the
+whole time-out, and each rank that is missing there is dead, has been stopped for a while, or waits in another
+collective, which lacks ranks of the same kind. A rank that does anything else may still come: it compiles, saves,
+prepares data, or is in a debugger. This needs Linux, and collectives that torch's Flight Recorder knows.
+
+It reads shared memory and /proc about once a second, in a process that is no rank, and asks the ranks nothing before
+the time-out. This file is imported without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivetrain.launchers import flight, stacks
+from drivetrain.launchers.board import BATCHES, PHASE, PID, SAVING, STALL, STEP, Board
+
+_STOPPED_TIMEOUT_S = 60.0
+_BUSY = 0.1  # share of one processor from which on a rank is at work
+_LOOK_S = 1.0  # between two looks at the board
+_AGAIN_S = 10.0  # between two questions to ranks that make no progress
+
+
+def stopped_timeout_s() -> float:
+    """Seconds that a rank may be stopped (state T, after SIGSTOP or Ctrl-Z) before it counts as dead.
+
+    The environment variable ``DRIVETRAIN_STOPPED_TIMEOUT_S`` may say another number.
+    """
+    return float(os.environ.get("DRIVETRAIN_STOPPED_TIMEOUT_S", _STOPPED_TIMEOUT_S))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a rank.
+
+    Attributes:
+        place: phase and step.
+        answer: what it has answered.
+        is_busy: it has used the processor for a while.
+        stopped_s: seconds for which it has been stopped.
+    """
+
+    place: str
+    answer: stacks.Answer
+    is_busy: bool = False
+    stopped_s: float = 0.0
+
+
+class Watch:
+    """Watches the ranks of one machine.
+
+    Args:
+        board: of the job.
+        say: prints a message.
+        ask: answers for local ranks, as :func:`drivetrain.launchers.stacks.ask` does.
+        clock: in seconds; never goes back.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        say: Callable[[str], None] | None = None,
+        ask: Callable[[Board, Sequence[int]], list[stacks.Answer]] = stacks.ask,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._board, self._say, self._ask, self._clock = board, say or _print, ask, clock
+        self._local = range(len(board.ranks))
+        self._next = self._since = clock()
+        self._progress: tuple[tuple[int, ...], ...] = ()
+        self._stopped: dict[int, float] = {}
+        self._cpu: dict[int, tuple[float, float]] = {}
+        self._asks_at, self._said = 0.0, False
+
+    def look(self) -> str:
+        """Look at the ranks, if it is time to; return why the job must end, or "".
+
+        The first time that there was no progress for so long, a message is printed.
+        """
+        now = self._clock()
+        if now < self._next:
+            return ""
+        words = [self._board.words(each) for each in self._local]
+        stall_s = max(each[STALL] for each in words) / 1000
+        if not stall_s:  # no run, or one that is not watched
+            self._next, self._progress = now + _LOOK_S, ()
+            return ""
+        look_s = min(_LOOK_S, stall_s / 10)
+        self._next = now + look_s
+        progress = tuple(tuple(each[word] for word in (PHASE, BATCHES, STEP, SAVING, STALL)) for each in words)
+        if progress != self._progress:
+            self._progress, self._since, self._said = progress, now, False
+            self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s  # a wait begins a little later
+            return ""
+        self._look_at_processes(now, now - self._since >= stall_s / 2)
+        if now < self._asks_at:
+            return ""
+        self._asks_at = now + min(_AGAIN_S, stall_s / 2)
+        return self._judge(now, stall_s)
+
+    def _look_at_processes(self, now: float, measures: bool) -> None:
+        for each in self._local:
+            process = stacks.process(self._board.words(each)[PID])
+            if process.state == "T":
+                self._stopped.setdefault(each, now)
+            else:
+                self._stopped.pop(each, None)
+            if measures:
+                self._cpu.setdefault(each, (now, process.cpu_s))
+
+    def _judge(self, now: float, stall_s: float) -> str:
+        seen: dict[int, Seen] = {}
+        for each, answer in zip(self._local, self._ask(self._board, list(self._local)), strict=True):
+            when, used_s = self._cpu.get(each, (now, 0.0))
+            seen[self._board.ranks[each]] = Seen(
+                self._board.place(each),
+                answer,
+                is_busy=now > when and answer.process.cpu_s - used_s > _BUSY * (now - when),
+                stopped_s=now - self._stopped.get(each, now),
+            )
+        self._cpu = {each: (now, seen[self._board.ranks[each]].answer.process.cpu_s) for each in self._local}
+        ends = cannot_go_on(seen, stall_s)
+        if self._said and not ends:
+            return ""
+        head = f"No rank has made progress for {now - self._since:.0f} s (stall_timeout_s={stall_s:g})."
+        foot = "The job is ended, because no rank can go on." if ends else "The job is not ended."
+        text = "\n".join((head, *describe(seen), foot))
+        text = "\n".join((text, _saved(self._board, text, seen)))
+        self._said = True
+        if ends:
+            return text
+        self._say(text)
+        return ""
+
+
+def now_of(board: Board) -> str:
+    """Return what the ranks do now, with the stacks of all their threads."""
+    answers = stacks.ask(board, range(len(board.ranks)))
+    seen = {rank: Seen(board.place(each), answers[each]) for each, rank in enumerate(board.ranks)}
+    return "\n".join((*describe(seen), "", _stacks(seen)))
+
+
+# ---- who waits for whom ----------------------------------------------------------------------------------------------
+
+
+def missing(seen: Mapping[int, Seen]) -> dict[int, dict[int, str]]:
+    """Return for each rank that waits in a collective the ranks that are missing there, and why."""
+    traces = {rank: each.answer.trace for rank, each in seen.items()}
+    found: dict[int, dict[int, str]] = {}
+    for rank, each in seen.items():
+        waits, trace = each.answer.waits_in, each.answer.trace
+        if waits is not None and trace is not None:
+            found[rank] = flight.missing(waits, trace, traces)
+    return found
+
+
+def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
+    """Return whether a rank waits for ranks that will not come. See [Note: when a job that hangs is ended].
+
+    Args:
+        seen: the ranks of this machine.
+        waited_s: seconds that a rank must have waited in its collective.
+    """
+    now = time.time()
+    absent = missing(seen)
+    waiting = set[int]()
+    for rank in absent:
+        waits = seen[rank].answer.waits_in
+        if waits is not None and now - waits.since >= waited_s and not seen[rank].is_busy:
+            waiting.add(rank)
+    lost = {
+        rank
+        for rank, each in seen.items()
+        if each.answer.process.is_dead or each.stopped_s >= stopped_timeout_s()
+    }  # fmt: skip
+    stuck = set(waiting)
+    while True:  # take out who waits for nobody, or for a rank that may still come
+        left = {rank for rank in stuck if absent[rank] and absent[rank].keys() <= stuck | lost}
+        if left == stuck:
+            return bool(stuck)
+        stuck = left
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def describe(seen: Mapping[int, Seen]) -> list[str]:
+    """Return a line for each rank: where it waits, or what else it does, and which ranks are missing there."""
+    absent = missing(seen)
+    gone = sorted({other for others in absent.values() for other in others} - absent.keys())
+    lines = [_described(rank, each, absent.get(rank, {})) for rank, each in seen.items()]
+    if gone:
+        lines.append(f"Missing: {', '.join(f'rank {rank}' for rank in gone)}.")
+    return lines
+
+
+def _described(rank: int, seen: Seen, absent: Mapping[int, str]) -> str:
+    answer = seen.answer
+    state, waits = answer.process.state, answer.waits_in
+    name = f"Rank {rank} (process {answer.pid})" if answer.pid else f"Rank {rank}"
+    where = seen.place + (answer.line and f", at {answer.line}")
+    if waits is not None:
+        others = "".join(f" Rank {other} {why}." for other, why in absent.items())
+        return f"{name} waits in {waits}, for {max(0.0, time.time() - waits.since):.0f} s, {where}.{others}"
+    if not answer.pid:
+        return f"{name} has not begun a run."
+    if answer.process.is_dead:
+        return f"{name} has ended. It was {where}."
+    if state == "T":
+        since = f" for {seen.stopped_s:.0f} s" if seen.stopped_s else ""
+        return f"{name} is stopped{since} (state T), {where}."
+    if answer.process.traced or state == "t":
+        return f"{name} is in a debugger, {where}."
+    after = f" Its last one was {last}." if (last := flight.last(answer.trace)) is not None else ""
+    silent = "" if answer.trace is not None else ", and does not answer"
+    works = " and uses the processor" if seen.is_busy else ""
+    return f"{name} waits in no collective{silent}{works}, {where}.{after}"
+
+
+def _stacks(seen: Mapping[int, Seen]) -> str:
+    return "\n".join(
+        f"==== rank {rank} (process {each.answer.pid}) ====\n{each.answer.stacks.strip() or '(no answer)'}\n"
+        for rank, each in seen.items()
+    )
+
+
+def _saved(board: Board, text: str, seen: Mapping[int, Seen]) -> str:
+    """Write the message and all stacks into the run's folder; return the line that names the file."""
+    with contextlib.suppress(OSError):
+        folder = Path(board.run_folder or board.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"stalled-{time.strftime('%Y%m%d-%H%M%S')}-rank{board.ranks[0]}.txt"
+        path.write_text(f"{text}\n\n{_stacks(seen)}")
+        return f"All stacks are in {path}."
+    return _stacks(seen)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,135 @@
+"""The process that watches the ranks of a machine where another launcher has started them: torchrun, srun, mpirun.
+
+Local rank 0 starts it. It prints a report when a rank fails, and what :mod:`drivetrain.launchers.watch` has to say. It
+ends when the ranks have ended, whichever way they did, and removes the board. It does not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from drivetrain.launchers.board import PID, STALL, Board
+from drivetrain.launchers.failure import read_failure
+from drivetrain.launchers.watch import Watch
+
+_POLL_S = 0.25
+_LAST_WORDS_S = 1.0  # for the other ranks to write why they fail too
+_START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.watcher import main; main({folder!r})"
+
+
+def start(folder: Path) -> None:
+    """Start the process, in a rank; Linux only. What this process was started with, such as its output, it shares."""
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-I", "-c", _START.format(root=root, folder=str(folder))]
+    os.posix_spawn(sys.executable, command, os.environ)
+
+
+def main(folder: str) -> None:
+    """Watch the ranks whose board is in ``folder`` until all of them have ended."""
+    _leave_terminal()
+    board = Board.found(Path(folder))
+    try:
+        _Ranks(board).watch()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _leave_terminal() -> None:
+    """Leave the group of processes that a terminal or a launcher signals: this one ends when the ranks have ended."""
+    with suppress(OSError):
+        os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+class _Ranks:
+    """The ranks of this machine, which are no children of this process.
+
+    Args:
+        board: of the job; a rank that has joined has written its process there.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._running: dict[int, int] = {}  # by local rank, what becomes readable when the process ends
+        self._ended: list[int] = []  # local ranks in the order in which they were seen to have ended
+        self._watch = Watch(board)
+
+    def watch(self) -> None:
+        """Return when all ranks have ended."""
+        reports_at = 0.0
+        while True:
+            self._find_new()
+            if not self._running:
+                break
+            for end in select.select(list(self._running.values()), [], [], _POLL_S)[0]:
+                rank = next(each for each, known in self._running.items() if known == end)
+                os.close(self._running.pop(rank))
+                self._ended.append(rank)
+            if not reports_at and self._failed():
+                reports_at = time.monotonic() + _LAST_WORDS_S
+            elif reports_at and time.monotonic() >= reports_at:
+                break
+            if text := self._watch.look():
+                _print(text)
+                self._kill()
+                return
+        if failed := self._failed():
+            _print(self._report(failed))
+        while self._running:  # the launcher ends them
+            for end in select.select(list(self._running.values()), [], [])[0]:
+                rank = next(each for each, known in self._running.items() if known == end)
+                os.close(self._running.pop(rank))
+
+    def _find_new(self) -> None:
+        for rank in set(range(len(self._board.ranks))) - self._running.keys() - set(self._ended):
+            if pid := self._board.words(rank)[PID]:
+                try:
+                    self._running[rank] = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    self._ended.append(rank)
+
+    def _failed(self) -> list[int]:
+        """Return the local ranks that have ended by an exception, or inside of a run without one."""
+        folder, board = self._board.folder, self._board
+        return [each for each in self._ended if (folder / f"{each}.failure").exists() or board.words(each)[STALL]]
+
+    def _report(self, failed: list[int]) -> str:
+        failures = {each: found for each in failed if (found := read_failure(self._board.folder, each))}
+        own = [each for each in failures if not failures[each].follows]
+        silent = [each for each in failed if each not in failures]
+        if own or not silent:
+            rank = min(own or failures, key=lambda each: failures[each].when)
+            end, text = f"{failures[rank].summary}\nThat was", failures[rank].traceback
+        else:
+            rank, text = silent[0], ""
+            end = "ended without an exception, perhaps killed,"
+        return self._board.report(rank, self._board.words(rank)[PID], end, text)
+
+    def _kill(self) -> None:
+        for end in self._running.values():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(end, signal.SIGKILL)
+        while self._running:
+            _, end = self._running.popitem()
+            select.select([end], [], [])
+            os.close(end)
+
+
+def can_watch() -> bool:
+    """Return whether this system has what the process needs."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
