@@ -95,10 +95,14 @@ def test_a_rank_answers_with_its_stacks_and_its_collectives(tmp_path: Path) -> N
 
 
 def test_a_rank_that_keeps_the_lock_of_the_interpreter_shows_its_stacks_too(tmp_path: Path) -> None:
-    keeps_lock = ctypes.PyDLL(None).pause
-    answer = ask_child(tmp_path, keeps_lock, lambda answer: bool(answer.main) and answer.trace is None)
+
+    def keep_lock() -> None:
+        reads, _ = os.pipe()
+        ctypes.PyDLL(None).read(reads, ctypes.create_string_buffer(1), 1)
+
+    answer = ask_child(tmp_path, keep_lock, lambda answer: bool(answer.main) and answer.trace is None)
     assert answer.trace is None
-    assert [name for _, _, name in answer.main][:2] == ["begin", "child"]
+    assert [name for _, _, name in answer.main][:2] == ["keep_lock", "begin"]
 
 
 def write_pid(folder: Path, pid: int) -> None:
