@@ -134,6 +134,7 @@ def become(job: dict[str, Any], fds: list[int]) -> tuple[str, str]:
     os.environ.clear()
     os.environ.update(job["environ"])
     os.chdir(job["cwd"])
+    tempfile.tempdir = None  # what the environment of this process says counts
     importlib.import_module("multiprocessing.process").ORIGINAL_DIR = job["cwd"]  # type: ignore[attr-defined]
     threads = int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0))))
     importlib.import_module("torch").set_num_threads(threads)

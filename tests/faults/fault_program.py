@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -19,6 +20,8 @@ from drivetrain import Callback, LightningModule, Trainer
 
 STRATEGY, FAULT, PHASE, RANK, SIZE = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 STEP = 5
+WORKERS = int(os.environ.get("FAULT_WORKERS", "0"))
+LAUNCHER_DIES_S = os.environ.get("FAULT_LAUNCHER_DIES_S", "")  # after the program has begun
 
 _failed: list[bool] = []
 
@@ -123,7 +126,7 @@ class Model(LightningModule):
         self.at("validation")
 
     def train_dataloader(self) -> Any:
-        return DataLoader(Data(self), batch_size=2)
+        return DataLoader(Data(self), batch_size=2, num_workers=WORKERS)
 
     def val_dataloader(self) -> Any:
         return DataLoader(torch.ones(8, 4), batch_size=2)
@@ -138,10 +141,17 @@ class Saves(Callback):
             trainer.save_checkpoint("now.ckpt")
 
 
+def die_as_launcher() -> None:
+    time.sleep(float(LAUNCHER_DIES_S))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    if LAUNCHER_DIES_S and "LOCAL_RANK" not in os.environ:
+        threading.Thread(target=die_as_launcher, daemon=True).start()
     trainer = Trainer(
-        accelerator="cpu", devices=SIZE, strategy="ddp" if STRATEGY == "torchrun" else STRATEGY, max_epochs=1,
-        val_check_interval=STEP, log_every_n_steps=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=Saves(),
+        accelerator="cpu", devices=SIZE, strategy="ddp" if STRATEGY == "torchrun" else STRATEGY,
+        max_epochs=10_000 if LAUNCHER_DIES_S else 1, val_check_interval=STEP, log_every_n_steps=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=Saves(),
     )  # fmt: skip
     trainer.fit(Model(), ckpt_path="start.ckpt" if PHASE == "load" else None)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base.registry import load
+from drivetrain.launchers._folder import keep_sockets_in
 
 BOARD = "DRIVETRAIN_BOARD"
 """The variable that names the folder to a rank, which removes it: programs that it starts must not inherit it."""
@@ -84,6 +85,7 @@ def own_sheet() -> Sheet | None:
             _own[:] = [Sheet(Path(folder), int(os.environ["LOCAL_RANK"]))]
         except (OSError, ValueError):  # that of a job which has ended
             return None
+        keep_sockets_in(Path(folder))
     return _own[0] if _own else None
 
 

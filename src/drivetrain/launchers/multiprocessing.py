@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +18,7 @@ from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, SIGTERMException, did_you_mean
 from drivetrain.launchers import _child, stacks
+from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
@@ -96,7 +95,12 @@ class MultiProcessingLauncher(Launcher):
             check_fork(threads, _PROBE_S)
         context: Any = torch.multiprocessing.get_context(self.start_method)
         state, call = _child.Sealed(ProcessState.current()), _child.Sealed((function, args, kwargs))
-        folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
+        with job_folder() as folder:
+            return self._run(context, threads, state, call, folder)
+
+    def _run(
+        self, context: Any, threads: int | None, state: _child.Sealed[Any], call: _child.Sealed[Any], folder: Path
+    ) -> Any:
         processes: list[Any] = []
         first = self.environment.node_rank() * self.num_processes
         board = Board(folder, range(first, first + self.num_processes), self.num_processes * self.num_nodes)
@@ -117,7 +121,6 @@ class MultiProcessingLauncher(Launcher):
                 process.kill()
             for process in processes:
                 process.join()
-            shutil.rmtree(folder, ignore_errors=True)
             self.environment.teardown()
 
     def _places(self, threads: int | None, folder: Path) -> Iterator[_child.Place]:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import stacks
+from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
 from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of
@@ -87,11 +87,11 @@ class ScriptLauncher(Launcher):
         processes: list[subprocess.Popen[bytes]] = []
         first, size = self.environment.node_rank() * self.num_processes, self.num_processes * self.num_nodes
         with (
-            tempfile.TemporaryDirectory(prefix="drivetrain-", ignore_cleanup_errors=True) as folder,
+            job_folder() as folder,
             forwarding(lambda number: _send(processes, number), self.stop_timeout_s) as sent,
         ):
-            board = Board(Path(folder), range(first, first + self.num_processes), size)
-            own = {LAUNCHER: str(os.getpid()), BOARD: folder}
+            board = Board(folder, range(first, first + self.num_processes), size)
+            own = {LAUNCHER: str(os.getpid()), BOARD: str(folder)}
             try:
                 with _within(_directory()):
                     for each in variables:

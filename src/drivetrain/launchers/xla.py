@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from drivetrain.base import files
 from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import _child
+from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
@@ -53,12 +52,15 @@ class XLALauncher(Launcher):
         launcher_registry.register("xla", cls)
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        from torch_xla.distributed import xla_multiprocessing
-
         threads = threads_each(self.num_processes)
         self._check(threads)
-        folder = Path(tempfile.mkdtemp(prefix="drivetrain-"))
-        _calls[str(folder)] = _child.Sealed(ProcessState.current()), _child.Sealed((function, args, kwargs)), threads
+        with job_folder() as folder:
+            return self._run(threads, folder, (function, args, kwargs))
+
+    def _run(self, threads: int | None, folder: Path, call: _child.Call) -> Any:
+        from torch_xla.distributed import xla_multiprocessing
+
+        _calls[str(folder)] = _child.Sealed(ProcessState.current()), _child.Sealed(call), threads
         try:
             with _kills_the_others(folder):
                 xla_multiprocessing.spawn(_replica, args=(str(folder),), nprocs=None, start_method=_METHOD)
@@ -68,7 +70,6 @@ class XLALauncher(Launcher):
             raise
         finally:
             del _calls[str(folder)]
-            shutil.rmtree(folder, ignore_errors=True)
 
     def _check(self, threads: int | None) -> None:
         import torch_xla

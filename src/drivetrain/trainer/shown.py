@@ -44,9 +44,10 @@ def shown(progress: Progress, saves: bool, several: bool) -> Iterator[None]:
         if isinstance(error, Exception):
             _share_failure(error, progress)
         if sheet is not None and (isinstance(error, Exception) or _is_failed_exit(error)):
-            if isinstance(error, Exception) and (text := _collective(error)):
-                sheet.note_collective(text)
-            _child.write_failure(sheet.folder, sheet.local_rank, error)
+            with suppress(OSError):  # the launching process was killed, and the folder is gone with it
+                if isinstance(error, Exception) and (text := _collective(error)):
+                    sheet.note_collective(text)
+                _child.write_failure(sheet.folder, sheet.local_rank, error)
         raise
     finally:
         shown_in = progress.slot
