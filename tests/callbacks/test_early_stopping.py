@@ -526,3 +526,9 @@ def test_a_value_of_one_step_is_warned_of(
         warnings.simplefilter("always")
         make_trainer(max_epochs=2, callbacks=EarlyStopping("train_loss", mode="min")).fit(Logs(), loader)
     assert len([each for each in record if "judges by the last batch alone" in str(each.message)]) == warns
+
+
+def test_the_comparison_of_its_mode_is_public() -> None:
+    assert EarlyStopping("x").monitor_op is torch.lt
+    assert EarlyStopping("x", mode="max").monitor_op is torch.gt
+    assert EarlyStopping.order_dict["max"] == ">"

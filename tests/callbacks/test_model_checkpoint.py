@@ -1000,3 +1000,24 @@ def test_t28_a_save_that_fails_forgets_nothing(tmp_path: Path) -> None:
     [kept] = tmp_path.glob("*.ckpt")
     assert callback.best_model_path == str(kept)
     assert list(callback.best_k_models) == [str(kept)]
+
+
+def test_a_name_may_have_a_prefix() -> None:
+    callback = ModelCheckpoint(filename="{epoch}")
+    assert callback.format_checkpoint_name({"epoch": 1}, ver=2, prefix="own") == "own-epoch=1-v2.ckpt"
+    assert callback.format_checkpoint_name({"epoch": 1}, prefix="") == "epoch=1.ckpt"
+
+
+def test_whether_a_score_would_be_kept() -> None:
+    trainer = Trainer(logger=False, enable_progress_bar=False)
+    score = torch.tensor(0.3)
+    assert not ModelCheckpoint(monitor="x", save_top_k=0).check_monitor_top_k(trainer, score)
+    assert ModelCheckpoint(monitor="x", save_top_k=-1).check_monitor_top_k(trainer, score)
+    for mode, better, worse in (("min", 0.2, 0.4), ("max", 0.4, 0.2)):
+        callback = ModelCheckpoint(monitor="x", save_top_k=1, mode=mode)
+        assert not callback.check_monitor_top_k(trainer)
+        assert callback.check_monitor_top_k(trainer, score)  # there is room
+        callback.best_k_models, callback.kth_value = {"a.ckpt": score}, score
+        assert callback.check_monitor_top_k(trainer, torch.tensor(better))
+        assert not callback.check_monitor_top_k(trainer, torch.tensor(worse))
+        assert not callback.check_monitor_top_k(trainer, score)

@@ -350,3 +350,29 @@ def test_a_compiled_part_is_not_compiled_for_it() -> None:
     assert compiled == []
     model(torch.ones(1, 2))
     assert len(compiled) == 1
+
+
+def test_a_subclass_gets_the_summary_column_by_column(capsys: pytest.CaptureFixture[str]) -> None:
+    given: list[Any] = []
+
+    class Own(ModelSummary):
+        @staticmethod
+        def summarize(*args: Any, **kwargs: Any) -> None:
+            given.append(kwargs)
+
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    net[0].requires_grad_(False)
+    Own(1, mine=3).show(summarize(net))
+    assert given == [
+        {
+            "summary_data": [
+                ("", ["0", "1"]), ("Name", ["0", "1"]), ("Type", ["Linear", "Linear"]), ("Params", ["9", "4"]),
+                ("Mode", ["train", "train"]),
+            ],
+            "total_parameters": 13, "trainable_parameters": 4, "model_size": 13 * 4 / 1e6,
+            "total_training_modes": {"train": 2, "eval": 0}, "total_flops": 0, "mine": 3,
+        }
+    ]  # fmt: skip
+    arguments = given[0]
+    ModelSummary.summarize(**arguments)
+    assert capsys.readouterr().out == f"{summarize(net)}\n"

@@ -9,9 +9,11 @@ import threading
 from typing import Any
 
 import pytest
+from rich.progress import TextColumn
 
 from drivetrain.callbacks import RichProgressBar
 from drivetrain.callbacks.progress_bar import Snapshot
+from drivetrain.callbacks.rich_progress import RichProgressBarTheme
 from drivetrain.errors import ConfigurationError
 
 
@@ -94,3 +96,31 @@ def test_missing_package_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="pip install rich`, or use PlainProgressBar"):
         RichProgressBar()
+
+
+def test_a_theme_and_columns_of_a_subclass() -> None:
+    class Own(RichProgressBar):
+        def configure_columns(self, trainer: Any) -> list[Any]:
+            return [*super().configure_columns(trainer), TextColumn("of mine")]
+
+    out = io.StringIO()
+    theme = RichProgressBarTheme(description="red", metrics_format=".1f", metrics_text_delimiter=" & ")
+    bar = Own(1, False, theme, {"file": out, "force_terminal": True, "width": 120, "color_system": "standard"})
+    bar.draw(Snapshot("train", 2, 10, 5, 20, rate=3.21, metrics={"loss": 0.54, "n": 2}))
+    (line,) = screen(out)
+    assert re.search(r"loss=0\.5 & n=2 *of mine$", line)
+    assert "\x1b[31mEpoch 3/10" in out.getvalue()
+    bar.close()
+
+
+def test_what_others_read_of_a_rich_bar() -> None:
+    bar, _ = make()
+    assert (bar.train_progress_bar, bar.val_progress_bar_id, bar.progress) == (None, None, None)
+    bar.draw(Snapshot("train", 0, 2, 5, 20))
+    bar.draw(Snapshot("test", 0, 2, 1, 4))
+    assert bar.train_progress_bar is not None
+    assert bar.test_progress_bar is not None
+    assert (bar.train_progress_bar.completed, bar.test_progress_bar.total) == (5, 4)
+    assert bar.train_progress_bar_id != bar.predict_progress_bar_id
+    bar.refresh()
+    bar.close()

@@ -14,6 +14,7 @@ from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import TQDMProgressBar
 from drivetrain.callbacks.progress_bar import Snapshot
 from drivetrain.errors import ConfigurationError
+from drivetrain.loggers import CSVLogger
 
 pytest.importorskip("tqdm")
 
@@ -155,3 +156,91 @@ def test_an_override_reads_totals_and_prints_in_a_run(capsys: pytest.CaptureFixt
     assert "done 0" in captured.out
     assert "mine=7" in captured.err
     assert bar.total_train_batches == 0
+
+
+class Small(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch).mean()
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.layer(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def run_with(bar: TQDMProgressBar, **arguments: Any) -> Trainer:
+    given = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    return Trainer(**{**given, "enable_model_summary": False, "callbacks": [bar], **arguments})  # type: ignore[arg-type]
+
+
+def test_a_hook_of_a_subclass_finds_the_bar_at_the_first_batch() -> None:
+    class Own(TQDMProgressBar):
+        tick_s = 3600.0  # the thread never draws
+        totals: list[Any] = []  # noqa: RUF012
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            assert self.trainer is trainer
+            self.totals.append(self.train_progress_bar.total)
+
+    bar = Own()
+    run_with(bar).fit(Small(), [torch.ones(1, 1)] * 2)
+    assert bar.totals == [2, 2]
+    with pytest.raises(ConfigurationError, match="has no Trainer now"):
+        _ = bar.trainer
+
+
+def test_a_subclass_names_the_stages_and_reads_the_loader_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(TQDMProgressBar):
+        train_description = "Learning"  # type: ignore[assignment]
+        counts: list[Any] = []  # noqa: RUF012
+
+        @property
+        def test_description(self) -> str:
+            return "Exam"
+
+        def on_test_batch_start(
+            self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        ) -> None:
+            if self.has_dataloader_changed(dataloader_idx):
+                self.counts.append((self.total_test_batches, self.total_test_batches_current_dataloader))
+
+        def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+            self.reset_dataloader_idx_tracker()
+            super().on_test_end(trainer, pl_module)
+
+    bar = Own()
+    trainer = run_with(bar)
+    trainer.fit(Small(), [torch.ones(1, 1)] * 2)
+    trainer.test(Small(), [[torch.ones(1, 1)] * 3, [torch.ones(1, 1)]], verbose=False)
+    assert bar.counts == [(4, 3), (4, 1)]
+    shown = frames(capsys)
+    assert any(frame.startswith("Learning 1/1:") for frame in shown)
+    assert any(frame.startswith("Exam: 100%") for frame in shown)
+    assert TQDMProgressBar().train_description == "Epoch"
+
+
+def test_an_override_of_get_metrics_gets_the_version_too(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(TQDMProgressBar):
+        def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, int | str | float]:
+            items = super().get_metrics(trainer, pl_module)
+            return {"run": items.pop("v_num"), **items}
+
+    run_with(Own(), logger=CSVLogger(tmp_path)).fit(Small(), [torch.ones(1, 1)])
+    assert "run=0" in capsys.readouterr().err
+    run_with(TQDMProgressBar(), logger=CSVLogger(tmp_path)).fit(Small(), [torch.ones(1, 1)])
+    assert "v_num" not in capsys.readouterr().err  # nobody has asked for it
+
+
+def test_a_subclass_has_its_own_format(capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(TQDMProgressBar):
+        BAR_FORMAT = "{desc} at {n_fmt}"
+
+    bar = Own()
+    bar.draw(Snapshot("train", 0, 2, 5, 20))
+    bar.close()
+    assert frames(capsys)[-1].startswith("Epoch 1/2 at 5")

@@ -415,3 +415,14 @@ def test_looking_at_frames_leaves_no_reference_cycle() -> None:
         assert gone() is None  # at once: a model's memory does not wait for the collector
     finally:
         gc.enable()
+
+
+def test_names_can_be_removed_later() -> None:
+    class Net(LightningModule):
+        def __init__(self, lr: float = 0.1, width: int = 3) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    net = Net()
+    net.remove_ignored_hparams(["lr", "absent"])
+    assert dict(net.hparams) == dict(net.hparams_initial) == {"width": 3}

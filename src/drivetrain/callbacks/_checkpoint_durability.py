@@ -58,10 +58,21 @@ class StoredCheckpoint(NamedCheckpoint):
     kth_best_model_path: str
     kth_value: Tensor | None
     last_model_path: str
+    save_top_k: int
+    mode: str
     verbose: bool
     _newest_path: str
     _written_at_step: int
     _under_way: UnderWay | None
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Return whether a checkpoint of the score ``current`` would be among the best; the same on every rank."""
+        if current is None or self.save_top_k == 0:
+            return False
+        if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k or self.kth_value is None:
+            return True
+        better = bool(current < self.kth_value if self.mode == "min" else current > self.kth_value)
+        return trainer.strategy.reduce_boolean_decision(better)
 
     def _ranked(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _RANKING}

@@ -145,7 +145,11 @@ class NamedCheckpoint(Checkpoint):
         return exists
 
     def format_checkpoint_name(
-        self, metrics: dict[str, Any], filename: str | None = None, ver: int | None = None
+        self,
+        metrics: dict[str, Any],
+        filename: str | None = None,
+        ver: int | None = None,
+        prefix: str | None = None,
     ) -> str:
         """Return the path that a checkpoint gets: ``dirpath``, where it is known, the name and the extension.
 
@@ -156,6 +160,7 @@ class NamedCheckpoint(Checkpoint):
             metrics: values by name; "epoch" and "step" among them.
             filename: the name with metrics in braces; ``None``: the constructor's.
             ver: a version to append.
+            prefix: put before the name, joined by ``CHECKPOINT_JOIN_CHAR``; empty for none.
 
         Raises:
             ConfigurationError: a format after a ``:`` does not suit its value.
@@ -177,6 +182,8 @@ class NamedCheckpoint(Checkpoint):
             return label + text
 
         name = GROUP.sub(fill, template)
+        if prefix:
+            name = f"{prefix}{self.CHECKPOINT_JOIN_CHAR}{name}"
         if ver is not None:
             name = f"{name}{self.CHECKPOINT_JOIN_CHAR}v{ver}"
         return os.path.join(self.dirpath or "", name + self.FILE_EXTENSION)

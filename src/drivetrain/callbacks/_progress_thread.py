@@ -39,6 +39,7 @@ class Snapshot:
         metrics: what the user asked to see here.
         final: the epoch or the evaluation is over; each is drawn so exactly once.
         transient: an evaluation inside training; its bar is removed when it is over.
+        description: what a subclass calls the stage; empty for the usual words.
     """
 
     stage: str
@@ -50,6 +51,7 @@ class Snapshot:
     metrics: dict[str, int | str | float] = field(default_factory=dict)
     final: bool = False
     transient: bool = False
+    description: str = ""
 
     @property
     def is_training(self) -> bool:
@@ -60,8 +62,9 @@ class Snapshot:
     def title(self) -> str:
         """The stage as people say it, with the epoch counted from 1."""
         if not self.is_training:
-            return _TITLES[self.stage]
-        return f"Epoch {self.epoch + 1}" + ("" if self.max_epochs is None else f"/{self.max_epochs}")
+            return self.description or _TITLES[self.stage]
+        epochs = f"{self.epoch + 1}" + ("" if self.max_epochs is None else f"/{self.max_epochs}")
+        return f"{self.description or 'Epoch'} {epochs}"
 
     @property
     def count_text(self) -> str:
@@ -76,11 +79,12 @@ class Snapshot:
     @property
     def metrics_text(self) -> str:
         """The metrics in one line, floats with four digits."""
-        text = ", ".join(
-            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in self.metrics.items()
-        )
-        return encodable(text)
+        return self.text_of_metrics(".4g", ", ")
+
+    def text_of_metrics(self, spec: str, delimiter: str) -> str:
+        """Return the metrics in one line, floats as ``format`` writes them with ``spec``."""
+        values = {k: format(value, spec) if isinstance(value, float) else value for k, value in self.metrics.items()}
+        return encodable(delimiter.join(f"{name}={value}" for name, value in values.items()))
 
 
 class ProgressThread(threading.Thread):
@@ -124,6 +128,12 @@ class ProgressThread(threading.Thread):
                     self._draw(snapshot)
             except Exception as error:  # whatever it is, it is not worth the run
                 self.error = error
+
+    def show_now(self, training: bool) -> None:
+        """Draw now, if the stage that runs is an epoch of training, or with False an evaluation."""
+        with DRAWING:
+            if self._stages and (self._stages[-1] is RunningStage.TRAINING) == training:
+                self.show(self.snapshot())
 
     def enter(self, stage: RunningStage) -> None:
         """``stage`` begins: training on its own, an evaluation inside of what runs already."""

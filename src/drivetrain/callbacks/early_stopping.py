@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -73,6 +74,9 @@ class EarlyStopping(Callback):
         ConfigurationError: an argument is wrong; or, when it looks and is ``strict``, ``monitor`` was not logged. If
             ``max_steps`` ends the fit before its first validation, that is a warning instead.
     """
+
+    mode_dict: ClassVar[dict[str, Callable[..., Any]]] = {"min": torch.lt, "max": torch.gt}
+    order_dict: ClassVar[dict[str, str]] = {"min": "<", "max": ">"}
 
     monitors = True
     _told_step = False
@@ -247,6 +251,11 @@ class EarlyStopping(Callback):
             trainer.should_stop = True
         if message and (self.verbose or reason is not EarlyStoppingReason.NOT_STOPPED):
             rank_zero_info(message)
+
+    @property
+    def monitor_op(self) -> Callable[..., Any]:
+        """The comparison of torch that says whether its first argument is better than its second."""
+        return self.mode_dict[self.mode]
 
     def _better(self, value: float, than: float) -> bool:
         return value < than if self.mode == "min" else value > than

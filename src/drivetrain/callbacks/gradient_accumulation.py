@@ -41,6 +41,7 @@ class GradientAccumulationScheduler(Callback):
                     "Write for example scheduling={0: 4, 5: 1}."
                 )
         self.scheduling = {0: 1, **dict(sorted(scheduling.items()))}
+        self.epochs = sorted(self.scheduling)
         self._in_charge = False
 
     @property

@@ -87,6 +87,7 @@ class ModelCheckpoint(StoredCheckpoint):
         verbose: bool = False,
         save_last: bool | Literal["link"] | None = None,
         save_top_k: int = 1,
+        save_on_exception: bool = False,
         save_weights_only: bool = False,
         mode: str | None = None,
         auto_insert_metric_name: bool = True,
@@ -94,7 +95,6 @@ class ModelCheckpoint(StoredCheckpoint):
         train_time_interval: timedelta | None = None,
         every_n_epochs: int | None = None,
         save_on_train_epoch_end: bool | None = None,
-        save_on_exception: bool = False,
         enable_version_counter: bool = True,
     ) -> None:
         check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)

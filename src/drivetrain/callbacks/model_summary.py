@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from drivetrain import parity
+from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
@@ -95,19 +96,23 @@ class Summary:
 
     def totals(self) -> list[tuple[str, str]]:
         """Return what stands below the table: pairs of value and meaning."""
-        lines = [
-            (human_count(self.trainable), "Trainable params"),
-            (human_count(self.frozen), "Non-trainable params"),
-            (human_count(self.total), "Total params"),
-            (f"{self.size_bytes / 1e6:,.3f}", "Total params size (MB)"),
-            (str(self.modules_in_train), "Modules in train mode"),
-            (str(self.modules_in_eval), "Modules in eval mode"),
-        ]
-        if self.flops is not None:
-            lines.append((human_count(self.flops), "Total estimated FLOPs"))
+        modes = self.modules_in_train, self.modules_in_eval
+        lines = _totals(self.trainable, self.frozen, self.size_bytes / 1e6, modes, self.flops)
         if self.has_lazy:
             lines.append(("*", "Counted as 0 until the first batch gives them a shape"))
         return lines
+
+    def as_arguments(self) -> dict[str, Any]:
+        """Return the summary as the arguments of :meth:`ModelSummary.summarize`."""
+        cells = [row.cells() for row in self.rows]
+        return {
+            "summary_data": [(title, [row[index] for row in cells]) for index, title in enumerate(self.header)],
+            "total_parameters": self.total,
+            "trainable_parameters": self.trainable,
+            "model_size": self.size_bytes / 1e6,
+            "total_training_modes": {"train": self.modules_in_train, "eval": self.modules_in_eval},
+            "total_flops": self.flops or 0,
+        }
 
     def __str__(self) -> str:
         lines = list(_table([self.header, *(row.cells() for row in self.rows)])) if self.rows else []
@@ -123,14 +128,16 @@ class ModelSummary(Callback):
 
     Args:
         max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
+        summarize_kwargs: passed on to :meth:`summarize`, for a subclass that overrides it.
 
     Raises:
         ConfigurationError: ``max_depth`` is below -1.
     """
 
-    def __init__(self, max_depth: int = 1) -> None:
+    def __init__(self, max_depth: int = 1, **summarize_kwargs: Any) -> None:
         _check_depth(max_depth)
         self.max_depth = max_depth
+        self._summarize_kwargs = summarize_kwargs
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print it, once per job."""
@@ -139,8 +146,40 @@ class ModelSummary(Callback):
             self.show(summary)
 
     def show(self, summary: Summary) -> None:
-        """Print ``summary``; override it to put it elsewhere."""
-        print(summary)
+        """Print ``summary``; override this method or :meth:`summarize` to put it elsewhere."""
+        if overrides(self, "summarize", ModelSummary) or self._summarize_kwargs:
+            self.summarize(**summary.as_arguments(), **self._summarize_kwargs)
+        else:
+            print(summary)
+
+    @staticmethod
+    def summarize(
+        summary_data: list[tuple[str, list[str]]],
+        total_parameters: int,
+        trainable_parameters: int,
+        model_size: float,
+        total_training_modes: dict[str, int],
+        total_flops: int,
+        **summarize_kwargs: Any,
+    ) -> None:
+        """Print a summary that is given column by column.
+
+        Args:
+            summary_data: for each column its title and its cells.
+            total_parameters: elements of all parameters.
+            trainable_parameters: elements of those with ``requires_grad``.
+            model_size: of all parameters, in MB.
+            total_training_modes: how many submodules are in "train" mode and in "eval" mode.
+            total_flops: operations of one forward pass; 0 where nothing could be counted.
+            summarize_kwargs: what was passed to the constructor; not used here.
+        """
+        titles = tuple(title for title, _ in summary_data)
+        rows = zip(*(cells for _, cells in summary_data), strict=True)
+        totals = _totals(
+            trainable_parameters, total_parameters - trainable_parameters, model_size,
+            (total_training_modes["train"], total_training_modes["eval"]), total_flops or None,
+        )  # fmt: skip
+        print("\n".join([*_table([titles, *rows]), *(f"{value:<10}{meaning}" for value, meaning in totals)]))
 
 
 def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
@@ -191,6 +230,20 @@ def _row(index: int, name: str, module: nn.Module, trial: _Trial | None) -> Modu
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:
     return sum(p.numel() for p in parameters if not is_lazy(p))
+
+
+def _totals(
+    trainable: int, frozen: int, megabytes: float, modes: tuple[int, int], flops: int | None
+) -> list[tuple[str, str]]:
+    lines = [
+        (human_count(trainable), "Trainable params"),
+        (human_count(frozen), "Non-trainable params"),
+        (human_count(trainable + frozen), "Total params"),
+        (f"{megabytes:,.3f}", "Total params size (MB)"),
+        (str(modes[0]), "Modules in train mode"),
+        (str(modes[1]), "Modules in eval mode"),
+    ]
+    return lines if flops is None else [*lines, (human_count(flops), "Total estimated FLOPs")]
 
 
 def _table(lines: list[tuple[str, ...]]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import weakref
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,9 +53,16 @@ class ProgressBar(Callback):
         self._thread: ProgressThread | None = None
         self._ended_epoch: Snapshot | None = None
         self._drawn: tuple[str, int] | None = None
+        self._trainer: weakref.ref[Trainer] | None = None
+        self._dataloader_idx: int | None = None
+        self._descriptions = {  # by stage: what a subclass calls it
+            stage: name
+            for stage, name in _DESCRIPTIONS.items()
+            if getattr(type(self), name) is not getattr(ProgressBar, name)
+        }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_thread": None}  # a thread stays where it runs
+        return {**self.__dict__, "_thread": None, "_trainer": None}  # a thread stays where it runs
 
     # ---- for users and subclasses --------------------------------------------------------------------------------
 
@@ -69,14 +77,93 @@ class ProgressBar(Callback):
         return not self.is_enabled
 
     @property
+    def trainer(self) -> Trainer:
+        """The Trainer of the run.
+
+        Raises:
+            ConfigurationError: there is no run.
+        """
+        found = None if self._trainer is None else self._trainer()
+        if found is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no Trainer now. Pass it in callbacks, and read .trainer during a run."
+            )
+        return found
+
+    @property
     def total_train_batches(self) -> int | float:
         """Batches of a training epoch; ``inf`` where the loader has no length; 0 outside of a run."""
-        return 0 if self._thread is None else self._thread._trainer.num_training_batches
+        return 0 if self._trainer is None else self.trainer.num_training_batches
 
     @property
     def total_val_batches(self) -> int | float:
         """Batches of a validation, over all loaders; 0 outside of a run."""
-        return 0 if self._thread is None else sum(self._thread._trainer.num_val_batches)
+        return 0 if self._trainer is None else sum(self.trainer.num_val_batches)
+
+    @property
+    def total_test_batches(self) -> int | float:
+        """Batches of a test, over all loaders; 0 outside of a run."""
+        return 0 if self._trainer is None else sum(self.trainer.num_test_batches)
+
+    @property
+    def total_predict_batches(self) -> int | float:
+        """Batches of a prediction, over all loaders; 0 outside of a run."""
+        return 0 if self._trainer is None else sum(self.trainer.num_predict_batches)
+
+    @property
+    def total_val_batches_current_dataloader(self) -> int | float:
+        """Batches of a validation, or of the sanity check while it runs, of the loader in use."""
+        sanity = self.trainer.sanity_checking
+        return self._of_loader(self.trainer.num_sanity_val_batches if sanity else self.trainer.num_val_batches)
+
+    @property
+    def total_test_batches_current_dataloader(self) -> int | float:
+        """Batches of a test, of the loader in use."""
+        return self._of_loader(self.trainer.num_test_batches)
+
+    @property
+    def total_predict_batches_current_dataloader(self) -> int | float:
+        """Batches of a prediction, of the loader in use."""
+        return self._of_loader(self.trainer.num_predict_batches)
+
+    def has_dataloader_changed(self, dataloader_idx: int) -> bool:
+        """Return whether this loader is another one than at the last call; it is the loader in use from now on."""
+        before, self._dataloader_idx = self._dataloader_idx, dataloader_idx
+        return before != dataloader_idx
+
+    def reset_dataloader_idx_tracker(self) -> None:
+        """Forget which loader was in use."""
+        self._dataloader_idx = None
+
+    def _of_loader(self, counts: list[float]) -> int | float:
+        return counts[self._dataloader_idx or 0] if counts else 0
+
+    # What a subclass overrides here is shown instead of the usual words.
+
+    @property
+    def sanity_check_description(self) -> str:
+        """What the sanity check is called."""
+        return "Sanity check"
+
+    @property
+    def train_description(self) -> str:
+        """What an epoch is called; its number follows."""
+        return "Epoch"
+
+    @property
+    def validation_description(self) -> str:
+        """What a validation is called."""
+        return "Validation"
+
+    @property
+    def test_description(self) -> str:
+        """What a test is called."""
+        return "Test"
+
+    @property
+    def predict_description(self) -> str:
+        """What a prediction is called."""
+        return "Prediction"
 
     def enable(self) -> None:
         """Draw again; a run that began without a bar gets one when its next epoch or evaluation begins."""
@@ -87,8 +174,13 @@ class ProgressBar(Callback):
         self._enabled = False
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float]:
-        """What to show beside the bar. An override runs in the bar's thread: read plain numbers there, no tensors."""
-        return dict(trainer.progress_bar_metrics)
+        """Return what to show beside the bar: the values logged with ``prog_bar=True``.
+
+        A subclass that overrides it gets the run's version too, as ``v_num``, which it may remove. An override runs in
+        the bar's thread: read plain numbers there, no tensors.
+        """
+        own = type(self).get_metrics is not ProgressBar.get_metrics
+        return {**(_version_of(trainer) if own else {}), **trainer.progress_bar_metrics}
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` that leaves the bar intact, with the arguments of the built-in."""
@@ -102,6 +194,10 @@ class ProgressBar(Callback):
         """The run is over: leave the terminal in order. Called after the last :meth:`draw`."""
 
     # ---- hooks: a few per epoch, none per batch ------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the Trainer."""
+        self._trainer = weakref.ref(trainer)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the thread."""
@@ -152,14 +248,17 @@ class ProgressBar(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop the thread."""
         self._stop()
+        self._trainer = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stop the thread."""
         self._stop()
+        self._trainer = None
 
     # ---- how it works --------------------------------------------------------------------------------------------
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> ProgressThread | None:
+        self._trainer = weakref.ref(trainer)  # again, for a subclass whose setup() does not call this one's
         if self._thread is None and self.is_enabled and trainer.is_global_zero:
             self._thread = ProgressThread(trainer, partial(self._draw_if_due, trainer, pl_module), self.tick_s)
             self._thread.start()
@@ -184,6 +283,8 @@ class ProgressBar(Callback):
     def _draw_if_due(self, trainer: Trainer, pl_module: LightningModule, snapshot: Snapshot) -> None:
         if not self.is_enabled:
             return
+        if snapshot.stage in self._descriptions:
+            snapshot = replace(snapshot, description=getattr(self, self._descriptions[snapshot.stage]))
         title, batch = self._drawn or ("", 0)
         if snapshot.final or title != snapshot.title or not 0 <= snapshot.batch - batch < self.refresh_rate:
             self.draw(replace(snapshot, metrics=self.get_metrics(trainer, pl_module)))
@@ -211,6 +312,20 @@ class ProgressBar(Callback):
                 self.close()
             except Exception:  # a terminal that is gone must not turn a finished run into a failed one
                 self.disable()
+
+
+_DESCRIPTIONS = {
+    "sanity_check": "sanity_check_description", "train": "train_description", "validate": "validation_description",
+    "test": "test_description", "predict": "predict_description",
+}  # fmt: skip
+"""Stage -> the property that says what it is called."""
+
+
+def _version_of(trainer: Trainer) -> dict[str, int | str | float]:
+    logger = trainer.logger
+    if logger is None or getattr(logger, "is_undecided", False) or logger.version is None:
+        return {}
+    return {"v_num": logger.version}
 
 
 def default_progress_bar() -> ProgressBar:

@@ -85,8 +85,8 @@ class ModelPruning(KeepsWeights):
         self._names = tuple(parameter_names or self.PARAMETER_NAMES)
         if wrong := [name for name in self._names if name not in self.PARAMETER_NAMES]:
             raise wrong_value("ModelPruning", "parameter_names", wrong, '"weight" and "bias"', '["weight"]')
-        self._method = _method_of(pruning_fn)
-        unstructured = self._method.PRUNING_TYPE == "unstructured"
+        self.pruning_fn = _method_of(pruning_fn)
+        unstructured = self.pruning_fn.PRUNING_TYPE == "unstructured"
         if use_global_unstructured and not unstructured:
             raise ConfigurationError(
                 f"ModelPruning(pruning_fn={pruning_fn!r}) prunes by structure, which cannot be done over all "
@@ -101,7 +101,7 @@ class ModelPruning(KeepsWeights):
             raise wrong_value("ModelPruning", "amount", amount, "a fraction, a number or a function", "amount=0.5")
         if verbose not in (0, 1, 2):
             raise wrong_value("ModelPruning", "verbose", verbose, "0, 1 or 2", "verbose=1")
-        self._given, self._global, self._amount, self._applies = (
+        self._given, self._global, self.amount, self._applies = (
             list(parameters_to_prune), use_global_unstructured, amount, apply_pruning,
         )  # fmt: skip
         self._permanent, self._lottery, self._resamples = (
@@ -139,9 +139,9 @@ class ModelPruning(KeepsWeights):
                 )
         self._initial = [module._parameters[name].detach().clone() for module, name in places]  # type: ignore[union-attr]
         total = sum(each.numel() for each in self._initial)
-        if is_count(self._amount) and int(self._amount) > total:  # type: ignore[arg-type]
+        if is_count(self.amount) and int(self.amount) > total:  # type: ignore[arg-type]
             raise ConfigurationError(
-                f"ModelPruning(amount={self._amount}) is a number of values, and the parameters to prune have {total}. "
+                f"ModelPruning(amount={self.amount}) is a number of values, and the parameters to prune have {total}. "
                 "Write a smaller number, or a fraction such as amount=0.5."
             )
         self._places = places
@@ -161,7 +161,7 @@ class ModelPruning(KeepsWeights):
 
     def _prune(self, trainer: Trainer) -> None:
         epoch = trainer.current_epoch
-        amount = self._amount(epoch) if callable(self._amount) else self._amount
+        amount = self.amount(epoch) if callable(self.amount) else self.amount
         if not (self._applies(epoch) if callable(self._applies) else self._applies) or not amount:
             return
         before = [_counts(place) for place in self._places]
@@ -180,10 +180,10 @@ class ModelPruning(KeepsWeights):
     def apply_pruning(self, amount: int | float) -> None:
         """Prune ``amount`` of what is left."""
         if self._global:
-            prune.global_unstructured(self._places, pruning_method=self._method, amount=amount)
+            prune.global_unstructured(self._places, pruning_method=self.pruning_fn, amount=amount)
             return
         for module, name in self._places:
-            self._method.apply(module, name, amount=amount, **self._options)
+            self.pruning_fn.apply(module, name, amount=amount, **self._options)
 
     def apply_lottery_ticket_hypothesis(self) -> None:
         """Set the parameters to their values before training, or to new ones with ``resample_parameters``."""
@@ -205,7 +205,7 @@ class ModelPruning(KeepsWeights):
         total = sum(size for _, size in after)
         was, now = (sum(zeros for zeros, _ in counts) for counts in (before, after))
         rank_zero_info(
-            f"ModelPruning: {self._method.__name__}, amount {amount}: {was} of {total} values were pruned, "
+            f"ModelPruning: {self.pruning_fn.__name__}, amount {amount}: {was} of {total} values were pruned, "
             f"now {now} ({now / total:.2%})."
         )
         for (module, name), (zeros, size) in zip(self._places, after, strict=True) if self._verbose == 2 else ():

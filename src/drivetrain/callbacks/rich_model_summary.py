@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from drivetrain.base.introspect import overrides
 from drivetrain.callbacks.model_summary import ModelSummary, Summary
 from drivetrain.errors import ConfigurationError
 
@@ -32,7 +33,10 @@ class RichModelSummary(ModelSummary):
         self._table_kwargs = table_kwargs
 
     def show(self, summary: Summary) -> None:
-        """Print ``summary`` on rich's console."""
+        """Print ``summary`` on rich's console; a subclass's ``summarize`` is called instead."""
+        if overrides(self, "summarize", ModelSummary):
+            self.summarize(**summary.as_arguments(), **self._table_kwargs)
+            return
         from rich import get_console
         from rich.table import Table
         from rich.text import Text

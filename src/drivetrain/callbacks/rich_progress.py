@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, Task, TaskID
+
+    from drivetrain.trainer.trainer import Trainer
+
+
+@dataclass
+class RichProgressBarTheme:
+    """Styles of rich for the parts of a :class:`RichProgressBar`; an empty one is rich's own.
+
+    Attributes:
+        description: of the stage's name.
+        progress_bar, progress_bar_finished, progress_bar_pulse: of the bar, as it runs, when it is complete, and where
+            the number of batches is unknown.
+        batch_progress, time, processing_speed, metrics: of the texts beside it.
+        metrics_text_delimiter: between two metrics.
+        metrics_format: of a metric that is a float, as for ``format``.
+    """
+
+    description: str = ""
+    progress_bar: str = "bar.complete"
+    progress_bar_finished: str = "bar.finished"
+    progress_bar_pulse: str = "bar.pulse"
+    batch_progress: str = ""
+    time: str = "progress.elapsed"
+    processing_speed: str = ""
+    metrics: str = ""
+    metrics_text_delimiter: str = ", "
+    metrics_format: str = ".4g"
 
 
 class RichProgressBar(ProgressBar):
@@ -18,6 +47,7 @@ class RichProgressBar(ProgressBar):
     Args:
         refresh_rate: how many batches must have passed for it to be drawn again; 0 switches it off.
         leave: keep each finished epoch's bar, and each evaluation's.
+        theme: styles of its parts.
         console_kwargs: arguments for a ``rich.console.Console`` of its own; by default it draws on rich's own one.
 
     Raises:
@@ -25,7 +55,11 @@ class RichProgressBar(ProgressBar):
     """
 
     def __init__(
-        self, refresh_rate: int = 1, leave: bool = False, *, console_kwargs: dict[str, Any] | None = None
+        self,
+        refresh_rate: int = 1,
+        leave: bool = False,
+        theme: RichProgressBarTheme | None = None,
+        console_kwargs: dict[str, Any] | None = None,
     ) -> None:
         if importlib.util.find_spec("rich") is None:
             raise ConfigurationError(
@@ -33,23 +67,24 @@ class RichProgressBar(ProgressBar):
                 "Run `pip install rich`, or use PlainProgressBar."
             )
         super().__init__(refresh_rate, leave)
+        self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs
-        self._progress: Progress | None = None
+        self.progress: Progress | None = None
         self._tasks: dict[bool, tuple[TaskID, str]] = {}  # by "is it training": the bar in use and what it shows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_progress": None, "_tasks": {}}
+        return {**super().__getstate__(), "progress": None, "_tasks": {}}
 
     def draw(self, snapshot: Snapshot) -> None:
         """Move the bar of this stage, made on first use."""
-        if self._progress is None:
-            self._progress = self._open()
-        progress, training = self._progress, snapshot.is_training
+        if self.progress is None:
+            self.progress = self._open()
+        progress, training = self.progress, snapshot.is_training
         task, title = self._tasks.get(training, (None, ""))
         fields: dict[str, Any] = {
             "count": snapshot.count_text,
             "rate": snapshot.rate_text,
-            "metrics": snapshot.metrics_text,
+            "metrics": snapshot.text_of_metrics(self.theme.metrics_format, self.theme.metrics_text_delimiter),
         }
         if task is not None and title != snapshot.title:
             if self.leave:
@@ -70,21 +105,75 @@ class RichProgressBar(ProgressBar):
 
     def close(self) -> None:
         """Leave the last state on the screen and give the terminal back."""
-        progress, self._progress = self._progress, None
+        progress, self.progress = self.progress, None
         self._tasks = {}
         if progress is not None:
             progress.stop()
 
+    # ---- for subclasses ------------------------------------------------------------------------------------------
+
+    def configure_columns(self, trainer: Trainer) -> list[ProgressColumn]:
+        """Return the columns of the bars, for ``rich.progress.Progress``; called when the first bar is drawn."""
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+        theme = self.theme
+        styles = {"count": theme.batch_progress, "rate": theme.processing_speed, "metrics": theme.metrics}
+        texts = {  # markup=False: a metric may be called "loss[0]"
+            name: TextColumn(f"{{task.fields[{name}]}}", markup=False, style=style or "none")
+            for name, style in styles.items()
+        }
+        bar = BarColumn(
+            complete_style=theme.progress_bar,
+            finished_style=theme.progress_bar_finished,
+            pulse_style=theme.progress_bar_pulse,
+        )
+        description = TextColumn("{task.description}", style=theme.description or "none")
+        elapsed = TimeElapsedColumn()
+        return [description, bar, texts["count"], texts["rate"], elapsed, texts["metrics"]]
+
+    def refresh(self, hard: bool = False) -> None:
+        """Show what has changed; ``hard`` has no further meaning here."""
+        if self.progress is not None:
+            with DRAWING:
+                self.progress.refresh()
+
+    @property
+    def train_progress_bar_id(self) -> TaskID | None:
+        """The id of the epochs' bar in :attr:`progress`; ``None`` while there is none."""
+        return self._tasks[True][0] if True in self._tasks else None
+
+    @property
+    def val_progress_bar_id(self) -> TaskID | None:
+        """The id of the bar of the evaluation that runs; the others are the same."""
+        return self._tasks[False][0] if False in self._tasks else None
+
+    val_sanity_progress_bar_id = test_progress_bar_id = predict_progress_bar_id = val_progress_bar_id
+
+    @property
+    def train_progress_bar(self) -> Task | None:
+        """The epochs' bar; ``None`` while there is none."""
+        return self._task(self.train_progress_bar_id)
+
+    @property
+    def val_progress_bar(self) -> Task | None:
+        """The bar of the evaluation that runs; the others are the same."""
+        return self._task(self.val_progress_bar_id)
+
+    val_sanity_check_bar = test_progress_bar = predict_progress_bar = val_progress_bar
+
+    def _task(self, task_id: TaskID | None) -> Task | None:
+        tasks = [] if self.progress is None else self.progress.tasks
+        return next((task for task in tasks if task.id == task_id), None)
+
     def _open(self) -> Progress:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress
 
-        # markup=False: a metric may be called "loss[0]"
-        columns = [TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("count", "rate", "metrics")]
+        trainer: Any = None if self._trainer is None else self._trainer()  # None: draw() is called outside of a run
         progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), *columns[:2], TimeElapsedColumn(), columns[2],
+            *self.configure_columns(trainer),
             console=None if self._console_kwargs is None else Console(**self._console_kwargs),
             auto_refresh=False,  # else rich would run a thread of its own
-        )  # fmt: skip
+        )
         progress.start()
         return progress

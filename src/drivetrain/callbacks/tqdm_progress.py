@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import Any, ClassVar
 
 from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
@@ -24,6 +24,9 @@ class TQDMProgressBar(ProgressBar):
     Raises:
         ConfigurationError: the package tqdm is not installed, or ``refresh_rate`` is negative.
     """
+
+    BAR_FORMAT: ClassVar[str | None] = None
+    """How a bar looks, as tqdm's ``bar_format``; ``None``: as tqdm draws it."""
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
         if importlib.util.find_spec("tqdm") is None:
@@ -69,7 +72,9 @@ class TQDMProgressBar(ProgressBar):
         return self._init()
 
     def _init(self) -> Any:
-        return _new_bar(position=self.process_position + self._transient, leave=not self._transient)
+        return _new_bar(
+            bar_format=self.BAR_FORMAT, position=self.process_position + self._transient, leave=not self._transient
+        )
 
     @property
     def train_progress_bar(self) -> Any:
@@ -84,6 +89,8 @@ class TQDMProgressBar(ProgressBar):
     sanity_progress_bar = test_progress_bar = predict_progress_bar = val_progress_bar
 
     def _bar(self, training: bool) -> Any:
+        if training not in self._bars and self._thread is not None:
+            self._thread.show_now(training)  # a step may ask before the thread has drawn
         if training not in self._bars:
             raise ConfigurationError(
                 f"{type(self).__name__} has no bar of {'training' if training else 'an evaluation'} now. Read it while "

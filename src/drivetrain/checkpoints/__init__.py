@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from drivetrain.checkpoints.background import AsyncCheckpointIO as AsyncCheckpointIO
     from drivetrain.checkpoints.file import TorchCheckpointIO as TorchCheckpointIO
     from drivetrain.checkpoints.io import CheckpointIO as CheckpointIO
     from drivetrain.checkpoints.io import CheckpointRegistry as CheckpointRegistry
     from drivetrain.checkpoints.xla import XLACheckpointIO as XLACheckpointIO
 
-_PUBLIC = {"CheckpointIO": "io", "CheckpointRegistry": "io", "TorchCheckpointIO": "file", "XLACheckpointIO": "xla"}
-__all__ = ["CheckpointIO", "CheckpointRegistry", "TorchCheckpointIO", "XLACheckpointIO"]
+_PUBLIC = {
+    "AsyncCheckpointIO": "background",
+    "CheckpointIO": "io",
+    "CheckpointRegistry": "io",
+    "TorchCheckpointIO": "file",
+    "XLACheckpointIO": "xla",
+}
+__all__ = ["AsyncCheckpointIO", "CheckpointIO", "CheckpointRegistry", "TorchCheckpointIO", "XLACheckpointIO"]
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _PUBLIC)

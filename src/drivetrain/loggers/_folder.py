@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_from_environ
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from drivetrain.loggers._mirror import Mirror
 
 _VERSION = re.compile(r"version_(\d+)")
-_HPARAMS = "hparams.yaml"
 
 
 class FolderLogger(Logger):
@@ -39,6 +38,8 @@ class FolderLogger(Logger):
             address is missing.
     """
 
+    NAME_HPARAMS_FILE: ClassVar[str] = "hparams.yaml"
+
     def __init__(
         self, save_dir: str | os.PathLike[str], name: str | None, version: int | str | None, prefix: str
     ) -> None:
@@ -55,7 +56,7 @@ class FolderLogger(Logger):
         self._version = version
         self._made = False  # the version's folder, by this logger
         self._mirror: Mirror | None = None
-        self._prefix = f"{prefix}-" if prefix else ""
+        self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
         self._check_folder("save_dir", save_dir, self._root, "runs")
@@ -189,7 +190,7 @@ class FolderLogger(Logger):
         if self._hparams_written:
             return
         self._make_folder()
-        files.write(os.path.join(self._here, _HPARAMS), yaml_text.dump(self.hparams).encode())
+        files.write(os.path.join(self._here, self.NAME_HPARAMS_FILE), yaml_text.dump(self.hparams).encode())
         self._hparams_written = True
 
 
@@ -203,7 +204,7 @@ def _make_version(root_dir: str) -> int:
         folder = os.path.join(root_dir, f"version_{version}")
         try:
             if is_remote:  # there are no folders: a file without hyperparameters takes the name
-                with files.replacing(os.path.join(folder, _HPARAMS), new=True) as stream:
+                with files.replacing(os.path.join(folder, FolderLogger.NAME_HPARAMS_FILE), new=True) as stream:
                     stream.write(yaml_text.dump({}).encode())
             else:
                 os.mkdir(folder)
@@ -224,9 +225,9 @@ def _remove_version(folder: str) -> None:
         return
     from drivetrain.base import remote  # here, because few folders are addresses
 
-    if remote.names(folder) != [_HPARAMS]:
+    if remote.names(folder) != [FolderLogger.NAME_HPARAMS_FILE]:
         raise OSError(f"{folder} is not empty")
-    remote.remove(os.path.join(folder, _HPARAMS))
+    remote.remove(os.path.join(folder, FolderLogger.NAME_HPARAMS_FILE))
     remote.remove_folder(folder)
 
 

@@ -37,7 +37,7 @@ class RunLogger(Logger):
                 f"{type(self).__name__} needs the package {install}, which is not installed. "
                 f"Run `pip install {install}`, or use CSVLogger."
             )
-        self._prefix = f"{prefix}-" if prefix else ""
+        self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
         self._run_id = run_id
         self._given = run_id is not None
         self._run: Any = None

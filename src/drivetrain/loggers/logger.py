@@ -24,6 +24,9 @@ class Logger(ABC):
 
     members_table: ClassVar[str] = "drivetrain.loggers._members:MEMBERS"
 
+    LOGGER_JOIN_CHAR: ClassVar[str] = "-"
+    """Between a logger's prefix and the names of its values."""
+
     group_separator: str = "/"
     """Between the parts of a name that a callback builds, for example ``lr-SGD/momentum``."""
 

@@ -59,7 +59,7 @@ class MLFlowLogger(RunLogger):
         self._run_name = run_name
         tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         self._tracking_uri = tracking_uri or f"file:{os.path.abspath(os.fspath(save_dir or './mlruns'))}"
-        self._tags = dict(tags or {})
+        self.tags = dict(tags or {})
         self._log_model = log_model
         self._artifact_location = artifact_location
         self._options = {} if synchronous is None else {"synchronous": synchronous}
@@ -88,7 +88,7 @@ class MLFlowLogger(RunLogger):
                 self._experiment_id = client.create_experiment(self._experiment_name, self._artifact_location)
             else:
                 self._experiment_id = experiment.experiment_id
-            tags = context.resolve_tags({str(key): str(value) for key, value in self._tags.items()})
+            tags = context.resolve_tags({str(key): str(value) for key, value in self.tags.items()})
             run = client.create_run(experiment_id=self._experiment_id, tags=tags, run_name=self._run_name)
             self._run_id = run.info.run_id
         else:

@@ -102,7 +102,7 @@ class WandbLogger(RunLogger):
         self._project = project or os.environ.get("WANDB_PROJECT", "lightning_logs")
         self._save_dir = os.path.expanduser(os.fspath(dir if dir is not None else save_dir))
         self._log_model = log_model
-        self._policy = add_file_policy
+        self.add_file_policy = add_file_policy
         self._checkpoint_name = checkpoint_name
         self._callback: Any = None
         self._sent: dict[str, int] = {}
@@ -234,7 +234,7 @@ class WandbLogger(RunLogger):
             metadata = {"score": None if score is None else float(score), "original_filename": os.path.basename(path)}
             name = self._checkpoint_name or f"model-{self.experiment.id}"
             artifact = wandb.Artifact(name=name, type="model", metadata=metadata)
-            artifact.add_file(path, name="model.ckpt", policy=self._policy)
+            artifact.add_file(path, name="model.ckpt", policy=self.add_file_policy)
             self.experiment.log_artifact(artifact, aliases=["latest", "best"] if tag == "best" else ["latest"])
             self._sent[path] = os.stat(path).st_mtime_ns
 

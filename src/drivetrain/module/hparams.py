@@ -131,11 +131,15 @@ class HyperparametersMixin:
             self.hparams.update(saved)
         initial = own.setdefault("_hparams_initial", AttributeDict())
         initial.update(_snapshot(saved))
-        for key in ignored:  # a base class may have saved it
-            self.hparams.pop(key, None)
-            initial.pop(key, None)
+        self.remove_ignored_hparams(list(ignored))  # a base class may have saved them
         own["_hparams_name"] = name
         own["_log_hyperparams"] = logger
+
+    def remove_ignored_hparams(self, ignore_list: list[str]) -> None:
+        """Forget the hyperparameters of these names."""
+        for key in ignore_list:
+            self.hparams.pop(key, None)
+            self.__dict__.get("_hparams_initial", {}).pop(key, None)
 
     @property
     def hparams(self) -> Any:

@@ -104,7 +104,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         else:
             run.manual_backward(loss, *args, **kwargs)
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any) -> None:
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any = None) -> None:
         """Step ``optimizer``. An override must run ``optimizer_closure``: it holds training_step and backward."""
         optimizer.step(closure=optimizer_closure)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from drivetrain.checkpoints import AsyncCheckpointIO as AsyncCheckpointIO
     from drivetrain.checkpoints import CheckpointIO as CheckpointIO
     from drivetrain.checkpoints import TorchCheckpointIO as TorchCheckpointIO
     from drivetrain.checkpoints import XLACheckpointIO as XLACheckpointIO
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies import TorchSyncBatchNorm as TorchSyncBatchNorm
 
 _FILES = {
+    "AsyncCheckpointIO": ".checkpoints",
     "CheckpointIO": ".checkpoints",
     "TorchCheckpointIO": ".checkpoints",
     "BitsandbytesPrecision": ".precision",
@@ -45,6 +47,7 @@ _FILES = {
     "TorchSyncBatchNorm": ".strategies",
 }
 __all__ = [
+    "AsyncCheckpointIO",
     "BitsandbytesPrecision",
     "CheckpointIO",
     "DeepSpeedPrecision",

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from drivetrain.checkpoints import AsyncCheckpointIO as AsyncCheckpointIO
     from drivetrain.checkpoints import CheckpointIO as CheckpointIO
     from drivetrain.checkpoints import TorchCheckpointIO as TorchCheckpointIO
     from drivetrain.checkpoints import XLACheckpointIO as XLACheckpointIO
 
 _FILES = {
+    "AsyncCheckpointIO": "..checkpoints",
     "CheckpointIO": "..checkpoints",
     "TorchCheckpointIO": "..checkpoints",
     "XLACheckpointIO": "..checkpoints",
 }
 __all__ = [
+    "AsyncCheckpointIO",
     "CheckpointIO",
     "TorchCheckpointIO",
     "XLACheckpointIO",

@@ -12,7 +12,7 @@ _CLOSURE = (
     "Override optimizer_step(optimizer, model, closure): after closure() the gradients are unscaled, the hooks have "
     "seen them and they are clipped."
 )
-_STATE = "Return it from state_dict(), and take it back in load_state_dict(state)."
+_STATE = "Return it from state_dict(), and take it back in load_state_dict(state_dict)."
 
 CALLED = frozenset(
     {

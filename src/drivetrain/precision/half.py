@@ -39,8 +39,8 @@ class TruePrecision(Precision):
         module._apply(self._convert)  # type: ignore[no-untyped-call]
         return module
 
-    def convert_input(self, batch: Any) -> Any:
-        return map_leaves(self._convert_leaf, batch)
+    def convert_input(self, data: Any) -> Any:
+        return map_leaves(self._convert_leaf, data)
 
     def convert_output(self, data: Any) -> Any:
         return in_default_dtype(data)

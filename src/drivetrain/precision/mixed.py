@@ -193,18 +193,18 @@ class MixedPrecision(Precision):
         vars(twin).update({name: value.clone() if isinstance(value, Tensor) else value for name, value in own})
         return twin.state_dict  # it reads the device
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take a scaler's state back; an empty one, or any for "bf16-mixed", changes nothing."""
-        if not expect(state, Mapping) or not self.scales_loss:
+        if not expect(state_dict, Mapping) or not self.scales_loss:
             return
-        _check_scaler(state)
-        self._rounds = list(state.get("optimizers", ()))
+        _check_scaler(state_dict)
+        self._rounds = list(state_dict.get("optimizers", ()))
         if self._scaler is None:
-            self._loaded = dict(state)
+            self._loaded = dict(state_dict)
             return
         if self._stepped:
             self._update()  # it was due before this state, and must not come after it
-        self._scaler.load_state_dict(state)
+        self._scaler.load_state_dict(state_dict)
 
     # ---- the scale -----------------------------------------------------------------------------------------------
 

@@ -99,9 +99,9 @@ class Precision:
         """Return the module with its parameters in this precision; called once, before the optimizers exist."""
         return module
 
-    def convert_input(self, batch: Any) -> Any:
+    def convert_input(self, data: Any) -> Any:
         """Return a batch with its floating-point tensors in this precision; called only if a subclass overrides it."""
-        return batch
+        return data
 
     def convert_output(self, data: Any) -> Any:
         """Return what a module that an Engine has set up returns, in the type that the loop expects.
@@ -319,7 +319,7 @@ class Precision:
         state = copy.deepcopy(self.state_dict())
         return lambda: state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what :meth:`state_dict` returned."""
 
 

@@ -41,6 +41,12 @@ class Profiler(ABC):
         self.filename = filename
         self._stage: str | None = None
         self._log_dir: str | None = None
+        self._local_rank: int | None = None
+
+    @property
+    def local_rank(self) -> int:
+        """This process's rank on its machine; 0 before a run."""
+        return self._local_rank or 0
 
     @abstractmethod
     def start(self, action_name: str) -> None:
@@ -67,7 +73,7 @@ class Profiler(ABC):
             local_rank: of this process on its machine.
             log_dir: where files go if no ``dirpath`` was given.
         """
-        self._stage, self._log_dir = stage, log_dir
+        self._stage, self._log_dir, self._local_rank = stage, log_dir, local_rank
 
     def watch(self, module: nn.Module) -> None:
         """The run's module is known; called after :meth:`setup`."""

@@ -63,16 +63,16 @@ class OwnFolder(ParallelStrategy):
         return any(own.glob("*zero_pp_rank_*_optim_states.pt"))
 
     def load_checkpoint(
-        self, path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
+        self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Read a checkpoint; of a folder of DeepSpeed's own format, the weights.
 
         Raises:
             CheckpointError: the folder would be unpickled unasked, or training is to be resumed from it.
         """
-        folder = Path(path)
-        if not self.reads_folder(str(path)):
-            return super().load_checkpoint(path, weights_only, into)
+        folder = Path(checkpoint_path)
+        if not self.reads_folder(str(checkpoint_path)):
+            return super().load_checkpoint(checkpoint_path, weights_only, into)
         trainer = getattr(self.lightning_module, "_trainer", None)
         if trainer is not None and trainer.progress.fn == "fit":
             raise CheckpointError(

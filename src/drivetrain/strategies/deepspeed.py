@@ -85,6 +85,7 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
     def __init__(
         self,
         accelerator: Accelerator | None = None,
+        *,
         stage: int | None = None,
         offload_optimizer: bool | Mapping[str, Any] = False,
         offload_parameters: bool | Mapping[str, Any] = False,
@@ -142,9 +143,9 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
-    def connect(self, module: nn.Module) -> None:
+    def connect(self, model: nn.Module) -> None:
         self._let_go()
-        super().connect(module)
+        super().connect(model)
 
     def setup_environment(self) -> None:
         super().setup_environment()

@@ -363,24 +363,24 @@ class FSDPStrategy(ParallelStrategy):
         """Whether checkpoints are folders into which each process writes its shards."""
         return self.options.state_dict_type == "sharded"
 
-    def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         if self.saves_shards:
             from drivetrain.strategies.sharded_files import save  # here, because few runs need it
 
-            save(self, checkpoint, path, storage_options)
+            save(self, checkpoint, filepath, storage_options)
         else:  # callbacks may have shards in their states, too
-            super().save_checkpoint(sharded.whole_state(checkpoint), path, storage_options)
+            super().save_checkpoint(sharded.whole_state(checkpoint), filepath, storage_options)
 
     def load_checkpoint(
-        self, path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
+        self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         store = self.checkpoint_io
-        if isinstance(store, TorchCheckpointIO) and store.is_sharded(path):
+        if isinstance(store, TorchCheckpointIO) and store.is_sharded(checkpoint_path):
             from drivetrain.checkpoints.sharded import read
 
-            found: dict[str, Any] = read(Path(os.path.expanduser(path)), lazy=LARGE)
+            found: dict[str, Any] = read(Path(os.path.expanduser(checkpoint_path)), lazy=LARGE)
             return found
-        return super().load_checkpoint(path, weights_only, into)
+        return super().load_checkpoint(checkpoint_path, weights_only, into)
 
     # ---- errors --------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ CALLED = frozenset(
 """Members whose override is called, or read."""
 
 REFUSED = {
-    "lightning_module": "Read self.lightning_module, and take it in connect(module).",
+    "lightning_module": "Read self.lightning_module, and take it in connect(model).",
     "launcher": _START, "_configure_launcher": _START,
     "setup_precision_plugin": "Override setup(trainer), or pass a Precision of your own.",
     "_setup_model_and_optimizers": _WRAP, "_setup_model": _WRAP, "configure_ddp": _WRAP,

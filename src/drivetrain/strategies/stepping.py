@@ -398,9 +398,12 @@ class Stepping:
         """Run ``function``, which is the whole training, evaluation or prediction, and return what it returns."""
         return function()
 
-    def process_dataloader(self, loader: Any) -> Any:
-        """Return ``loader``, or the object to iterate instead; called for each loader, after its sampler was set."""
-        return loader
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """A batch begins, after the callbacks' and the module's hook of this name; not called unless overridden."""
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Return the loader or what to iterate instead; called for each loader, after its sampler was set."""
+        return dataloader
 
 
 _STEP_CONTEXTS = {

@@ -134,9 +134,9 @@ class Strategy(Stepping, ABC):
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
-    def connect(self, module: nn.Module) -> None:
+    def connect(self, model: nn.Module) -> None:
         """Take the user's module, before any process or device exists."""
-        self.lightning_module = self.model = module
+        self.lightning_module = self.model = model
         self.driver = Driver()
         self._converted = None
 
@@ -399,7 +399,7 @@ class Strategy(Stepping, ABC):
     def load_rank_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`rank_state` returned on this rank; not called where nothing was stored."""
 
-    def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         """Write on global rank 0; every rank calls it, with its own ``checkpoint``.
 
         Raises:
@@ -407,23 +407,23 @@ class Strategy(Stepping, ABC):
         """
         self._refuse_dtensors(checkpoint, "save_checkpoint")
         if self.is_global_zero:
-            wait_for(self.checkpoint_io, path)  # an earlier save to it may be under way
-            self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
+            wait_for(self.checkpoint_io, filepath)  # an earlier save to it may be under way
+            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(
-        self, path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
+        self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Read a checkpoint into host memory.
 
         Args:
-            path: the checkpoint.
+            checkpoint_path: the checkpoint.
             weights_only: ``None`` or True reads plain data only. False unpickles everything, which can run code.
             into: modules, optimizers and tensors by name, for a strategy that reads straight into them. This one
                 ignores it: it returns all that the file holds, and the caller loads that.
         """
         if weights_only is None:
-            return self.checkpoint_io.load_checkpoint(path)
-        return self.checkpoint_io.load_checkpoint(path, weights_only=weights_only)
+            return self.checkpoint_io.load_checkpoint(checkpoint_path)
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def reads_folder(self, path: str) -> bool:
         """Return whether :meth:`load_checkpoint` reads this folder, though it is none that drivetrain writes."""
@@ -443,13 +443,13 @@ class Strategy(Stepping, ABC):
         """Return ``optimizer`` as a process that is no rank can use it; every rank must call it."""
         return optimizer
 
-    def remove_checkpoint(self, path: str | Path) -> None:
+    def remove_checkpoint(self, filepath: str | Path) -> None:
         """Delete on global rank 0, with the files that the ranks wrote beside it; every rank may call it."""
         if self.is_global_zero:
-            self.checkpoint_io.remove_checkpoint(path)
+            self.checkpoint_io.remove_checkpoint(filepath)
         from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
 
-        rank_files.remove(self, path)
+        rank_files.remove(self, filepath)
 
     # ---- moments of a run ----------------------------------------------------------------------------------------
 

@@ -226,24 +226,24 @@ class XLAStrategy(XLAExecution, DDPStrategy):
 
     # ---- data and checkpoints ------------------------------------------------------------------------------------
 
-    def process_dataloader(self, loader: Any) -> Any:
-        """Return ``loader`` as torch_xla's ``MpDeviceLoader``, whose batches are on the device."""
-        loader = on_device(loader, self.root_device)
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Return ``dataloader`` as torch_xla's ``MpDeviceLoader``, whose batches are on the device."""
+        loader = on_device(dataloader, self.root_device)
         if hasattr(loader, "close"):
             self._loaders.append(loader)
         return loader
 
-    def save_checkpoint(self, checkpoint: Any, path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: Any, filepath: str | Path, storage_options: Any = None) -> None:
         run_recorded()
-        super().save_checkpoint(checkpoint, path, storage_options)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
 
-    def remove_checkpoint(self, path: str | Path) -> None:
+    def remove_checkpoint(self, filepath: str | Path) -> None:
         """Delete on the first rank of every machine; every rank may call it."""
         if self.local_rank == 0:
-            self.checkpoint_io.remove_checkpoint(path)
+            self.checkpoint_io.remove_checkpoint(filepath)
             from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
 
-            rank_files.remove(self, path)
+            rank_files.remove(self, filepath)
 
     def teardown(self) -> None:
         for loader in self._loaders:

@@ -38,8 +38,8 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
                     f"ModelCheckpoint({name}={value}) is deprecated. Write every_n_epochs={value}.", FutureWarning
                 )
         super().__init__(
-            dirpath, filename, monitor, verbose, save_last, 1 if save_top_k is None else save_top_k, save_weights_only,
-            mode, **kwargs,
+            dirpath, filename, monitor, verbose, save_last, 1 if save_top_k is None else save_top_k,
+            save_weights_only=save_weights_only, mode=mode, **kwargs,
         )  # fmt: skip
 
 
