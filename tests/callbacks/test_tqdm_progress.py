@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import TQDMProgressBar
@@ -216,7 +217,7 @@ def test_a_subclass_names_the_stages_and_reads_the_loader_in_use(capsys: pytest.
     bar = Own()
     trainer = run_with(bar)
     trainer.fit(Small(), [torch.ones(1, 1)] * 2)
-    trainer.test(Small(), [[torch.ones(1, 1)] * 3, [torch.ones(1, 1)]], verbose=False)
+    trainer.test(Small(), [DataLoader(torch.ones(3, 1)), DataLoader(torch.ones(1, 1))], verbose=False)
     assert bar.counts == [(4, 3), (4, 1)]
     shown = frames(capsys)
     assert any(frame.startswith("Learning 1/1:") for frame in shown)
