@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from drivetrain.base import remote
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
+from drivetrain.strategies import FSDPStrategy
 
 BATCHES = 4
 
@@ -199,3 +201,32 @@ def fit_on_ranks(folder: str, steps: int | None = None, ckpt_path: str | None = 
     ours = trainer(folder, **{"strategy": "ddp", "devices": 2, "callbacks": [saver], **limits})
     ours.fit(module, loader(), ckpt_path=ckpt_path)
     return weights(module)
+
+
+class Plain(LightningModule):
+    """Ends with the same weights on any number of processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def fit_sharded(folder: str, epochs: int, name: str, ckpt_path: str | None = None) -> list[Tensor]:
+    """One rank of a fit that saves a folder of shards, ``<name>.ckpt``, when it ends; return the complete weights."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    data = TensorDataset(torch.arange(24.0).reshape(8, 3) / 24)
+    batches = DataLoader(data, batch_size=4 // world)
+    strategy = FSDPStrategy(state_dict_type="sharded")
+    ours = trainer(folder, epochs, strategy=strategy, devices=world, enable_checkpointing=False)
+    ours.fit(Plain(), batches, ckpt_path=ckpt_path)
+    ours.save_checkpoint(f"{folder}/{name}.ckpt")
+    state = ours.strategy.lightning_module_state_dict()
+    full = [value.full_tensor() if hasattr(value, "full_tensor") else value for value in state.values()]
+    return [value.detach().clone() for value in full]

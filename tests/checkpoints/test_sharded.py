@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import shutil
+import uuid
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.base import files
+from drivetrain.base import files, remote
 from drivetrain.checkpoints import TorchCheckpointIO, sharded
 from drivetrain.errors import CheckpointError
 
@@ -25,7 +26,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-def saved(folder: Path, save: str = "0000000a", plus: float = 0.0) -> dict[str, torch.Tensor]:
+def saved(folder: Path | str, save: str = "0000000a", plus: float = 0.0) -> dict[str, torch.Tensor]:
     """What three processes save: rows 0 and 1, row 2, and a lower block in two parts; rank 0 the rest."""
     whole = WHOLE + plus
     boxes = [((0, 0), (2, 7)), ((2, 0), (1, 7)), ((3, 0), (2, 3)), ((3, 3), (2, 4))]
@@ -229,3 +230,54 @@ def test_random_damage_is_a_checkpoint_error_or_changes_nothing(tmp_path: Path) 
         (folder / name).write_bytes(contents[name])
     assert refused > 100
     sharded.read(folder)
+
+
+def test_a_folder_at_an_address_is_written_read_copied_and_removed() -> None:
+    folder, store = f"memory://{uuid.uuid4().hex}/one.ckpt", TorchCheckpointIO()
+    for save, plus in (("0000000a", 0.0), ("0000000b", 1.0)):  # the files of the first are removed by the second
+        expected = saved(folder, save, plus)
+    assert all(name == "manifest.json" or name.startswith("0000000b.") for name in remote.names(folder))
+    same(sharded.read(folder), expected)
+    same(store.load_checkpoint(folder), expected)
+    lazy = sharded.read(folder, lazy=("model.",))["w"]
+    assert isinstance(lazy, sharded.StoredTensor)
+    same(lazy.part((1, 2), (3, 4)), expected["w"][1:4, 2:6])  # reads only what it needs
+    assert store.exists(folder)
+    assert store.find(os.path.dirname(folder), "*.ckpt") == [folder]
+    assert store.copy(folder, f"{folder}.copy", link=True)  # there are no links
+    store.remove_checkpoint(folder)
+    assert not store.exists(folder)
+    with pytest.raises(CheckpointError, match=folder):
+        store.load_checkpoint(folder)
+    same(store.load_checkpoint(f"{folder}.copy"), expected)
+    assert store.is_complete(f"{folder}.copy")
+
+
+def test_damage_at_an_address_is_found() -> None:
+    folder, store = f"memory://{uuid.uuid4().hex}/one.ckpt", TorchCheckpointIO()
+    saved(folder)
+    file = f"{folder}/0000000a.rank1.bin"
+    content = bytearray(files.read(file))
+    content[3] ^= 1
+    files.write(file, bytes(content))
+    assert not store.is_complete(folder)
+    with pytest.raises(CheckpointError, match="0000000a.rank1.bin is damaged"):
+        sharded.read(folder)
+    files.remove(file)
+    for reading in (sharded.read, store.load_checkpoint):
+        with pytest.raises(CheckpointError, match="0000000a.rank1.bin is missing"):
+            reading(folder)
+
+
+def test_a_save_at_an_address_that_fails_leaves_the_earlier_one() -> None:
+    folder = f"memory://{uuid.uuid4().hex}/one.ckpt"
+    expected = saved(folder)
+    sharded.prepare(folder, new=False)
+    sharded.write_tensors(folder, "0000000b.rank0.bin", [("w", WHOLE, (5, 7), ((0, 0), (5, 7)))])
+    lost = sharded.Written({"0000000b.rank1.bin": {"size": 3, "crc32": 0}})
+    with pytest.raises(CheckpointError, match="rank 0 does not see 0000000b.rank1.bin"):
+        sharded.commit(folder, "0000000b", {}, [lost])
+    same(sharded.read(folder), expected)
+    sharded.discard(folder, "0000000b")
+    same(sharded.read(folder), expected)
+    assert not any(name.startswith("0000000b") for name in remote.names(folder))

@@ -83,6 +83,48 @@ def is_file(path: str | os.PathLike[str]) -> bool:
     return remote.written_at(path) is not None
 
 
+def size(path: str | os.PathLike[str]) -> int:
+    """Return the size in bytes of the file at this path or address.
+
+    Raises:
+        OSError: there is none, or it cannot be looked up.
+    """
+    if not is_remote(path):
+        return os.path.getsize(path)
+    from drivetrain.base import remote  # here, because few paths are addresses
+
+    return remote.size(path)
+
+
+def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
+    """Return the content of the file at this path or address, or ``length`` bytes of it from ``at`` on.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+    """
+    if not is_remote(path):
+        with open(path, "rb") as stream:
+            stream.seek(at)
+            return stream.read(-1 if length is None else length)
+    from drivetrain.base import remote  # here, because few paths are addresses
+
+    return remote.read(path, at, length)
+
+
+def remove(path: str | os.PathLike[str]) -> None:
+    """Delete the file at this path or address; it is no error if there is none.
+
+    Raises:
+        OSError: it could not be deleted.
+    """
+    if not is_remote(path):
+        Path(path).unlink(missing_ok=True)
+        return
+    from drivetrain.base import remote  # here, because few paths are addresses
+
+    remote.remove(path)
+
+
 def names(folder: str | os.PathLike[str]) -> list[str]:
     """Return the names of the files and folders in ``folder``.
 
@@ -191,7 +233,7 @@ def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Copy a file, atomically and durably.
+    """Copy a file, atomically and durably, also from or to an address.
 
     Returns:
         False if ``replaces`` is False and there is a file of this name, which stays.
@@ -199,6 +241,10 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
     Raises:
         OSError: as :func:`replacing`.
     """
+    if is_remote(source) or is_remote(path):
+        from drivetrain.base import remote  # here, because few paths are addresses
+
+        return remote.copy(source, path, replaces)
     try:
         with replacing(path, durable=True, new=not replaces) as target, open(source, "rb") as stream:
             shutil.copyfileobj(stream, target)

@@ -69,11 +69,14 @@ class TorchCheckpointIO(CheckpointIO):
 
     def is_sharded(self, path: str | Path) -> bool:
         """Return whether ``path`` is the folder of a checkpoint: see :mod:`drivetrain.checkpoints.sharded`."""
-        if files.is_remote(path) or not os.path.isdir(path):
+        if behind(path) is None and not os.path.isdir(path):
             return False
         from drivetrain.checkpoints import sharded  # here, because few checkpoints are folders
 
-        return sharded.is_begun(path)
+        if not files.is_remote(path):
+            return sharded.is_begun(path)
+        with unreachable(path):
+            return sharded.is_checkpoint(path)
 
     def was_refused(self, path: str | Path) -> bool:
         """Return whether the block of :meth:`new_files` that runs now has found another process's file at ``path``."""
@@ -131,7 +134,7 @@ class TorchCheckpointIO(CheckpointIO):
         if not files.is_remote(path):
             return self._load(opened(path), name_of(path), map_location, weights_only)
         address = name_of(path)
-        with _fetched(address) as local:
+        with self._fetched(address) as local:
             return self._load(local, address, map_location, weights_only)
 
     def _load(
@@ -174,22 +177,44 @@ class TorchCheckpointIO(CheckpointIO):
             raise CheckpointError(f"{name} is no checkpoint ({error}). Use another one.") from error
         return loaded
 
-    def remove_checkpoint(self, path: str | Path) -> None:
-        if (remote := behind(path)) is not None:
-            with unreachable(path):
-                remote.remove(path)
-            return
-        if os.path.isdir(path) and not os.path.islink(path):
-            from drivetrain.checkpoints import sharded
+    @contextlib.contextmanager
+    def _fetched(self, address: str) -> Iterator[Path]:
+        """Context with a copy on this machine of the checkpoint at ``address``.
 
-            sharded.remove(Path(path))
-            return
-        Path(path).unlink(missing_ok=True)
+        Raises:
+            CheckpointError: there is none, or the server cannot be asked.
+        """
+        from drivetrain.base import remote  # here, because few paths are addresses
+
+        with unreachable(address), contextlib.ExitStack() as stack:
+            if self.is_sharded(address):
+                from drivetrain.checkpoints import sharded
+
+                yield stack.enter_context(sharded.fetched(files.absolute(address)))
+                return
+            try:
+                local = stack.enter_context(remote.fetched(address))
+            except FileNotFoundError:
+                raise CheckpointError(f"There is no checkpoint at {address}. Check the address.") from None
+            except IsADirectoryError:
+                raise CheckpointError(f"{address} is a folder without a complete checkpoint. Check it.") from None
+            yield local
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        is_remote = behind(path) is not None
+        is_folder = self.is_sharded(path) if is_remote else os.path.isdir(path) and not os.path.islink(path)
+        with unreachable(path) if is_remote else contextlib.nullcontext():
+            if is_folder:
+                from drivetrain.checkpoints import sharded
+
+                sharded.remove(sharded.place(path))
+            else:
+                files.remove(path)
 
     def written_at(self, path: str | Path) -> float | None:
-        if files.is_remote(path):
-            return super().written_at(path)
         manifest = os.path.join(path, "manifest.json")
+        if files.is_remote(path):
+            return found if (found := super().written_at(path)) is not None else super().written_at(manifest)
         return super().written_at(manifest if os.path.isfile(manifest) else path)
 
     def touch(self, path: str | Path) -> None:
@@ -199,12 +224,12 @@ class TorchCheckpointIO(CheckpointIO):
             super().touch(path)
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
-        if link or not self.is_sharded(source):
+        if (link and not files.is_remote(path)) or not self.is_sharded(source):
             return super().copy(source, path, link, replaces)
         from drivetrain.checkpoints import sharded
 
         try:
-            return sharded.copy(Path(source), Path(path), replaces)
+            return sharded.copy(sharded.place(source), sharded.place(path), replaces)
         except OSError as error:
             raise CheckpointError(
                 f"{path} could not become a copy of {source}: {files.reason(error, Path(path))}. Move it away."
@@ -215,32 +240,13 @@ class TorchCheckpointIO(CheckpointIO):
             if self.is_sharded(path):
                 from drivetrain.checkpoints import sharded
 
-                sharded.verify(Path(path))
+                sharded.verify(sharded.place(path))
             else:
-                with _fetched(str(path)) if files.is_remote(path) else contextlib.nullcontext(Path(path)) as local:
+                with self._fetched(str(path)) if files.is_remote(path) else contextlib.nullcontext(Path(path)) as local:
                     _verify(local, str(path))
         except CheckpointError:
             return False
         return True
-
-
-@contextlib.contextmanager
-def _fetched(address: str) -> Iterator[Path]:
-    """Context with a copy on this machine of the checkpoint at ``address``.
-
-    Raises:
-        CheckpointError: there is none, or the server cannot be asked.
-    """
-    from drivetrain.base import remote  # here, because few paths are addresses
-
-    with unreachable(address), contextlib.ExitStack() as stack:
-        try:
-            local = stack.enter_context(remote.fetched(address))
-        except FileNotFoundError:
-            raise CheckpointError(f"There is no checkpoint at {address}. Check the address.") from None
-        except IsADirectoryError:
-            raise CheckpointError(f"{address} is a folder, and a checkpoint is a file. Pass a file in it.") from None
-        yield local
 
 
 def refused_here() -> list[str] | None:

@@ -7,6 +7,8 @@
       3f9a1c20.state.json       everything that is no tensor
       3f9a1c20.rank0.bin        tensors, as raw bytes
 
+The folder may also be at an address such as ``s3://bucket/model.ckpt``: each process uploads its own files.
+
 Nothing in it is pickled. The eight digits are new in every save: the files of the last checkpoint stay until the new
 manifest has replaced the old one, so that a crash leaves one of the two complete. A folder without a manifest is no
 checkpoint. Tensors are called as in ``torch.distributed.checkpoint``, by the names of the module's parameters.
@@ -18,6 +20,7 @@ import contextlib
 import ctypes
 import json
 import os
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -38,6 +41,9 @@ _VERSION = 1
 _ALIGNMENT = 64  # bytes; so that a piece can be mapped into memory
 _CHUNK = 2**24  # bytes
 HOST = torch.device("cpu")
+
+Folder = Path | str
+"""A local folder, or the address of one."""
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """A part of a tensor: where it begins in each dimension, and its shape."""
@@ -80,13 +86,24 @@ class Written:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def prepare(path: Path, new: bool) -> None:
-    """Make the folder of a checkpoint.
+def place(path: str | os.PathLike[str]) -> Folder:
+    """Return what the functions here take for ``path``: an address as text, a local folder as a ``Path``."""
+    return files.absolute(path) if files.is_remote(path) else Path(files.spelled(path))
+
+
+def prepare(path: Folder, new: bool) -> None:
+    """Make the folder of a checkpoint; at an address, look whether it is free.
 
     Raises:
         FileExistsError: ``new`` was requested, and there is something.
         OSError: it cannot be made, or there is a file of this name.
     """
+    if isinstance(path, str):
+        if new and (files.is_file(path) or files.names(path)):
+            raise FileExistsError(f"there is something at {path}")
+        if files.is_file(path):
+            raise OSError(f"a file has this name: {path}")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     if new:
         path.mkdir()
@@ -100,7 +117,7 @@ def prepare(path: Path, new: bool) -> None:
             raise OSError(f"a file has this name: {path}") from None
 
 
-def write_tensors(folder: Path, name: str, parts: Iterable[tuple[str, Tensor, tuple[int, ...], Box]]) -> Written:
+def write_tensors(folder: Folder, name: str, parts: Iterable[tuple[str, Tensor, tuple[int, ...], Box]]) -> Written:
     """Write one process's parts of tensors into the file ``name``.
 
     Args:
@@ -112,7 +129,7 @@ def write_tensors(folder: Path, name: str, parts: Iterable[tuple[str, Tensor, tu
         OSError: it could not be written.
     """
     written, at, total = Written(), 0, 0
-    with files.replacing(folder / name, durable=True) as stream:
+    with files.replacing(_in(folder, name), durable=True) as stream:
         for tensor_name, part, whole, (offsets, shape) in parts:
             on_host = part.detach().resolve_conj().resolve_neg().cpu().contiguous()  # a copy only where it must be one
             content = _memory_of(on_host)
@@ -142,7 +159,7 @@ def _memory_of(tensor: Tensor) -> memoryview:
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def commit(folder: Path, save: str, tree: Any, everyones: Sequence[Written]) -> None:
+def commit(folder: Folder, save: str, tree: Any, everyones: Sequence[Written]) -> None:
     """Write what is no tensor, and then the manifest; afterwards remove the files of earlier saves.
 
     Args:
@@ -157,7 +174,7 @@ def commit(folder: Path, save: str, tree: Any, everyones: Sequence[Written]) -> 
     """
     content = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
     state = f"{save}.state.json"
-    with files.replacing(folder / state, durable=True) as stream:
+    with files.replacing(_in(folder, state), durable=True) as stream:
         stream.write(content)
     own = Written({state: {"size": len(content), "crc32": zlib.crc32(content)}})
     all_files: dict[str, dict[str, int]] = {}
@@ -167,7 +184,7 @@ def commit(folder: Path, save: str, tree: Any, everyones: Sequence[Written]) -> 
         for name, stored in written.tensors.items():
             tensors.setdefault(name, Stored(stored.dtype, stored.shape)).pieces.extend(stored.pieces)
     for name, record in all_files.items():
-        if not os.path.isfile(folder / name) or os.path.getsize(folder / name) != record["size"]:
+        if _size(_in(folder, name)) != record["size"]:
             raise CheckpointError(
                 f"The checkpoint {folder} was not written, because rank 0 does not see {name}, which another process "
                 'wrote. Write to a folder that all machines share, or use state_dict_type="full".'
@@ -176,34 +193,53 @@ def commit(folder: Path, save: str, tree: Any, everyones: Sequence[Written]) -> 
         "format": _FORMAT, "version": _VERSION, "state": state, "files": all_files,
         "tensors": {name: asdict(stored) for name, stored in tensors.items()},
     }  # fmt: skip
-    with files.replacing(folder / MANIFEST, durable=True) as stream:
+    with files.replacing(_in(folder, MANIFEST), durable=True) as stream:
         stream.write(json.dumps(manifest).encode())
-    files.sync_directory(folder.parent)  # the folder itself may be new
+    if isinstance(folder, Path):
+        files.sync_directory(folder.parent)  # the folder itself may be new
     _remove_others(folder, all_files)
 
 
-def discard(folder: Path, save: str) -> None:
+def discard(folder: Folder, save: str) -> None:
     """Remove the files of a save that has failed, and the folder if it is empty then."""
     with contextlib.suppress(OSError):
-        for path in folder.glob(f"{save}.*"):
-            path.unlink(missing_ok=True)
+        for name in files.names(folder):
+            if name.startswith(f"{save}."):
+                files.remove(_in(folder, name))
+        _remove_folder(folder)
+
+
+def _in(folder: Folder, name: str) -> Path | str:
+    return f"{folder}/{name}" if isinstance(folder, str) else folder / name
+
+
+def _size(file: Path | str) -> int | None:
+    try:
+        return files.size(file)
+    except FileNotFoundError:
+        return None
+
+
+def _remove_folder(folder: Folder) -> None:
+    """Remove a local folder that is empty; a folder at an address ends with the last object in it, or stays empty."""
+    if isinstance(folder, Path):
         folder.rmdir()
 
 
-def _remove_others(folder: Path, kept: Iterable[str]) -> None:
+def _remove_others(folder: Folder, kept: Iterable[str]) -> None:
     known = {*kept, MANIFEST}
-    for path in _own_files(folder):
-        if path.name not in known:
+    for name in _own_files(folder):
+        if name not in known:
             with contextlib.suppress(OSError):
-                path.unlink()
+                files.remove(_in(folder, name))
 
 
-def _own_files(folder: Path) -> Iterator[Path]:
-    """The files that look like those of a save, whichever it was."""
-    for path in folder.iterdir():
-        digits, _, rest = path.name.partition(".")
+def _own_files(folder: Folder) -> Iterator[str]:
+    """The names of files that look like those of a save, whichever it was."""
+    for name in files.names(folder):
+        digits, _, rest = name.partition(".")
         if len(digits) == 8 and rest.endswith((".bin", "state.json")) and set(digits) <= set("0123456789abcdef"):
-            yield path
+            yield name
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -211,15 +247,15 @@ def _own_files(folder: Path) -> Iterator[Path]:
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     """Return whether ``path`` is the folder of a complete save."""
-    return os.path.isfile(os.path.join(path, MANIFEST))
+    return files.is_file(os.path.join(path, MANIFEST))
 
 
 def is_begun(path: str | os.PathLike[str]) -> bool:
     """Return whether ``path`` is the folder of a save, complete or not."""
-    return is_checkpoint(path) or any(_own_files(Path(path)))
+    return is_checkpoint(path) or any(_own_files(place(path)))
 
 
-def read(path: Path, lazy: tuple[str, ...] = ()) -> Any:
+def read(path: Folder, lazy: tuple[str, ...] = ()) -> Any:
     """Return the checkpoint in the folder ``path``.
 
     Args:
@@ -232,21 +268,21 @@ def read(path: Path, lazy: tuple[str, ...] = ()) -> Any:
     manifest = _manifest(path)
     tensors = _tensors(path, manifest)
     content = _content(path, manifest, entry(manifest, "state", str))
-    with restoring(f"{path.name}/{manifest['state']}"):
+    with restoring(f"{os.path.basename(path)}/{manifest['state']}"):
         tree = json.loads(content)
         return json_tree.decode(
             tree, lambda name: _tensor(path, name, entry(tensors, name, Stored), name.startswith(lazy))
         )
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _manifest(path: Folder) -> dict[str, Any]:
     try:
-        content = (path / MANIFEST).read_bytes()
+        content = _read(_in(path, MANIFEST))
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} is a folder without {MANIFEST}, so no save to it was finished. Use another checkpoint."
         ) from None
-    with restoring(f"{path.name}/{MANIFEST}"):
+    with restoring(f"{os.path.basename(path)}/{MANIFEST}"):
         manifest: dict[str, Any] = expect(json.loads(content), dict)
         if entry(manifest, "format", str) != _FORMAT:
             raise CheckpointError(f"{path} has a manifest of another program. Use a checkpoint that a Trainer wrote.")
@@ -262,8 +298,8 @@ def _manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _tensors(path: Path, manifest: Mapping[str, Any]) -> dict[str, Stored]:
-    with restoring(f"{path.name}/{MANIFEST}"):
+def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
+    with restoring(f"{os.path.basename(path)}/{MANIFEST}"):
         return {
             name: Stored(
                 entry(each, "dtype", str), tuple(entry(each, "shape", list)),
@@ -279,24 +315,40 @@ def _tensors(path: Path, manifest: Mapping[str, Any]) -> dict[str, Stored]:
         }  # fmt: skip
 
 
-def _content(path: Path, manifest: Mapping[str, Any], name: str) -> bytes:
+def _read(file: Path | str, at: int = 0, length: int | None = None) -> bytes:
+    """The bytes of a file; that there is none is a FileNotFoundError."""
+    try:
+        return files.read(file, at, length)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if not files.is_remote(file):
+            raise
+        raise CheckpointError(f"{error}. Check the credentials and the connection.") from error
+
+
+def _content(path: Folder, manifest: Mapping[str, Any], name: str) -> bytes:
     """A whole file, after a check of its size and checksum."""
     record = manifest["files"].get(name, {})
     try:
-        content = (path / name).read_bytes()
+        content = _read(_in(path, name))
     except FileNotFoundError:
-        raise CheckpointError(f"{path / name} is missing. Use another checkpoint.") from None
+        raise CheckpointError(f"{_in(path, name)} is missing. Use another checkpoint.") from None
     if len(content) != record.get("size") or zlib.crc32(content) != record.get("crc32"):
-        raise CheckpointError(f"{path / name} is damaged: its checksum is wrong. Use another checkpoint.")
+        raise CheckpointError(f"{_in(path, name)} is damaged: its checksum is wrong. Use another checkpoint.")
     return content
 
 
-def verify(path: Path) -> None:
+def verify(path: Folder) -> None:
     """Read all files of the checkpoint.
 
     Raises:
         CheckpointError: one is missing, or its size or checksum is wrong.
     """
+    if isinstance(path, str):
+        with fetched(path) as local:
+            verify(local)
+        return
     manifest = _manifest(path)
     for name, record in manifest["files"].items():
         size = checksum = 0
@@ -310,7 +362,28 @@ def verify(path: Path) -> None:
             raise CheckpointError(f"{path / name} is damaged: its size or checksum is wrong. Use another checkpoint.")
 
 
-def _tensor(path: Path, name: str, stored: Stored, lazy: bool) -> Tensor:
+@contextlib.contextmanager
+def fetched(address: str) -> Iterator[Path]:
+    """Context with a copy on this machine of the checkpoint at ``address``, which has the same name.
+
+    Raises:
+        CheckpointError: a file is missing or cannot be read.
+    """
+    manifest = _manifest(address)
+    with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
+        local = Path(folder) / os.path.basename(address)
+        local.mkdir()
+        for name in [*manifest["files"], MANIFEST]:
+            try:
+                files.copy(_in(address, name), local / name)
+            except FileNotFoundError:
+                raise CheckpointError(f"{_in(address, name)} is missing. Use another checkpoint.") from None
+            except OSError as error:
+                raise CheckpointError(f"{error}. Check the credentials and the connection.") from error
+        yield local
+
+
+def _tensor(path: Folder, name: str, stored: Stored, lazy: bool) -> Tensor:
     tensor = StoredTensor(path, name, stored)
     return tensor if lazy and len(stored.pieces) > 1 else tensor.whole()
 
@@ -318,12 +391,12 @@ def _tensor(path: Path, name: str, stored: Stored, lazy: bool) -> Tensor:
 class StoredTensor(Tensor):
     """A tensor in the files of a checkpoint. Any operation on it reads it; :meth:`part` reads what it needs."""
 
-    folder: Path
+    folder: Folder
     called: str
     stored: Stored
 
     @staticmethod
-    def __new__(cls, path: Path, name: str, stored: Stored) -> StoredTensor:
+    def __new__(cls, path: Folder, name: str, stored: Stored) -> StoredTensor:
         dtype = getattr(torch, stored.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise CheckpointError(f"{path}: {name} has the unknown type {stored.dtype!r}. Use another checkpoint.")
@@ -378,14 +451,18 @@ class StoredTensor(Tensor):
         for extent in piece.shape:
             numel *= extent
         content = bytearray(numel * self.dtype.itemsize)
-        file = self.folder / piece.file
+        file = _in(self.folder, piece.file)
         try:
-            with open(file, "rb") as stream:
-                stream.seek(piece.at)
-                read = stream.readinto(content)
+            if isinstance(file, str):
+                found = _read(file, piece.at, len(content))
+                content, read = bytearray(found), len(found)
+            else:
+                with open(file, "rb") as stream:
+                    stream.seek(piece.at)
+                    read = stream.readinto(content)
         except FileNotFoundError:
             raise CheckpointError(f"{file} is missing. Use another checkpoint.") from None
-        if read != len(content) or zlib.crc32(content) != piece.crc32:
+        if read != numel * self.dtype.itemsize or zlib.crc32(content) != piece.crc32:
             raise CheckpointError(f"{file} is damaged: the checksum of {self.called} is wrong. Use another checkpoint.")
         return torch.frombuffer(content, dtype=torch.uint8).view(self.dtype).reshape(piece.shape)
 
@@ -393,15 +470,15 @@ class StoredTensor(Tensor):
 # ---- as one thing ----------------------------------------------------------------------------------------------------
 
 
-def remove(path: Path) -> None:
+def remove(path: Folder) -> None:
     """Delete the checkpoint; what else is in its folder stays."""
-    (path / MANIFEST).unlink(missing_ok=True)  # first: without it, the rest is none
+    files.remove(_in(path, MANIFEST))  # first: without it, the rest is none
     _remove_others(path, ())
     with contextlib.suppress(OSError):
-        path.rmdir()
+        _remove_folder(path)
 
 
-def copy(source: Path, path: Path, replaces: bool) -> bool:
+def copy(source: Folder, path: Folder, replaces: bool) -> bool:
     """Copy the checkpoint; its manifest comes last. Return whether it may be there: see ``CheckpointIO.copy``."""
     try:
         prepare(path, new=not replaces)
@@ -409,6 +486,6 @@ def copy(source: Path, path: Path, replaces: bool) -> bool:
         return False
     manifest = _manifest(source)
     for name in [*manifest["files"], MANIFEST]:
-        files.copy(source / name, path / name)
+        files.copy(_in(source, name), _in(path, name))
     _remove_others(path, manifest["files"])
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -376,9 +375,9 @@ class FSDPStrategy(ParallelStrategy):
     ) -> dict[str, Any]:
         store = self.checkpoint_io
         if isinstance(store, TorchCheckpointIO) and store.is_sharded(checkpoint_path):
-            from drivetrain.checkpoints.sharded import read
+            from drivetrain.checkpoints.sharded import place, read
 
-            found: dict[str, Any] = read(Path(os.path.expanduser(checkpoint_path)), lazy=LARGE)
+            found: dict[str, Any] = read(place(checkpoint_path), lazy=LARGE)
             return found
         return super().load_checkpoint(checkpoint_path, weights_only, into)
 

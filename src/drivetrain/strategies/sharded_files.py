@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from drivetrain.base import files
 from drivetrain.base.introspect import overrides
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import json_tree, sharded
@@ -38,17 +36,12 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
             f"{'' if storage_options is None else f', with storage_options={storage_options!r}'}. Leave it out, or "
             'write state_dict_type="full".'
         )
-    if files.is_remote(path):
-        raise ConfigurationError(
-            f'state_dict_type="sharded" writes a folder of local files, and {path} is an address. Write a local '
-            'dirpath, or state_dict_type="full".'
-        )
     save_id, problem = strategy.broadcast(_prepared(path) if strategy.is_global_zero else None)
     if problem is not None:
         raise CheckpointError(problem)
     if save_id is None:  # another process has a checkpoint of this name
         return
-    folder = Path(os.path.expanduser(path))
+    folder = sharded.place(path)
     names = _Names(checkpoint)
     tree = json_tree.encode(dict(checkpoint), names.of)
     written, failure = sharded.Written(), None
@@ -80,7 +73,7 @@ def _prepared(path: str | Path) -> tuple[str | None, str | None]:
     """The digits of the save, or why there is none; two times ``None``: no file may be replaced, and there is one."""
     refused = refused_here()
     try:
-        sharded.prepare(Path(os.path.expanduser(path)), new=refused is not None)
+        sharded.prepare(sharded.place(path), new=refused is not None)
     except FileExistsError:
         assert refused is not None  # else it may be replaced
         refused.append(str(path))
