@@ -309,6 +309,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "enable_autolog_hparams",
         "model_registry",
         "compile",
+        "split_on_oom",
     ]
 
 

@@ -168,6 +168,10 @@ class Settings:
         None, 'torch.compile: True: the model; "blocks" or classes: these layers; a dict: its arguments; None: nothing'
     )
 
+    split_on_oom: bool = _argument(
+        False, "run batches that do not fit into memory again, in parts, with the gradients of the whole batch"
+    )
+
     def __post_init__(self) -> None:
         if isinstance(self.logger, Iterator):  # so that it can be looked at more than once
             object.__setattr__(self, "logger", list(self.logger))
@@ -402,6 +406,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "default_root_dir": _folder,
     "enable_autolog_hparams": _one_of(True, False),
     "compile": _compile,
+    "split_on_oom": _one_of(True, False),
 }
 
 

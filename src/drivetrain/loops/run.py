@@ -148,6 +148,8 @@ class Run:
         ends_together: all ranks end after the same batch, so that they can exchange values until then.
         token: names this fit among all others, on all ranks; only if ``saves_on_exception``.
         stop: the same, from when it was asked: the loop calls it at the end of each batch.
+        splitter: what runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
+        split_parts: in how many parts it runs each batch now.
         transfer: ``(move, hooks)`` as :func:`drivetrain.module.hooks.bind_transfer` returns them.
         loaders: makes the loaders on first use.
     """
@@ -194,6 +196,8 @@ class Run:
     ends_together: bool = False
     token: str = ""
     stop: Any = None
+    splitter: Any = None
+    split_parts: int = 1
 
     def mark_stale(self) -> None:
         """A part of the run was changed: the loop binds again at the next batch."""
@@ -250,6 +254,9 @@ class Run:
     def let_go(self) -> None:
         """Drop what only a running loop needs. What was not restored stays: a later checkpoint passes it on."""
         self.window_start = self.batches = self.first_look = None
+        if self.splitter is not None:
+            self.splitter.passes.end()
+            self.splitter = None
         if self.restored:
             self.restart = None
 

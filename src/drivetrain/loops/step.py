@@ -104,7 +104,26 @@ def make_step(run: Run) -> BoundStep:
         handle.bind(_not_by_hand, _keeping_window(run, clear) if run.limits.accumulate > 1 else clear)
         run.unbinders.append(lambda: handle.bind(None, clear))
         bound = BoundStep(forward_backward, _optimizer_step(run, window, before_step, optimizer))
+    if run.settings.split_on_oom:
+        return _splitting(run, optimizer, before_step)
     return _strategy_accumulates(run, bound) if strategy.handles_gradient_accumulation else bound
+
+
+def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> BoundStep:
+    """The flat way, with batches that run again in parts where memory runs out."""
+    from drivetrain.loops.split import SplitWindow  # here, so that importing the Trainer stays quick
+
+    if requires_closure(optimizer):
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} evaluates the loss several times per step, which "
+            "Trainer(split_on_oom=True) cannot split. Leave split_on_oom out."
+        )
+    split = SplitWindow(run, optimizer, before_step)
+
+    def finish_window() -> None:
+        run.progress.global_step += split.finish_window()
+
+    return BoundStep(split.step, measured(run, "optimizer_step", finish_window))
 
 
 def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:

@@ -39,6 +39,7 @@ class XLAExecution(Strategy):
     """
 
     cannot_compile = "torch_xla compiles what it records by itself."
+    splits_on_oom = False
 
     accelerators = frozenset({"xla"})
     allows_inference_mode = False  # tensors of that mode cannot be recorded with others

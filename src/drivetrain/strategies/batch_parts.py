@@ -41,6 +41,11 @@ def split_batch(batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any],
     return list(_split(batch, sizes, devices[:count])), sizes
 
 
+def samples_in(batch: Any) -> int:
+    """Return the number of samples in ``batch``; 1 if nothing in it has a length."""
+    return next(_lengths(batch), 1)
+
+
 def _lengths(batch: Any) -> Iterator[int]:
     """The length of each tensor that has dimensions, in order, and then of each list of plain objects."""
     leaves = list(_leaves(batch))

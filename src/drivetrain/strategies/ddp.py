@@ -32,6 +32,8 @@ from drivetrain.strategies.strategy import Strategy
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from drivetrain.strategies.local_passes import LocalPasses
+
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's words
 
 
@@ -80,6 +82,7 @@ class DDPStrategy(ParallelStrategy):
     """
 
     synchronises_batchnorm = True
+    splits_on_oom = True
 
     wrapper: type[DistributedDataParallel] = DistributedDataParallel
     """The class of the object around the module, for a subclass that runs the module in another way."""
@@ -278,6 +281,12 @@ class DDPStrategy(ParallelStrategy):
     def repeat_batch(self, repeats: bool) -> None:
         if self._sync is not None:
             self._sync.count_batches(self.lightning_module, not repeats)
+
+    def local_passes(self) -> LocalPasses:
+        from drivetrain.strategies.local_passes import DDPPasses, LocalPasses  # here, because few runs need it
+
+        model = self.model
+        return DDPPasses(model, self.data) if isinstance(model, DistributedDataParallel) else LocalPasses()
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()

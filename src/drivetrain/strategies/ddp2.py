@@ -45,6 +45,7 @@ class DDP2Strategy(DDPStrategy):
     drives_all_devices = True
     calls_step_end = True
     synchronises_batchnorm = False
+    splits_on_oom = False
     wrapper = _BetweenMachines
 
     _made: Sequence[Replicas] = ()

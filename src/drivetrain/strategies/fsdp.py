@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Unpack
 
+    from drivetrain.strategies.local_passes import LocalPasses
+
 
 class FSDPStrategy(ParallelStrategy):
     """torch's ``fully_shard`` around the blocks of the model, and around the model for what is in no block.
@@ -72,6 +74,7 @@ class FSDPStrategy(ParallelStrategy):
         ConfigurationError: an argument is wrong, or contradicts another.
     """
 
+    splits_on_oom = True
     calls_through_forward = True  # fully_shard gathers parameters around the module's __call__
     allows_inference_mode = False  # nor can it gather them under inference mode
     restore_checkpoint_after_setup = True  # weights are loaded into the shards
@@ -268,6 +271,11 @@ class FSDPStrategy(ParallelStrategy):
             module.to(self.root_device)
 
     # ---- gradients -----------------------------------------------------------------------------------------------
+
+    def local_passes(self) -> LocalPasses:
+        from drivetrain.strategies.local_passes import FSDPPasses  # here, because few runs need it
+
+        return FSDPPasses(self.lightning_module)
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
         return super().accumulating(model) if self.options.gradient_exchange == "batch" else _without_exchange(model)

@@ -81,6 +81,8 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
         ConfigurationError: an argument is wrong, or contradicts another.
     """
 
+    splits_on_oom = False
+
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
         strategy_registry.register("model_parallel", cls)

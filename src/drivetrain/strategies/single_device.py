@@ -18,6 +18,8 @@ class SingleDeviceStrategy(Strategy):
         device: where the model lives; ``None`` takes the accelerator's first device.
     """
 
+    splits_on_oom = True
+
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
         strategy_registry.register("single_device", cls)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from drivetrain.base.restoring import WrongForm
 from drivetrain.base.tree import move
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.redirection import redirected
+
+if TYPE_CHECKING:
+    from drivetrain.strategies.local_passes import LocalPasses
 
 OwnStep = Callable[[Any, int, int, bool, int], "tuple[Any, int]"]
 """``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that owns its step.
@@ -136,6 +139,9 @@ class Stepping:
 
     cannot_compile: str = ""
     """Why ``Trainer(compile=...)`` is an error with this strategy, as a sentence; "" if it works."""
+
+    splits_on_oom: bool = False
+    """Whether ``Trainer(split_on_oom=True)`` works: :meth:`local_passes` is there."""
 
     calls_step_end: bool = False
     """Whether it splits batches and calls the module's ``training_step_end``, ``validation_step_end`` and
@@ -260,6 +266,12 @@ class Stepping:
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """A backward pass is done."""
+
+    def local_passes(self) -> LocalPasses:
+        """Return passes without an exchange between ranks, and the exchange after them, for ``split_on_oom``."""
+        from drivetrain.strategies.local_passes import LocalPasses  # here, because few runs need it
+
+        return LocalPasses()
 
     def before_manual_backward(self, loss: Tensor) -> None:
         """Called before a backward pass that user code starts itself, by ``manual_backward``."""

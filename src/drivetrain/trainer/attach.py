@@ -307,6 +307,10 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     predicts = overrides(module, "predict_step", LightningModule) or overrides(module, "forward", LightningModule)
     if fn is TrainerFn.PREDICTING and not predicts:
         raise ConfigurationError(f"{name} has neither predict_step nor forward, so it cannot predict. Define one.")
+    if settings.split_on_oom and fn is TrainerFn.FITTING:
+        from drivetrain.loops.split_checks import check_split  # here, so that importing the Trainer stays quick
+
+        check_split(module, settings, strategy)
     for method in _STEPS[fn]:
         if overrides(module, method, LightningModule):
             _check_step(name, method, getattr(module, method), strategy.extra_step_arguments)

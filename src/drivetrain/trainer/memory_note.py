@@ -74,6 +74,8 @@ def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
     cures = ["use a smaller batch_size"]
     if not by_hand:
         cures[0] += f" and accumulate_grad_batches={2 * accumulate}, which keeps the samples of a step"
+        if not run.settings.split_on_oom:
+            cures.append("write Trainer(split_on_oom=True), which runs such batches in parts")
     if run.engine.precision.name.startswith("32"):
         cures.append('write precision="bf16-mixed"')
     kept = sum(number for kind, number in held.items() if kind != "the batch")

@@ -179,6 +179,7 @@ class Trainer(TrainerView):
         enable_autolog_hparams: bool = True,
         model_registry: str | None = None,
         compile: bool | str | type | list[str | type] | dict[str, Any] | None = None,
+        split_on_oom: bool = False,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))

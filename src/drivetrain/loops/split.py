@@ -1,0 +1,291 @@
+"""``Trainer(split_on_oom=True)``: batches that do not fit into memory are run again in parts.
+
+Nothing is exchanged between ranks while a window's batches run. A rank without memory drops the gradients of the
+window and runs its batches again, each in twice as many parts, until they fit. When a window's last batch is done, the
+ranks vote: the largest number of parts becomes that of all, and a rank that cannot go on ends the fit on all of them.
+Then they exchange gradients once.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from drivetrain.base.memory import is_out_of_memory
+from drivetrain.base.rank_zero import log
+from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.tree import detach
+from drivetrain.errors import ConfigurationError
+from drivetrain.logbook.parts import PartBook, merge
+from drivetrain.loops.metrics import copied_states, set_states
+from drivetrain.loops.pieces import as_one_of_many, bind_backward, bind_training_step, bind_zero_grad
+from drivetrain.loops.progress import Phase
+from drivetrain.loops.run import Run
+from drivetrain.module.losses import loss_of
+from drivetrain.strategies.batch_parts import Joiner, samples_in, split_batch
+from drivetrain.strategies.local_passes import LocalPasses
+
+_BACKWARD, _OPTIMIZER_STEP = int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
+
+
+@dataclass
+class _Kept:
+    """A batch of the window that runs, and what it takes to run it again."""
+
+    batch: Any
+    batch_idx: int
+    position: int
+    divisor: int
+    factor: float
+    rng: dict[str, Any]
+
+
+class SplitWindow:
+    """Runs the batches of a window, in parts where memory runs out.
+
+    Args:
+        run: the run.
+        optimizer: its only optimizer.
+        before_step: what happens to finished gradients.
+    """
+
+    def __init__(self, run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> None:
+        self._run, self._optimizer, self._before_step = run, optimizer, before_step
+        self._training_step, self._context = bind_training_step(run)
+        self._zero_grad, self._backward = bind_zero_grad(run, optimizer), bind_backward(run, optimizer)
+        self._strategy, self._window = run.engine.strategy, run.window
+        self._shared = run.window.gather is not None
+        self._parameters = [each for each in run.module.parameters() if each.requires_grad]
+        precision = run.engine.precision
+        self._scaled_step = precision.step if precision.scales_loss else None
+        before: SplitWindow | None = run.splitter
+        self.passes: LocalPasses = self._strategy.local_passes() if before is None else before.passes
+        self._kept: list[_Kept] = [] if before is None else before._kept  # the step may be bound again in a window
+        # those of a window's batches that a checkpoint had done
+        self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
+        self._at_start: dict[str, Any] = {} if before is None else before._at_start
+        self._again = False
+        run.splitter = self
+
+    # ---- a batch -------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
+        """Run a batch, as :data:`drivetrain.loops.pieces.Step`; the window's gradients are complete after the last."""
+        if not self._kept:
+            self._begin(position)
+        module = self._run.module
+        self._kept.append(_Kept(batch, batch_idx, position, divisor, self._window.factor_here, rng_state()))
+        metrics, buffers = copied_states(module), [each.detach().clone() for each in module.buffers()]
+        begins = len(self._kept) - 1
+        self._again = False
+        while True:
+            try:
+                with self.passes.without_exchange():
+                    for kept in self._kept[begins:-1]:
+                        self._run_batch(kept, logs=False)
+                        self._restore_module(metrics, buffers)
+                    output = self._run_batch(self._kept[-1], logs=True)
+                break
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._grow(error)
+            # behind the except clause, whose frames hold the tensors of the step
+            self.passes.forget()
+            self._drop_gradients()
+            self._restore_module(metrics, buffers)
+            _release()
+            begins, self._again = 0, True
+        if last:
+            if self._shared:
+                self._vote(failed=False)
+                self.passes.exchange()
+            self._kept, self._gradients = [], None
+        return output
+
+    def _begin(self, position: int) -> None:
+        """Remember how the window begins."""
+        if self._shared:
+            self.passes.begin()
+        self._at_start = self._window.state_dict()
+        if position > 1:
+            self._gradients = [None if each.grad is None else each.grad.clone() for each in self._parameters]
+
+    def _run_batch(self, kept: _Kept, logs: bool) -> Any:
+        """Run one batch of the window in as many parts as there are now; ``logs``: what it logs counts."""
+        run, window = self._run, self._window
+        if self._again:
+            set_rng_state(kept.rng)
+        device = self._strategy.root_device
+        if run.split_parts == 1:
+            parts, sizes = [kept.batch], [1]
+        else:
+            parts, sizes = split_batch(kept.batch, [device] * run.split_parts)
+        total, outputs, books = sum(sizes), [], []
+        for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+            book = PartBook(run.book, size)
+            with _logging_into(run, book):
+                output = self._forward(part, kept.batch_idx)
+            loss, weight = loss_of(output, self._shared)
+            if weight is not None:
+                raise ConfigurationError(
+                    "training_step returned a WeightedLoss, whose parts Trainer(split_on_oom=True) cannot weigh. "
+                    "Return the mean loss, or leave split_on_oom out."
+                )
+            if kept.position == 1 and index == 0:
+                window.begin(kept.divisor)
+                self._zero_grad()
+            if self._shared and (loss is None or kept.factor != 1):
+                window.factor_here = kept.factor
+                loss, _ = as_one_of_many(window, loss, None)
+            if loss is not None:
+                loss = loss if len(parts) == 1 else loss * (size / total)
+                loss = window.part(loss, None, self._optimizer, kept.position, False)
+                run.progress.slot[0] = _BACKWARD
+                self._backward(loss)
+                del loss
+            outputs.append(output if len(parts) == 1 else detach(output))
+            books.append(book)
+        if logs:
+            merge(books, device)
+        return Joiner(sizes, device).joined(outputs)
+
+    def _forward(self, part: Any, batch_idx: int) -> Any:
+        if self._context is None:
+            return self._training_step(part, batch_idx)
+        with self._context:
+            return self._training_step(part, batch_idx)
+
+    # ---- when memory runs out ------------------------------------------------------------------------------------
+
+    def _grow(self, error: RuntimeError) -> None:
+        """Let the window's batches run in twice as many parts.
+
+        Raises:
+            RuntimeError: ``error``: a part is one sample already.
+        """
+        run = self._run
+        samples = max(samples_in(each.batch) for each in self._kept)
+        if run.split_parts >= samples:
+            if self._shared:
+                self._vote(failed=True)
+            if hasattr(error, "add_note"):
+                error.add_note(
+                    "Trainer(split_on_oom=True) cannot split further: a micro-batch is one sample, and it does not fit."
+                )
+            raise error
+        run.split_parts = min(2 * run.split_parts, samples)
+        self._say(samples)
+
+    def _say(self, samples: int) -> None:
+        run, progress = self._run, self._run.progress
+        rank = f"Rank {self._strategy.global_rank}" if self._strategy.world.size > 1 else "The device"
+        size = -(-samples // run.split_parts)
+        log.warning(
+            f"{rank} ran out of memory in epoch {progress.current_epoch}, batch {progress.batch_idx}: from here on, "
+            f"each batch runs in {run.split_parts} micro-batches of at most {size} samples (split_on_oom=True)."
+        )
+
+    def _drop_gradients(self) -> None:
+        self._window.load_state_dict(self._at_start)
+        for index, parameter in enumerate(self._parameters):
+            held = None if self._gradients is None else self._gradients[index]
+            parameter.grad = None if held is None else held.clone()
+
+    def _restore_module(self, metrics: dict[str, Any], buffers: list[Tensor]) -> None:
+        """Give metric objects and buffers, such as batch norm's, the values from before the batch."""
+        set_states(self._run.module, metrics)
+        with torch.no_grad():
+            for buffer, before in zip(self._run.module.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+
+    def _vote(self, failed: bool) -> None:
+        """Take the largest number of parts of all ranks.
+
+        Raises:
+            RuntimeError: another rank cannot run its batch.
+        """
+        run, data = self._run, self._strategy.data
+        votes = data.gather_objects((run.split_parts, failed))
+        if failed:
+            return
+        without = [rank for rank, (_, stuck) in zip(data.ranks, votes, strict=True) if stuck]
+        if without:
+            raise RuntimeError(
+                f"Rank {without[0]} has run out of memory with micro-batches of one sample, so this fit ends on all "
+                "ranks. Its own error says what took the memory."
+            )
+        run.split_parts = max(parts for parts, _ in votes)
+
+    # ---- the optimizer -------------------------------------------------------------------------------------------
+
+    def finish_window(self) -> bool:
+        """Step the optimizer, and return whether it was stepped.
+
+        If memory runs out before it has changed anything, it is stepped once more.
+        """
+        run = self._run
+        if not self._window.batches_with_gradients:
+            return False
+        run.progress.slot[0] = _OPTIMIZER_STEP
+        if self._before_step is not None:
+            self._before_step()
+        known, versions = set(self._optimizer.state), self._versions()
+        stepped: bool | None = None
+        try:
+            stepped = self._step_optimizer()
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or versions != self._versions(known):
+                raise
+            log.warning(
+                "The optimizer step ran out of memory before it had changed anything: it is repeated once, after "
+                "unused memory was freed (split_on_oom=True)."
+            )
+        if stepped is None:
+            for parameter in set(self._optimizer.state) - known:
+                del self._optimizer.state[parameter]  # it may lack a part
+            _release()
+            stepped = self._step_optimizer()
+        return stepped
+
+    def _step_optimizer(self) -> bool:
+        if self._scaled_step is not None:
+            return bool(self._scaled_step(self._optimizer))
+        self._optimizer.step()
+        return True
+
+    def _versions(self, known: set[Any] | None = None) -> list[int]:
+        """Return the versions of all parameters, and of the tensors in the optimizer's state of those ``known``."""
+        state = self._optimizer.state
+        found: list[Any] = list(self._parameters)
+        for parameter in state if known is None else [each for each in state if each in known]:
+            found += [each for each in state[parameter].values() if isinstance(each, Tensor)]
+        return [each._version for each in found]
+
+
+@contextmanager
+def _logging_into(run: Run, book: PartBook) -> Iterator[None]:
+    """Context in which the module logs into ``book``, so that an attempt that fails leaves no value."""
+    modules = [each for each in run.module.modules() if each.__dict__.get("_book") is not None]
+    before = [each.__dict__["_book"] for each in modules]
+    for each in modules:
+        each.__dict__["_book"] = book
+    try:
+        yield
+    finally:
+        for each, own in zip(modules, before, strict=True):
+            each.__dict__["_book"] = own
+
+
+def _release() -> None:
+    """Free what no tensor uses any more."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.get_device_module(torch.accelerator.current_accelerator()).empty_cache()

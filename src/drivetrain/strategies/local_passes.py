@@ -1,0 +1,157 @@
+"""Forward and backward passes that exchange nothing between ranks, and one exchange of gradients after them.
+
+A rank whose pass has failed may then run it again by itself: no other rank waits inside of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.strategies.group import Group
+
+_BUCKET = 32 * 2**20  # bytes that are exchanged at once, and needed for it
+
+
+class LocalPasses:
+    """The passes of one device, which exchange nothing anyway."""
+
+    def begin(self) -> None:
+        """Called by all ranks before the first batch of a window: exchange what its passes need."""
+
+    def without_exchange(self) -> AbstractContextManager[Any]:
+        """Return the context in which a rank runs its passes."""
+        return nullcontext()
+
+    def forget(self) -> None:
+        """Drop what a pass that failed has left, gradients included."""
+
+    def exchange(self) -> None:
+        """Called by all ranks after the last batch of a window: average the gradients over the ranks."""
+
+    def end(self) -> None:
+        """Undo :meth:`begin`; called once more when a run ends, also by an exception."""
+
+
+class DDPPasses(LocalPasses):
+    """Those of DistributedDataParallel.
+
+    Args:
+        model: the wrapper.
+        group: the ranks.
+    """
+
+    def __init__(self, model: Any, group: Group) -> None:
+        self._model, self._group = model, group
+
+    def begin(self) -> None:
+        model = self._model
+        model.require_forward_param_sync = True
+        if model.will_sync_module_buffers():
+            model._sync_buffers()
+
+    @contextmanager
+    def without_exchange(self) -> Iterator[None]:
+        model = self._model
+        model.require_forward_param_sync = False  # or each forward pass would take the buffers of the first rank
+        with model.no_sync():
+            yield
+
+    def exchange(self) -> None:
+        parameters = [each for each in self._model.module.parameters() if each.requires_grad]
+        used = torch.tensor([each.grad is not None for each in parameters], device=parameters[0].device)
+        everywhere = self._group.all_gather(used.to(torch.uint8)).amax(0).tolist()
+        with torch.no_grad():
+            gradients: list[Tensor] = []
+            for parameter, has_one in zip(parameters, everywhere, strict=True):
+                if has_one:
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    gradients.append(parameter.grad)
+            for bucket in _buckets(gradients):
+                self._average(bucket)
+
+    def _average(self, bucket: Sequence[Tensor]) -> None:
+        flat = torch.cat([each.reshape(-1) for each in bucket]).div_(self._group.size)
+        reduced = self._group.all_reduce(flat, "sum")
+        for gradient, part in zip(bucket, torch.split(reduced, [each.numel() for each in bucket]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+class FSDPPasses(LocalPasses):
+    """Those of FSDP2: all parameters are gathered for a window, so that its passes exchange nothing.
+
+    Args:
+        root: the model.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._groups: list[Any] = []
+
+    def begin(self) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        from drivetrain.strategies.fsdp_kept import groups_of
+
+        self.end()
+        self._root._get_fsdp_state()._lazy_init()
+        modules: list[Any] = [each for each in self._root.modules() if isinstance(each, FSDPModule)]
+        self._groups = [group for module in modules for group in groups_of(module)]
+        for module in modules:
+            module.unshard()
+        for group in self._groups:
+            group._to_sharded = group._to_sharded_post_forward = _stay  # until all batches of the window are done
+        self._root.set_requires_gradient_sync(False)
+
+    def forget(self) -> None:
+        self._root.reset_iter_state()
+        for group in self._groups:
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                parameter._unsharded_param.grad = None
+
+    def exchange(self) -> None:
+        self.end()
+        state = self._root._get_fsdp_state()
+        for group in self._all_groups():
+            group._training_state = type(group._training_state).IDLE
+        state._root_post_backward_final_callback()  # which reduces the gradients of each group, and shards it again
+        for group in self._all_groups():
+            group.reshard()
+
+    def _all_groups(self) -> list[Any]:
+        return [
+            group for state in self._root._get_fsdp_state()._state_ctx.all_states for group in state._fsdp_param_groups
+        ]
+
+    def end(self) -> None:
+        for group in self._groups:
+            for name in ("_to_sharded", "_to_sharded_post_forward"):
+                vars(group).pop(name, None)
+        if self._groups:
+            self._root.set_requires_gradient_sync(True)
+        self._groups = []
+
+
+def _stay() -> None:
+    """Stand in for what shards a group of parameters again."""
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield ``gradients`` in lists of one type and device, each up to a limit of bytes."""
+    bucket: list[Tensor] = []
+    size = 0
+    for each in gradients:
+        fits = not bucket or (each.dtype, each.device) == (bucket[0].dtype, bucket[0].device)
+        if bucket and (not fits or size + each.nbytes > _BUCKET):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(each)
+        size += each.nbytes
+    if bucket:
+        yield bucket
