@@ -495,7 +495,5 @@ def _parsed(text: str) -> Any:
         return text
 
 
-NOT_YET: dict[str, Any] = {
-    "model_registry": None,
-}
+NOT_YET: dict[str, Any] = {"model_registry": None}
 """Arguments whose feature does not exist yet, each with the only value accepted, beside what says that it is one."""

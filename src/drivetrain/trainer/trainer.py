@@ -181,6 +181,7 @@ class Trainer(TrainerView):
         compile: bool | str | type | list[str | type] | dict[str, Any] | None = None,
         split_on_oom: bool = False,
     ) -> None:
+        # Longer than 80 lines because the signature names every argument.
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))
         self.plan: Plan = resolve(self.settings)
