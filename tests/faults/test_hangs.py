@@ -68,8 +68,7 @@ def test_t31_a_rank_that_is_late_is_named_and_the_job_goes_on(programs: Any, tmp
     assert "in _engine_run_backward" in stacks  # of rank 0
     assert len(re.findall(late, done.stdout)) == 2  # once for each way to name the job
     assert done.stdout.count("==== rank 1") == 2
-    assert "no job" in done.stderr
-    assert "writes to nowhere" in done.stderr
+    assert "no job writes to nowhere" in done.stderr
     assert nothing_left(tmp_path)
 
 

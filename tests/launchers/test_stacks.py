@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.launchers.board import Board
+from drivetrain.launchers.board import NAMESPACE, PID, Board, Sheet
 from drivetrain.launchers.stacks import Answer, Process, ask, is_of_user, listen, process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's /proc")
@@ -74,6 +74,7 @@ def ask_child(folder: Path, act: Callable[[], object], until: Callable[[Answer],
 
     def begin() -> None:
         listen(folder, 0)
+        listen(folder, 0)  # a second run
         act()
 
     with child(begin) as pid:
@@ -106,9 +107,8 @@ def test_a_rank_that_keeps_the_lock_of_the_interpreter_shows_its_stacks_too(tmp_
 
 
 def write_pid(folder: Path, pid: int) -> None:
-    slot = bytearray((folder / "0.slot").read_bytes())
-    slot[-8:] = pid.to_bytes(8, sys.byteorder)
-    (folder / "0.slot").write_bytes(slot)
+    sheet = Sheet(folder, 0)  # which writes the process of this one
+    sheet.words[PID] = pid
 
 
 def test_a_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None:
@@ -123,7 +123,17 @@ def test_a_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None
 
 def test_a_rank_that_has_not_begun_is_not_asked(tmp_path: Path) -> None:
     (answer,) = ask(Board(tmp_path, [0], 1), [0])
-    assert answer == Answer(0, Process(state=""))
+    assert answer == Answer(0, Process())
+
+
+def test_a_rank_in_a_container_of_its_own_does_not_count_as_dead(tmp_path: Path) -> None:
+    """Its process has another number here, or none."""
+    board = Board(tmp_path, [0], 1)
+    write_pid(tmp_path, 2**22 + 1)  # beyond any process
+    assert ask(board, [0])[0].process.is_dead
+    Sheet(tmp_path, 0).words[NAMESPACE] = 1
+    (answer,) = ask(board, [0])
+    assert (answer.pid, answer.process.is_dead) == (0, False)
 
 
 @pytest.mark.parametrize(

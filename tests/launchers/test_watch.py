@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pdb
+import sys
 import time
 from array import array
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from drivetrain.launchers import stacks, watch
-from drivetrain.launchers.board import BATCHES, PHASE, PID, SHOWN, STALL, Board
+from drivetrain.launchers.board import BATCHES, NAMESPACE, PHASE, PID, SHOWN, STALL, Board
 from drivetrain.launchers.stacks import Answer, Process
 from drivetrain.launchers.watch import Seen, Watch, cannot_go_on, describe
 
@@ -152,12 +153,14 @@ class Job:
         self.now, self.said, self.asked = 0.0, list[str](), 0
         self.answers = [each.answer for each in ranks("behind", {"files": ["/home/me/data.py"]}).values()]
         self.words = {PHASE: 14, SHOWN: 1, STALL: int(1000 * stall_s), PID: os.getpid()}
+        if sys.platform == "linux":
+            self.words[NAMESPACE] = os.stat("/proc/self/ns/pid").st_ino
         self.write()
         self.watch = Watch(self.board, self.said.append, self.ask, lambda: self.now)
 
     def write(self, **words: int) -> None:
         for each in range(2):
-            content = array("q", [self.words.get(word, 0) for word in range(8)])
+            content = array("q", [self.words.get(word, 0) for word in range(16)])
             (self.board.folder / f"{each}.slot").write_bytes(content.tobytes())
 
     def ask(self, board: Board, local_ranks: Sequence[int]) -> list[Answer]:

@@ -8,6 +8,12 @@ from typing import Any
 
 import pytest
 
+from drivetrain.launchers import board
+from drivetrain.launchers.board import STALL, Board, join_board
+from drivetrain.launchers.failure import read_failure
+from drivetrain.loops.progress import Progress
+from drivetrain.trainer.shown import shown
+
 PROGRAM = Path(__file__).parents[1] / "faults" / "external_program.py"
 
 
@@ -49,3 +55,21 @@ def test_the_program_without_a_fault_ends_well(programs: Any, tmp_path: Path) ->
     """The negative control."""
     done = programs.run(PROGRAM, "nowhere", 1, cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stdout.count("no error")) == (0, 2), done.stderr
+
+
+def test_a_report_is_about_the_run_that_failed_and_not_about_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may catch the first exception and train again."""
+    monkeypatch.setattr(board, "_own", [])
+    seen = Board(tmp_path, [0], 1)
+    join_board(tmp_path, 0).words[STALL] = 1
+    for word in ("first", "second"):
+        with pytest.raises(ValueError, match=word), shown(Progress(), False):
+            raise ValueError(word)
+    failure = read_failure(tmp_path, 0)
+    assert failure is not None
+    assert "second" in failure.summary
+    assert seen.words(0)[STALL] == 0  # between runs there is nothing to watch
+    with shown(Progress(), False):
+        assert read_failure(tmp_path, 0) is None

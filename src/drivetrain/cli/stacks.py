@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drivetrain.launchers.board import FOLDER, PID, Board
+from drivetrain.launchers.board import FOLDER, Board
 from drivetrain.launchers.stacks import process
 from drivetrain.launchers.watch import now_of
 
@@ -30,10 +30,10 @@ def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
     if found:
         return 0
     known = ", ".join(sorted({board.run_folder for board in boards if board.run_folder})) or "none"
-    what = f"the process {job} belongs to" if pid is not None else f"writes to {job} is"
+    what = f"has the process {job}" if pid is not None else f"writes to {job}"
     print(
-        f"{prog}: no job {what} that runs on this machine, in several processes, as this user. Folders of running "
-        f"jobs: {known}. It is looked for in {tempfile.gettempdir()}: set TMPDIR as the job has it.",
+        f"{prog}: of the jobs of several processes that this user runs on this machine, no job {what}. Folders of "
+        f"running jobs: {known}. They are looked for in {tempfile.gettempdir()}: set TMPDIR as the job has it.",
         file=sys.stderr,
     )
     return 1
@@ -46,7 +46,7 @@ def _boards() -> Iterator[Board]:
             if folder.stat().st_uid != os.getuid():
                 continue
             board = Board.found(folder)
-            pids = [board.words(each)[PID] for each in range(len(board.ranks))]
+            pids = [board.pid(each) for each in range(len(board.ranks))]
         except (OSError, ValueError):  # another user's, or gone meanwhile
             continue
         if any(pid and not process(pid).is_dead for pid in pids):
@@ -54,7 +54,7 @@ def _boards() -> Iterator[Board]:
 
 
 def _has_process(board: Board, pid: int) -> bool:
-    return pid in (board.launcher, *(board.words(each)[PID] for each in range(len(board.ranks))))
+    return pid in (board.launcher, *(board.pid(each) for each in range(len(board.ranks))))
 
 
 def _is_in(board: Board, folder: str) -> bool:

@@ -22,10 +22,10 @@ from drivetrain.launchers._folder import keep_sockets_in
 BOARD = "DRIVETRAIN_BOARD"
 """The variable that names the folder to a rank, which removes it: programs that it starts must not inherit it."""
 
-PHASE, BATCHES, STEP, SHOWN, SAVING, SAVES, STALL, PID = range(8)
+PHASE, BATCHES, STEP, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE = range(9)
 """Which integer is which: the phase; batches begun; optimizer steps; whether a run has begun; whether it saves after a
 failure; whether it would; in a run of several processes, milliseconds without progress after which there is a message,
-else 0; the process."""
+else 0; the process; the namespace in which this is its number."""
 
 FOLDER = "drivetrain-"
 """How the name of a board's folder begins."""
@@ -34,7 +34,7 @@ SAVE_BEGINS_S = 5.0
 """Seconds that a rank which saves after a failure has to begin with it, when another has failed."""
 
 _DESCRIPTION, _RUN = "board.json", "run"
-_WORDS = 8
+_WORDS = 16
 _SIZE = 8 * _WORDS  # bytes
 
 
@@ -50,10 +50,15 @@ class Sheet:
         self.folder, self.local_rank = folder, local_rank
         with open(folder / f"{local_rank}.slot", "r+b") as file:
             self.words: Any = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
-        self.words[PID] = os.getpid()
+        self.words[PID], self.words[NAMESPACE] = os.getpid(), _namespace()
         if not faulthandler.is_enabled():
             self._stacks = open(folder / f"{local_rank}.stacks", "w")  # noqa: SIM115  it is written to by a dying process
             faulthandler.enable(self._stacks)
+
+    def forget_failure(self) -> None:
+        """Remove what an earlier run has written about its failure, which the program has survived."""
+        for kind in ("failure", "collective"):
+            (self.folder / f"{self.local_rank}.{kind}").unlink(missing_ok=True)
 
     def note_run_folder(self, path: str) -> None:
         """Write where the logs of the run are, for the process that watches."""
@@ -66,6 +71,14 @@ class Sheet:
 
 def _note_collective(folder: Path, local_rank: int, text: str) -> None:
     (folder / f"{local_rank}.collective").write_text(text)
+
+
+def _namespace() -> int:
+    """Return the number of the namespace of processes, which containers may have; 0 where there are none."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 _own: list[Sheet] = []  # of this process
@@ -129,6 +142,11 @@ class Board:
     def words(self, local_rank: int) -> Sequence[int]:
         """Return the integers of a rank, dead or alive."""
         return memoryview((self.folder / f"{local_rank}.slot").read_bytes()).cast("q")
+
+    def pid(self, local_rank: int) -> int:
+        """Return the process of a rank; 0: it has not begun, or runs in a container of its own."""
+        words = self.words(local_rank)
+        return words[PID] if words[NAMESPACE] == _namespace() else 0
 
     def any(self, word: int, local_ranks: Sequence[int]) -> bool:
         """Return whether that integer of any of these ranks is not 0."""

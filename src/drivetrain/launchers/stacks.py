@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.launchers import flight
-from drivetrain.launchers.board import PID, Board
+from drivetrain.launchers.board import Board
 
 _NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # of the signal: one that neither torch nor Python uses
 _ANSWER_S = 1.0  # that a rank has to answer, before it gets the signal and after it
@@ -45,13 +45,13 @@ _counter = itertools.count()
 
 def listen(folder: Path, local_rank: int) -> None:
     """Let this rank answer from now on."""
-    if sys.platform != "linux" or signal.getsignal(_NUMBER) is not signal.SIG_DFL:
+    pipe = folder / f"{local_rank}.{_PIPE}"
+    if sys.platform != "linux" or signal.getsignal(_NUMBER) is not signal.SIG_DFL or pipe.exists():
         return
+    os.mkfifo(pipe, 0o600)
     stacks = open(folder / f"{local_rank}.{_ASKED}", "w")  # noqa: SIM115  it stays open as long as the process lives
     _open.append(stacks)
     faulthandler.register(_NUMBER, stacks, all_threads=True)
-    pipe = folder / f"{local_rank}.{_PIPE}"
-    os.mkfifo(pipe, 0o600)
     thread = threading.Thread(target=_answer, args=(pipe, folder, local_rank), name="drivetrain stacks", daemon=True)
     thread.start()
 
@@ -129,7 +129,7 @@ class Answer:
     """What a rank has answered.
 
     Attributes:
-        pid: of its process; 0: it has not begun yet.
+        pid: of its process; 0: it has not begun yet, or this process cannot see it.
         process: what the system knows of it.
         stacks: of its threads, the main thread's last; "" where it has written none.
         trace: of its collectives; ``None`` where it has written none.
@@ -186,8 +186,8 @@ def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -
         local_ranks: whom to ask.
         answer_s: seconds that they have.
     """
-    pids = {each: board.words(each)[PID] for each in local_ranks}
-    found = {each: process(pid) if pid else Process(state="") for each, pid in pids.items()}
+    pids = {each: board.pid(each) for each in local_ranks}
+    found = {each: process(pid) if pid else Process() for each, pid in pids.items()}
     name = f"{os.getpid()}-{next(_counter)}.answer"
     paths = {each: board.folder / f"{each}.{name}" for each in local_ranks}
     asked = [each for each in pids if found[each].answers and found[each].state not in ("T", "t")]

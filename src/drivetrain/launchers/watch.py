@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.launchers import flight, stacks
-from drivetrain.launchers.board import BATCHES, PHASE, PID, SAVING, STALL, STEP, Board
+from drivetrain.launchers.board import BATCHES, PHASE, SAVING, STALL, STEP, Board
 
 _STOPPED_TIMEOUT_S = 60.0
 _BUSY = 0.1  # share of one processor from which on a rank is at work
@@ -107,7 +107,8 @@ class Watch:
 
     def _look_at_processes(self, now: float, measures: bool) -> None:
         for each in self._local:
-            process = stacks.process(self._board.words(each)[PID])
+            pid = self._board.pid(each)
+            process = stacks.process(pid) if pid else stacks.Process()
             if process.state == "T":
                 self._stopped.setdefault(each, now)
             else:
@@ -210,7 +211,7 @@ def _described(rank: int, seen: Seen, absent: Mapping[int, str]) -> str:
         others = "".join(f" Rank {other} {why}." for other, why in absent.items())
         return f"{name} waits in {waits}, for {max(0.0, time.time() - waits.since):.0f} s, {where}.{others}"
     if not answer.pid:
-        return f"{name} has not begun a run."
+        return f"{name} has not begun a run, or runs in a container of its own."
     if answer.process.is_dead:
         return f"{name} has ended. It was {where}."
     if state == "T":

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from drivetrain.launchers.board import PID, STALL, Board
+from drivetrain.launchers.board import STALL, Board
 from drivetrain.launchers.failure import read_failure
 from drivetrain.launchers.watch import Watch
 
@@ -93,7 +93,7 @@ class _Ranks:
 
     def _find_new(self) -> None:
         for rank in set(range(len(self._board.ranks))) - self._running.keys() - set(self._ended):
-            if pid := self._board.words(rank)[PID]:
+            if pid := self._board.pid(rank):
                 try:
                     self._running[rank] = os.pidfd_open(pid)
                 except ProcessLookupError:
@@ -114,7 +114,7 @@ class _Ranks:
         else:
             rank, text = silent[0], ""
             end = "ended without an exception, perhaps killed,"
-        return self._board.report(rank, self._board.words(rank)[PID], end, text)
+        return self._board.report(rank, self._board.pid(rank), end, text)
 
     def _kill(self) -> None:
         for end in self._running.values():

@@ -33,6 +33,7 @@ def shown(progress: Progress, saves: bool, several: bool) -> Iterator[None]:
         _waiting.begin_run()
     own, sheet = progress.slot, own_sheet()
     if sheet is not None:
+        sheet.forget_failure()
         words = sheet.words
         words[: len(own)] = array("q", own)
         words[SHOWN], words[SAVES], words[SAVING] = 1, int(saves), 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from array import array
 from contextlib import suppress
@@ -55,6 +56,8 @@ def _join(trainer: Trainer) -> Sheet | None:
     strategy = trainer.strategy
     environment = getattr(strategy, "cluster_environment", None)
     if environment is None or not environment.creates_processes_externally or LAUNCHER in os.environ:
+        return None
+    if "drivetrain.launchers._ray_actor" in sys.modules:  # its processes are Ray's
         return None
     if not watcher.can_watch() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return None
