@@ -60,6 +60,17 @@ class Notes(Callback):
             time.sleep(self.pause)
 
 
+class SlowSave(ModelCheckpoint):
+    """Saves nothing by itself, and lets every save take its time."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        super().__init__(folder, every_n_epochs=1_000_000)
+        self.seconds = seconds
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        time.sleep(self.seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -72,6 +83,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="save after each epoch, and begin where that was last")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds per step, until there is a file 'hurry'")
     parser.add_argument("--no-requeue", action="store_true", help="leave SLURM's announcement of the end alone")
+    parser.add_argument("--slow-save", type=float, default=0.0, help="seconds that a save takes; none until it stops")
     arguments = parser.parse_args()
     folder = arguments.folder
 
@@ -81,6 +93,8 @@ def main() -> None:
     callbacks: list[Callback] = [Notes(folder, arguments.pause)]
     if arguments.resume:
         callbacks.append(ModelCheckpoint(folder / "checkpoints", save_last=True, enable_version_counter=False))
+    if arguments.slow_save:
+        callbacks.append(SlowSave(folder / "checkpoints", arguments.slow_save))
     trainer = Trainer(
         accelerator="cpu",
         devices=arguments.devices,
@@ -90,7 +104,7 @@ def main() -> None:
         callbacks=callbacks,
         plugins=[SLURMEnvironment(auto_requeue=False)] if arguments.no_requeue else None,
         logger=False,
-        enable_checkpointing=arguments.resume,
+        enable_checkpointing=arguments.resume or arguments.slow_save > 0,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
