@@ -56,9 +56,8 @@ def test_the_file_is_written_once_however_often_the_trainer_runs(cli: Make, tmp_
     [
         (["--trainer.fast_dev_run=true"], {"save_config_callback": SaveConfigCallback}),
         ([], {"save_config_callback": None}),
-        ([], {"save_config_callback": SaveConfigCallback, "save_config_kwargs": {"save_to_log_dir": False}}),
     ],
-    ids=["a trial run", "no callback", "not to the log dir"],
+    ids=["a trial run", "no callback"],
 )
 def test_nothing_is_written(cli: Make, tmp_path: Path, words: list[str], arguments: dict[str, Any]) -> None:
     cli("fit", *words, **arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from torch.utils.data import DataLoader
 
 from drivetrain import LightningDataModule, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
-from drivetrain.cli import LightningCLI
+from drivetrain.cli import LightningCLI, SaveConfigCallback
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import DDPStrategy
 
 
-class Net(LightningModule):
-    def __init__(self, width: int = 2, rate: float = 0.1) -> None:
+class Core(LightningModule):
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.save_hyperparameters()
         self.width = width
         self.layer = nn.Linear(2, width)
 
@@ -29,6 +30,21 @@ class Net(LightningModule):
         return self.layer(batch).sum()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Net(Core):
+    def __init__(self, width: int = 2, rate: float = 0.1) -> None:
+        super().__init__(width)
+        self.save_hyperparameters()
+
+
+class Bare(Net):
+    """A model that leaves its optimizer to the command line."""
+
+    configure_optimizers = LightningModule.configure_optimizers
 
 
 class Data(LightningDataModule):
@@ -152,7 +168,8 @@ def test_a_typical_file_describes_a_whole_run(cli: Make) -> None:
             "data": {"batch_size": 4},
             "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01, "betas": [0.9, 0.95]}},
             "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 10}},
-        }
+        },
+        model=Bare,
     )  # fmt: skip
     trainer: Trainer = made.trainer
     assert (trainer.max_epochs, trainer.precision, made.model.width, made.datamodule.batch_size) == (
@@ -174,3 +191,187 @@ def test_an_argument_without_type_and_default_may_be_left_out(cli: Make) -> None
     assert cli({"model": {"first": 5}}, "--model.second=x", model=Untyped).model.got == (5, "x")
     by_path = {"model": {"class_path": f"{__name__}.Untyped"}}
     assert cli(by_path, subclass_mode_model=True).model.got == (None, 3)
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+class Encoder(nn.Module):
+    def __init__(self, size: int = 1) -> None:
+        super().__init__()
+        self.size = size
+
+
+class Wide(Encoder):
+    """Another encoder."""
+
+
+class Nested(Core):
+    def __init__(
+        self, encoder: Encoder, activation: Callable[[Any], Any] = torch.relu, path: Path = Path("a"), width: int = 2
+    ) -> None:
+        super().__init__(width)
+        self.save_hyperparameters()
+        self.encoder, self.activation, self.path = encoder, activation, path
+
+
+def saved_by(cli: Make, tmp_path: Path, config: dict[str, Any], **arguments: Any) -> Path:
+    """The checkpoint of a fit."""
+    made = cli(config, subcommand="fit", **arguments)
+    path = tmp_path / "saved.ckpt"
+    made.trainer.save_checkpoint(path)
+    return path
+
+
+NESTED = {"encoder": {"class_path": f"{__name__}.Wide", "init_args": {"size": 7}}, "path": "b/c", "width": 3}
+
+
+def check_nested(loaded: Any, width: int = 3) -> None:
+    assert type(loaded) is Nested
+    assert type(loaded.encoder) is Wide
+    assert (loaded.encoder.size, loaded.path, loaded.activation, loaded.width) == (7, Path("b/c"), torch.relu, width)
+
+
+def test_hyperparameters_saved_under_the_cli_rebuild_nested_classes(cli: Make, tmp_path: Path) -> None:
+    path = saved_by(cli, tmp_path, {"model": NESTED}, model=Nested)
+    saved = torch.load(path, weights_only=True)["hyper_parameters"]
+    assert saved["encoder"] == NESTED["encoder"]
+    assert saved["_instantiator"] == "lightning.pytorch.cli.instantiate_module"
+    assert "_class_path" not in saved
+    check_nested(Nested.load_from_checkpoint(path))
+    again = Nested.load_from_checkpoint(path)
+    assert dict(again.hparams) == saved  # which the next checkpoint of it holds
+    with pytest.warns(UserWarning, match="'encoder' is an nn.Module"):
+        given = Nested.load_from_checkpoint(path, encoder=Encoder(9))
+    assert (type(given.encoder), given.encoder.size, given.path) == (Encoder, 9, Path("b/c"))
+
+
+def test_a_class_that_the_command_line_named_is_rebuilt_by_its_base(cli: Make, tmp_path: Path) -> None:
+    config = {"model": {"class_path": f"{__name__}.Nested", "init_args": NESTED}}
+    path = saved_by(cli, tmp_path, config, model=None)
+    assert torch.load(path, weights_only=True)["hyper_parameters"]["_class_path"] == f"{__name__}.Nested"
+    check_nested(LightningModule.load_from_checkpoint(path))
+
+
+def test_hyperparameters_are_as_ever_without_load_from_checkpoint_support(cli: Make) -> None:
+    made = cli({"model": {"width": 4}}, load_from_checkpoint_support=False)
+    assert dict(made.model.hparams) == {"width": 4, "rate": 0.1}
+
+
+def altered(path: Path, **hyperparameters: Any) -> Path:
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["hyper_parameters"].update(hyperparameters)
+    torch.save(checkpoint, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"_instantiator": "os.system"}, "a checkpoint may not choose that"),
+        ({"_class_path": "this.Zen"}, "the program has imported no subclass of Nested"),
+        ({"_class_path": "subprocess.Popen"}, "the program has imported no subclass of Nested"),
+        ({"encoder": {"class_path": "subprocess.Popen", "init_args": {"args": "true"}}}, "no class of this name"),
+        ({"encoder": {"class_path": "antigravity.Encoder"}}, "no class of this name"),
+        ({"encoder": {"class_path": f"{__name__}.Wide", "init_args": {"size": {"class_path": "os.wait"}}}}, "no class"),
+        ({"encoder": "this.Encoder"}, "do not fit Nested"),
+        ({"activation": "os.system"}, "a checkpoint may not name"),
+        ({"activation": "this.s"}, "do not fit Nested"),
+    ],
+)
+def test_a_file_names_only_classes_that_the_program_has_imported(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    path = torch_file(tmp_path, {**NESTED, "_instantiator": "lightning.pytorch.cli.instantiate_module", **changed})
+    with pytest.raises(CheckpointError, match=message):
+        Nested.load_from_checkpoint(path)
+    assert not {"this", "antigravity"} & {*sys.modules}
+
+
+def torch_file(tmp_path: Path, hyperparameters: dict[str, Any]) -> Path:
+    path = tmp_path / "made.ckpt"
+    torch.save({"state_dict": Core(3).state_dict(), "hyper_parameters": hyperparameters}, path)
+    return path
+
+
+def test_a_file_of_lightning_rebuilds_nested_classes(tmp_path: Path) -> None:
+    for name in ("lightning.pytorch.cli.instantiate_module", "pytorch_lightning.cli.instantiate_module"):
+        check_nested(Nested.load_from_checkpoint(torch_file(tmp_path, {**NESTED, "_instantiator": name})))
+
+
+def test_ckpt_path_takes_the_models_hyperparameters_out_of_the_checkpoint(
+    cli: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    path = saved_by(cli, tmp_path, {"model": {"width": 5}})
+    made = cli({}, f"--ckpt_path={path}", subcommand="validate")
+    assert made.model.width == 5
+    assert f"configured as in {path}; taken from there: width" in caplog.text
+    caplog.clear()
+    assert cli({"model": {"width": 5}}, f"--ckpt_path={path}", subcommand="validate").model.width == 5
+    assert "taken from there" not in caplog.text
+
+
+def test_ckpt_path_takes_the_class_out_of_the_checkpoint_where_any_may_be_named(cli: Make, tmp_path: Path) -> None:
+    config = {"model": {"class_path": f"{__name__}.Nested", "init_args": NESTED}}
+    path = saved_by(cli, tmp_path, config, model=None)
+    made = cli({"model": {"class_path": f"{__name__}.Net"}}, f"--ckpt_path={path}", subcommand="validate", model=None)
+    check_nested(made.model)
+    altered(path, _class_path="subprocess.Popen")
+    with pytest.raises(CheckpointError, match="no class of this name"):
+        cli({"model": {"class_path": f"{__name__}.Net"}}, f"--ckpt_path={path}", subcommand="validate", model=None)
+
+
+def test_loggers_get_no_internal_hyperparameters(cli: Make, tmp_path: Path) -> None:
+    config = {"trainer": {"logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}}}
+    cli(config, subcommand="fit")
+    [written] = tmp_path.rglob("hparams.yaml")
+    assert yaml.safe_load(written.read_text()) == {"width": 2, "rate": 0.1}
+
+
+def test_save_to_log_dir_false_without_an_override_is_an_error(cli: Make, tmp_path: Path) -> None:
+    kwargs = {"save_to_log_dir": False}
+    with pytest.raises(ConfigurationError, match="would save the configuration nowhere"):
+        cli(save_config_callback=SaveConfigCallback, save_config_kwargs=kwargs)
+    seen: list[str] = []
+
+    class Elsewhere(SaveConfigCallback):
+        def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            seen.append(stage)
+
+    cli(save_config_callback=Elsewhere, save_config_kwargs=kwargs, subcommand="fit")
+    assert seen == ["fit"]
+    assert [path.name for path in tmp_path.rglob("*.yaml")] == ["config.yaml"]  # which this test has written
+
+
+def test_a_subclass_of_the_cli_overrides_how_parsers_are_made(cli: Make) -> None:
+    class Own(LightningCLI):
+        def add_default_arguments_to_parser(self, parser: Any) -> None:
+            super().add_default_arguments_to_parser(parser)
+            parser.add_argument("--tag", default="none")
+
+        def add_core_arguments_to_parser(self, parser: Any) -> None:
+            super().add_core_arguments_to_parser(parser)
+            parser.set_defaults({"model.width": 9})
+
+        def init_parser(self, **kwargs: Any) -> Any:
+            parser = super().init_parser(**kwargs)
+            calls.append("init_parser")
+            return parser
+
+        def setup_parser(self, *args: Any, **kwargs: Any) -> None:
+            super().setup_parser(*args, **kwargs)
+            calls.append("setup_parser")
+
+        @staticmethod
+        def link_optimizers_and_lr_schedulers(parser: Any) -> None:
+            calls.append("link")
+
+        def parse_arguments(self, parser: Any, args: Any) -> None:
+            super().parse_arguments(parser, [*args, "--tag=mine"])
+            calls.append("parse")
+
+    calls: list[str] = []
+    made = cli(cls=Own)
+    assert calls == ["init_parser", "link", "setup_parser", "parse"]
+    assert (made.config["tag"], made.model.width) == ("mine", 9)

@@ -379,7 +379,6 @@ def test_t21_the_state_of_the_scaler(key: str) -> None:
         ({"module_arguments": {"lr": 1}}, {"lr": 1}, None),
         ({"hparams": {"lr": 2}, "hyper_parameters": {"lr": 1}}, {"lr": 1}, None),
         ({"hyper_parameters": {"lr": 1, "colour": Placeholder(), "deep": {"a": [Placeholder()]}}}, {"lr": 1}, None),
-        ({"hyper_parameters": {"lr": 1, "_instantiator": "a.b", "_class_path": "c.D"}}, {"lr": 1}, None),
         ({"hyper_parameters": Placeholder(), "hparams_type": class_named("omegaconf.DictConfig")}, None, None),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from drivetrain.cli.class_paths import (
 from drivetrain.cli.save_config import SaveConfigCallback
 from drivetrain.errors import ConfigurationError, arguments_checked
 from drivetrain.module.datamodule import LightningDataModule
+from drivetrain.module.hparams import described_hyperparameters
 from drivetrain.module.module import LightningModule
 from drivetrain.settings import complete
 from drivetrain.trainer.trainer import Trainer
@@ -80,6 +82,8 @@ class LightningCLI:
         args: what to parse instead of ``sys.argv``: words, or the options as a dictionary or namespace.
         run: False: no subcommands; the objects are made, and running them is left to the program.
         auto_configure_optimizers: offer ``--optimizer`` and ``--lr_scheduler``.
+        load_from_checkpoint_support: ``save_hyperparameters`` of the model and of the data module keeps what the
+            configuration says, so that ``load_from_checkpoint`` builds objects among their arguments again.
 
     Attributes:
         parser: the parser of the whole command line.
@@ -95,6 +99,8 @@ class LightningCLI:
     trainer: Trainer
     model: LightningModule
     datamodule: LightningDataModule | None
+    parser: LightningArgumentParser
+    config: Namespace
 
     @arguments_checked
     def __init__(
@@ -113,6 +119,7 @@ class LightningCLI:
         args: list[str] | tuple[str, ...] | dict[str, Any] | Namespace | None = None,
         run: bool = True,
         auto_configure_optimizers: bool = True,
+        load_from_checkpoint_support: bool = True,
     ) -> None:
         for argument, given in (
             ("model_class", model_class), ("datamodule_class", datamodule_class), ("trainer_class", trainer_class)
@@ -134,17 +141,18 @@ class LightningCLI:
         self.subclass_mode_model = model_class is None or subclass_mode_model
         self.subclass_mode_data = datamodule_class is None or subclass_mode_data
         self.auto_configure_optimizers = auto_configure_optimizers
+        self.load_from_checkpoint_support = load_from_checkpoint_support
         self.subcommand: str | None = None
         self._environment = complete({})
         self._subparsers: dict[str, LightningArgumentParser] = {}
         self._method_options: dict[str, list[str]] = {}
 
-        self.parser = self._build_parsers(parser_kwargs or {}, run)
-        if args is None or isinstance(args, (list, tuple)):
-            self.config: Namespace = self.parser.parse_args(args)
-        else:
-            self.config = self.parser.parse_object(args)
+        own = {key: value for key, value in (parser_kwargs or {}).items() if key not in self.subcommands()}
+        of_subcommands = {key: value for key, value in (parser_kwargs or {}).items() if key not in own}
+        self.setup_parser(run, own, of_subcommands)
+        self.parse_arguments(self.parser, args)
         self.subcommand = self.config["subcommand"] if run else None
+        self._take_hyperparameters()
         self._seed()
         self.before_instantiate_classes()
         self.instantiate_classes()
@@ -172,7 +180,7 @@ class LightningCLI:
 
     def instantiate_classes(self) -> None:
         """Make the model, the data module and the Trainer."""
-        self.config_init: Namespace = self.parser.instantiate(self.config)
+        self.config_init: Namespace = self.parser.instantiate(self.config, instantiators=self._instantiators())
         made = self._own(self.config_init)
         self.datamodule = made.get("data")
         self.model = made["model"]
@@ -225,22 +233,38 @@ class LightningCLI:
 
     # ---- parsers -------------------------------------------------------------------------------------------------
 
-    def _build_parsers(self, kwargs: dict[str, Any], run: bool) -> LightningArgumentParser:
-        names = self.subcommands() if run else {}
-        parser = self._new_parser({key: value for key, value in kwargs.items() if key not in names})
-        if not run:
-            self._fill(parser)
-            return parser
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Return a new parser with the option ``--config``; ``kwargs`` are arguments of the parser's class."""
+        parser = self.parser_class(**kwargs)
+        parser.add_argument("-c", "--config", action="config", help="a YAML file with options; what follows it wins")
+        return parser
+
+    def setup_parser(
+        self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
+    ) -> None:
+        """Make ``self.parser``, with all options.
+
+        Args:
+            add_subcommands: whether there are subcommands, each with a parser of its own.
+            main_kwargs: arguments of the parser.
+            subparser_kwargs: arguments of the subcommands' parsers, by their names.
+        """
+        self.parser = self.init_parser(**main_kwargs)
+        if not add_subcommands:
+            self._fill(self.parser)
+            return
         trainer = class_of(self.trainer_class)
-        added = parser.add_subcommands(dest="subcommand", required=True)
-        for name, skip in names.items():
+        added = self.parser.add_subcommands(dest="subcommand", required=True)
+        for name, skip in self.subcommands().items():
             if not callable(method := getattr(trainer, name, None)):
                 raise ConfigurationError(
                     f"subcommands() names {name!r}, and {trainer.__name__} has no such method. Define it there, or "
                     "leave the name out."
                 )
             about = _ABOUT.get(name) or (method.__doc__ or name).strip().splitlines()[0]
-            subparser = self._new_parser({"usage": "%(prog)s", "description": about, **kwargs.get(name, {})})
+            subparser = self.init_parser(
+                **{"usage": "%(prog)s", "description": about, **subparser_kwargs.get(name, {})}
+            )
             self._fill(subparser)
             group = subparser.add_argument_group(f"Arguments of {name}")
             self._method_options[name] = group.add_method_arguments(trainer, name, as_group=False, skip={*skip})
@@ -249,32 +273,48 @@ class LightningCLI:
                     action.help = _METHOD_HELP.get(action.dest, action.help)
             self._subparsers[name] = subparser
             added.add_subcommand(name, subparser, help=about)
-        return parser
 
-    def _new_parser(self, kwargs: dict[str, Any]) -> LightningArgumentParser:
-        parser = self.parser_class(**kwargs)
-        parser.add_argument("-c", "--config", action="config", help="a YAML file with options; what follows it wins")
-        return parser
-
-    def _fill(self, parser: LightningArgumentParser) -> None:
-        """Give ``parser`` every option but those of a Trainer's method."""
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the options that do not depend on the program's classes."""
         parser.add_argument(
             "--seed_everything", type=bool | int, default=self.seed_everything_default,
             help="seed of all random generators; true: PL_GLOBAL_SEED or 0; false: leave them alone",
         )  # fmt: skip
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the arguments of the Trainer, of the model and of the data module as options."""
         options = parser.add_lightning_class_args(self.trainer_class, "trainer")
         # The Trainer is given every argument, so what the environment says must be a default of the parser.
         found = {name: value for name, value in self._environment.items() if f"trainer.{name}" in options}
         parser.set_trainer_defaults({**found, **self.trainer_defaults})
         parser.add_lightning_class_args(self.model_class, "model", self.subclass_mode_model)
         parser.add_lightning_class_args(self.datamodule_class, "data", self.subclass_mode_data, required=False)
+
+    @staticmethod
+    def link_optimizers_and_lr_schedulers(parser: LightningArgumentParser) -> None:
+        """Link the optimizers and schedulers that belong to an option."""
+        parser.link_described()
+
+    def parse_arguments(
+        self, parser: LightningArgumentParser, args: list[str] | tuple[str, ...] | dict[str, Any] | Namespace | None
+    ) -> None:
+        """Parse ``args``, or the command line for ``None``, and keep what it says in ``self.config``."""
+        if args is None or isinstance(args, (list, tuple)):
+            self.config = parser.parse_args(args)
+        else:
+            self.config = parser.parse_object(args)
+
+    def _fill(self, parser: LightningArgumentParser) -> None:
+        """Give ``parser`` every option but those of a Trainer's method."""
+        self.add_default_arguments_to_parser(parser)
+        self.add_core_arguments_to_parser(parser)
         self.add_arguments_to_parser(parser)
         if self.auto_configure_optimizers:
             if not parser.optimizers:
                 parser.add_optimizer_args()
             if not parser.lr_schedulers:
                 parser.add_lr_scheduler_args()
-        parser.link_described()
+        self.link_optimizers_and_lr_schedulers(parser)
 
     def _objects_by_default(self) -> dict[str, Any]:
         """Return those of ``trainer_defaults`` that no configuration could hold."""
@@ -331,6 +371,28 @@ class LightningCLI:
             )
         return Recipe(added[given[0]][0], config[given[0]]) if given else None
 
+    def _take_hyperparameters(self) -> None:
+        """Configure the model as the checkpoint at ``--ckpt_path`` was configured."""
+        path = None if self.subcommand is None else self._own(self.config).get("ckpt_path")
+        if path is not None and os.path.exists(path):  # "best" and "last" are known later
+            from drivetrain.cli.from_checkpoint import with_hyperparameters
+
+            self.config = with_hyperparameters(self.parser, self.config, str(path), self.subclass_mode_model)
+
+    def _instantiators(self) -> list[tuple[Callable[..., Any], type, bool]]:
+        """Return what makes the model and the data module, for the parser."""
+        if not self.load_from_checkpoint_support:
+            return []
+        kinds = (
+            ("model", self.model_class, self.subclass_mode_model),
+            ("data", self.datamodule_class, self.subclass_mode_data),
+        )
+        return [
+            (functools.partial(_make, self, key), cls, subclasses)
+            for key, cls, subclasses in kinds
+            if isinstance(cls, type)
+        ]
+
     def _run_subcommand(self, name: str) -> None:
         self._call_if_defined(f"before_{name}")
         config = self._own(self.config_init)
@@ -343,6 +405,19 @@ class LightningCLI:
     def _call_if_defined(self, name: str) -> None:
         if callable(method := getattr(self, name, None)):
             method()
+
+
+def _make(
+    cli: LightningCLI, key: str, cls: type, *args: Any, applied_instantiation_links: Mapping[str, Any], **kwargs: Any
+) -> Any:
+    """Return an object of ``cls``, whose hyperparameters are what the configuration has under ``key``."""
+    from drivetrain.cli.from_checkpoint import hyperparameters
+
+    values = hyperparameters(cli._own_parser(), cli._own(cli.config), key, cls, applied_instantiation_links)
+    if values is None:
+        return cls(*args, **kwargs)
+    with described_hyperparameters(cls, values):
+        return cls(*args, **kwargs)
 
 
 def _configured(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.base import files
+from drivetrain.base.introspect import overrides
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 
@@ -34,7 +35,8 @@ class SaveConfigCallback(Callback):
         save_to_log_dir: whether to write the file at all; if not, only :meth:`save_config` is called.
 
     Raises:
-        ConfigurationError: the file exists and ``overwrite`` is False. Every process raises it: none waits.
+        ConfigurationError: ``save_to_log_dir`` is False and :meth:`save_config` is not overridden; or the file exists
+            and ``overwrite`` is False. Every process raises it: none waits.
     """
 
     def __init__(
@@ -53,6 +55,11 @@ class SaveConfigCallback(Callback):
         self.multifile = multifile
         self.save_to_log_dir = save_to_log_dir
         self.already_saved = False
+        if not save_to_log_dir and not overrides(self, "save_config", SaveConfigCallback):
+            raise ConfigurationError(
+                f"{type(self).__name__}(save_to_log_dir=False) would save the configuration nowhere. Derive a class "
+                "that overrides save_config, or write LightningCLI(save_config_callback=None)."
+            )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.already_saved:  # one program may fit and then test; its configuration is one

@@ -9,6 +9,8 @@ import inspect
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
@@ -20,6 +22,10 @@ from drivetrain.errors import ConfigurationError, did_you_mean
 
 # What the __init__ that @dataclass writes finds in an argument whose default a factory is still to make.
 _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
+
+
+_described: ContextVar[tuple[type, dict[str, Any]] | None] = ContextVar("described hyperparameters", default=None)
+"""The class that LightningCLI is building an object of, and its arguments as the configuration describes them."""
 
 
 class AttributeDict(dict[str, Any]):
@@ -89,6 +95,9 @@ class HyperparametersMixin:
         The values are those that the arguments have when it is called. Called in the ``__init__`` of a base class it
         sees the arguments of the derived classes too, and theirs win. Further calls add to what is kept.
 
+        In an object that LightningCLI builds, the values are those of the configuration: an object among the arguments
+        is described by its ``class_path`` and ``init_args``.
+
         Args:
             *args: nothing: every argument, ``**kwargs`` one by one, ``*args`` not at all. Names: only those. One
                 mapping, namespace or dataclass: its items, as the hyperparameters.
@@ -101,11 +110,14 @@ class HyperparametersMixin:
             ConfigurationError: an unknown name, an object of another type, more than one object, or a call outside of
                 ``__init__`` without an object.
         """
+        objects = [arg for arg in args if not isinstance(arg, str)]
+        configured = _described.get()
+        if given_hparams is None and configured is not None and type(self) is configured[0] and not objects:
+            given_hparams = configured[1]
         if given_hparams is not None:
             arguments: dict[str, Any] | None = dict(given_hparams)
         else:
             arguments = _init_arguments(self, frame or inspect.currentframe())
-        objects = [arg for arg in args if not isinstance(arg, str)]
         name = "kwargs"
         if objects:
             saved = _items(*args)
@@ -161,6 +173,16 @@ class HyperparametersMixin:
 def is_config(value: Any) -> bool:
     """Return whether ``value`` is a configuration of OmegaConf."""
     return "omegaconf" in sys.modules and bool(load("drivetrain.base.configs:is_config")(value))
+
+
+@contextmanager
+def described_hyperparameters(cls: type, values: dict[str, Any]) -> Iterator[None]:
+    """Context in which an object of ``cls`` that is built saves ``values`` as its hyperparameters."""
+    token = _described.set((cls, values))
+    try:
+        yield
+    finally:
+        _described.reset(token)
 
 
 # ---- where the values come from --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import csv
 import importlib.util
 import inspect
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from drivetrain import parity
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.registry import load
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
 from drivetrain.errors import CheckpointError, ConfigurationError, DrivetrainError, did_you_mean, shown
-from drivetrain.module.hparams import AttributeDict, is_config
+from drivetrain.module.hparams import AttributeDict, described_hyperparameters, is_config
 from drivetrain.module.trainable import TrainableModule
 
 if TYPE_CHECKING:
@@ -110,8 +112,15 @@ class LoadableMixin:
             saved, name = _hparams_in(checkpoint, prefix)
         if hparams_file is not None:
             saved.update(_read_hparams(hparams_file))
+        kept: dict[str, Any] | None = None
+        if "_instantiator" in saved and not is_config(saved):  # of a run of LightningCLI
+            kept = {**saved, **kwargs}
+            with naming(source):
+                cls = load("drivetrain.cli.from_checkpoint:class_to_build")(cls, saved)
+                saved = load("drivetrain.cli.from_checkpoint:rebuilt")(cls, saved, kwargs)
         arguments = _arguments(cls, saved, name, kwargs)
-        loaded: Any = _build(cls, arguments, set(arguments) - set(kwargs), source)
+        with nullcontext() if kept is None else described_hyperparameters(cls, kept):
+            loaded: Any = _build(cls, arguments, set(arguments) - set(kwargs), source)
         if is_module:
             cure = _cure_of_misfit(cls, arguments, saved)
             _restore_module(loaded, checkpoint, strict, map_location is not None, source, cure)
@@ -210,6 +219,17 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
 
         return restored((dict(saved), None, None)), name
     return dict(saved), name
+
+
+def hyperparameters_in(path: str) -> Mapping[str, Any]:
+    """Return the plain data among the hyperparameters of the module in a checkpoint; of one object's items, none."""
+    from drivetrain.checkpoints.plain import descriptions
+
+    with naming(path):
+        saved, name = _hparams_in(_read(path, "cpu", True, None), "")
+    if name not in (None, "kwargs") or is_config(saved):
+        return {}
+    return {key: value for key, value in saved.items() if next(descriptions(value), None) is None}
 
 
 def _build(cls: type, arguments: dict[str, Any], from_file: Collection[str], source: str) -> Any:

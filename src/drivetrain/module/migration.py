@@ -29,7 +29,6 @@ State = dict[str, Any]
 
 _STAGES = ("train", "validate", "test", "predict")  # whose time a Timer keeps
 _SCALER_KEYS = ("MixedPrecisionPlugin", "NativeMixedPrecisionPlugin", "native_amp_scaling_state")  # of GradScaler
-_CLI_KEYS = ("_instantiator", "_class_path")  # names of code that would build the module
 _INTERVAL = re.compile(r"datetime\.timedelta\(([^()]*)\)")
 
 
@@ -105,7 +104,7 @@ def _migrate_hparams(checkpoint: State) -> None:
         if isinstance(hparams, argparse.Namespace):
             hparams = vars(hparams)
         if isinstance(hparams, Mapping):
-            checkpoint[key] = {name: value for name, value in _known(hparams).items() if name not in _CLI_KEYS}
+            checkpoint[key] = dict(_known(hparams))
         else:
             checkpoint.pop(key, None)  # an object of a library that keeps configurations
 

@@ -1,0 +1,284 @@
+"""Hyperparameters that a run of LightningCLI has saved: plain data that describes the arguments of the model.
+
+An object among the arguments is described as on the command line, by its ``class_path`` and its ``init_args``. Two more
+keys say how to read that: ``_class_path`` is the model's class, where the command line named it, and ``_instantiator``
+says that descriptions have to be built. A file cannot choose what is run: a description may name only a class that the
+program has imported, and none that files may not name at all (:mod:`drivetrain.checkpoints.references`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.checkpoints.references import find_open, name_of
+from drivetrain.errors import CheckpointError, described
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+CLASS_PATH, INSTANTIATOR = "_class_path", "_instantiator"
+
+WRITTEN = "lightning.pytorch.cli.instantiate_module"
+"""The value of ``_instantiator``: the name that Lightning's files have there, so that it reads ours, too."""
+
+_KNOWN = frozenset({WRITTEN, "pytorch_lightning.cli.instantiate_module"})
+_MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", "typeshed_client"})
+
+
+def hyperparameters(
+    parser: ArgumentParser, config: Namespace, key: str, cls: type, links: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return what an object that LightningCLI builds keeps as its hyperparameters.
+
+    Args:
+        parser: of the subcommand.
+        config: what it parsed.
+        key: the option of the object, "model" or "data".
+        cls: its class.
+        links: values that other objects gave, by the option that they replace.
+
+    Returns:
+        ``None`` if the configuration holds objects that no file could hold, or is that of another class: of an object
+        among the arguments of this one.
+    """
+    try:
+        values: dict[str, Any] = _plain(parser, config).get(key) or {}
+    except Exception:  # whatever writing a user's object as text raises
+        return None
+    path = values.get("class_path")
+    if path is not None:
+        if _found(path) is not cls:
+            return None
+        values = {CLASS_PATH: path, **(values.get("init_args") or {}), **(values.get("dict_kwargs") or {})}
+    for option, value in links.items():
+        owner, *names = option.split(".")
+        if owner == key and names:
+            if names[0] == "init_args":
+                names = names[1:]
+            holder = values
+            for name in names[:-1]:
+                holder = holder[name]
+            holder[names[-1]] = value
+    return {**values, INSTANTIATOR: WRITTEN}
+
+
+def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, any_class: bool) -> Namespace:
+    """Return ``config`` with the model's hyperparameters of a checkpoint, which win; one line says which they replace.
+
+    Args:
+        parser: of the whole command line.
+        config: what it parsed, with a subcommand.
+        path: the checkpoint.
+        any_class: whether the configuration names the model's class.
+
+    Raises:
+        CheckpointError: they name what a file may not name.
+    """
+    from drivetrain.module.loading import hyperparameters_in
+
+    values = dict(hyperparameters_in(path))
+    values.pop(INSTANTIATOR, None)
+    class_path = values.pop(CLASS_PATH, None)
+    subcommand = config["subcommand"]
+    before = config[subcommand]["model"]
+    if not values or (any_class and class_path is None and "class_path" not in before):
+        return config
+    if class_path is None:
+        current = _plain(parser, config).get(subcommand, {}).get("model") or {}
+        current = current.get("init_args", current)
+    else:
+        check_names({"class_path": class_path})
+        of_class = _parser_of(_imported(class_path))
+        current = _plain(of_class, of_class.get_defaults()).get("module") or {}
+    check_names({name: value for name, value in values.items() if _differs(value, current.get(name))})
+    if any_class:
+        model: dict[str, Any] = {"class_path": class_path or before["class_path"], "init_args": values}
+    else:
+        model = {name: value for name, value in values.items() if name in before}
+    with _nothing_imported():
+        taken: Namespace = parser.parse_object({subcommand: {"model": model}}, config)
+    changed = [name for name, value in taken[subcommand]["model"].items() if before.get(name) != value]
+    if changed:
+        rank_zero_info(
+            f"The model is configured as in {path}; taken from there: {', '.join(map(str, changed))}. "
+            "To use other values, write a checkpoint without hyperparameters, or load it in the program."
+        )
+    return taken
+
+
+def class_to_build(cls: type, saved: dict[str, Any]) -> type | None:
+    """Return the class that hyperparameters of LightningCLI are for, and take the two keys out of ``saved``.
+
+    Args:
+        cls: the class whose ``load_from_checkpoint`` was called.
+        saved: the hyperparameters in a checkpoint.
+
+    Returns:
+        ``None`` if they were not saved by LightningCLI.
+
+    Raises:
+        CheckpointError: they name a class that is not imported, or no subclass of ``cls``.
+    """
+    if (instantiator := saved.pop(INSTANTIATOR, None)) is None:
+        return None
+    if instantiator not in _KNOWN:
+        raise CheckpointError(
+            f"The hyperparameters name {described(instantiator)} as what builds the module, and a checkpoint may not "
+            f"choose that. Write the file again with {WRITTEN!r} as its {INSTANTIATOR!r}."
+        )
+    if (path := saved.pop(CLASS_PATH, None)) is None:
+        return cls
+    found = _imported(path)
+    if not (isinstance(found, type) and issubclass(found, cls)):
+        raise CheckpointError(
+            f"The checkpoint is of the class {path!r}, and the program has imported no subclass of {cls.__name__} "
+            "under this name. Import the module that defines it first."
+        )
+    return found
+
+
+def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Return the arguments of ``cls`` that hyperparameters of LightningCLI describe, with their objects built.
+
+    Args:
+        cls: the class that will be built.
+        saved: the hyperparameters.
+        given: the names of arguments that the caller passes.
+
+    Raises:
+        CheckpointError: they name what may not be named, or do not fit the class.
+    """
+    parser = _parser_of(cls, given)
+    options = {action.dest.removeprefix("module.") for action in parser._actions}
+    defaults = _plain(parser, parser.get_defaults()).get("module") or {}
+    kept = {key: value for key, value in saved.items() if key not in given and _differs(value, defaults.get(key))}
+    check_names(kept)
+    config = {key: value for key, value in kept.items() if key in options}
+    try:
+        with _nothing_imported():
+            parsed = parser.parse_object({"module": config})
+    except Exception as error:  # of the parser, whose values come from the file
+        _refuse(cls, error)
+    made = parser.instantiate(parsed).get("module")
+    return {**kept, **({} if made is None else vars(made))}
+
+
+def _parser_of(cls: type, given: Collection[str] = ()) -> ArgumentParser:
+    from drivetrain.cli.argument_parser import LightningArgumentParser
+
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, "module", instantiate=False, fail_untyped=False, skip={*given})
+    return parser
+
+
+def _plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped]
+
+    text = parser.dump(config, skip_link_targets=False, skip_unset=False, skip_validation=True)
+    return dict(yaml.safe_load(text) or {})
+
+
+def _differs(value: Any, default: Any) -> bool:
+    """Return whether a value of a file is another than the default, which may be what a file may not name."""
+    return type(value) is not type(default) or not isinstance(value, (str, dict)) or value != default
+
+
+def _refuse(cls: type, error: Exception) -> NoReturn:
+    raise CheckpointError(
+        f"The hyperparameters, which LightningCLI has saved, do not fit {cls.__name__}: {error}. "
+        f"Pass those that are wrong to {cls.__name__}.load_from_checkpoint."
+    ) from error
+
+
+def check_names(value: Any) -> None:
+    """Check that hyperparameters name no class or function that a file may not name.
+
+    Raises:
+        CheckpointError: one does.
+    """
+    for path, must_be_class in _names(value):
+        if must_be_class and not isinstance(_imported(path), type):
+            raise CheckpointError(
+                f"The hyperparameters describe an object of {path!r}, and the program has imported no class of this "
+                "name that a checkpoint may name. Import the module that defines it first, or pass the object to "
+                "load_from_checkpoint."
+            )
+        if not must_be_class and _is_closed(path):
+            raise CheckpointError(
+                f"The hyperparameters contain {path!r}, the name of a function or a class that a checkpoint may not "
+                "name. Pass this hyperparameter to load_from_checkpoint."
+            )
+
+
+def _names(value: Any) -> Iterator[tuple[str, bool]]:
+    """Each text in ``value`` that the parser may take for a name, and whether it must be that of a class."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key == "class_path":
+                yield str(item), True
+            else:
+                yield from _names(item)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from _names(item)
+    elif isinstance(value, str) and "." in value and all(part.isidentifier() for part in value.split(".")):
+        yield value, False
+
+
+def _found(path: str) -> Any:
+    """Return what imported modules have under this path; ``None`` if they have nothing. Nothing is imported."""
+    module, _, name = path.rpartition(".")
+    holder: Any = sys.modules.get(module)
+    if holder is None and module:  # a class within a class
+        holder = _found(module)
+    if holder is None or (holder is not sys.modules.get(module) and not isinstance(holder, type)):
+        return None
+    own = vars(holder)
+    if name not in own and (module.partition(".")[0] == "drivetrain" or "_compat_path" in own):  # lazy, and ours
+        return getattr(holder, name, None)
+    return own.get(name)
+
+
+def _imported(path: Any) -> Any:
+    """Return the class or function at ``path``; ``None`` where there is none that a file may name."""
+    found = _found(path) if isinstance(path, str) else None
+    if isinstance(found, type) and issubclass(found, (nn.Module, Optimizer, LRScheduler)):
+        return found
+    if found is None or (name := name_of(found)) is None:
+        return None
+    return found if find_open(name) is found else None
+
+
+def _is_closed(path: str) -> bool:
+    return callable(_found(path)) and _imported(path) is None
+
+
+class _Refuses:
+    """An import hook that lets one thread import no module but the parser's own."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if threading.get_ident() == self._thread and name.partition(".")[0] not in _MODULES_OF_THE_PARSER:
+            raise ImportError(f"the program has not imported {name!r}, and a checkpoint may not do that")
+
+
+@contextmanager
+def _nothing_imported() -> Iterator[None]:
+    """Context in which the text in a file cannot lead to an import."""
+    hook: Any = _Refuses()
+    sys.meta_path.insert(0, hook)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(hook)
