@@ -102,7 +102,7 @@ class Watch:
         self._look_at_processes(now, now - self._since >= stall_s / 2)
         if now < self._asks_at:
             return ""
-        self._asks_at = now + min(_AGAIN_S, stall_s / 2)
+        self._asks_at = now + min(_AGAIN_S, stall_s)
         return self._judge(now, stall_s)
 
     def _look_at_processes(self, now: float, measures: bool) -> None:
@@ -123,10 +123,10 @@ class Watch:
             seen[self._board.ranks[each]] = Seen(
                 self._board.place(each),
                 answer,
-                is_busy=now > when and answer.process.cpu_s - used_s > _BUSY * (now - when),
+                is_busy=when == now or answer.process.cpu_s - used_s > _BUSY * (now - when),
                 stopped_s=now - self._stopped.get(each, now),
             )
-        self._cpu = {each: (now, seen[self._board.ranks[each]].answer.process.cpu_s) for each in self._local}
+        self._cpu = {}  # measured again from the next look on: to answer has cost the ranks some
         ends = cannot_go_on(seen, stall_s)
         if self._said and not ends:
             return ""
