@@ -143,6 +143,18 @@ def test_the_message_says_what_a_missing_rank_does(rank: dict[str, Any], words: 
     assert words in describe(ranks("behind", rank))[1]
 
 
+def test_the_message_names_the_rank_for_which_the_others_wait_in_the_set_up() -> None:
+    """They wait at the store there, in no collective; and the job is not ended."""
+    found = ranks("behind", {"files": ["/home/me/data.py"]})
+    trace = found[1].answer.trace
+    waiting = stack(["/x/drivetrain/trainer/votes.py", "/home/me/train.py"]).replace("in f", "in _voting")
+    found[0] = Seen("in the phase 'set up'", Answer(5, Process("S"), waiting, trace))
+    lines = describe(found)
+    assert "waits for the other ranks to come through a phase of the set-up, in the phase 'set up'" in lines[0]
+    assert lines[2] == "Missing: rank 1."
+    assert not cannot_go_on(found, WAITED_S)
+
+
 class Job:
     """A board with two ranks, a clock, and answers."""
 

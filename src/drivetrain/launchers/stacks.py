@@ -149,8 +149,13 @@ class Answer:
     @property
     def line(self) -> str:
         """The innermost line of the user's code in the main thread, or of any code; "" where it is not known."""
-        own = [frame for frame in self.main if is_of_user(frame[0])]
+        own = [frame for frame in self.main if is_of_user(frame[0]) and frame[1]]  # generated code has no lines
         return next((f"{file}:{line} in {name}" for file, line, name in own or self.main), "")
+
+    @property
+    def votes(self) -> bool:
+        """Whether the main thread waits at the end of a phase of the set-up, where ranks meet without a collective."""
+        return any(file.endswith(_VOTES) and name == "_voting" for file, _, name in self.main[:2])
 
     @property
     def waits_in(self) -> flight.Collective | None:
@@ -164,6 +169,7 @@ class Answer:
         return waits if inside and self.process.state in ("S", "D") and not self.process.traced else None
 
 
+_VOTES = os.path.join("drivetrain", "trainer", "votes.py")
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _WAIT_IN = (*(f"{os.sep}torch{os.sep}{each}{os.sep}" for each in ("distributed", "autograd")), _OURS)
 _NOT_THE_USERS = (

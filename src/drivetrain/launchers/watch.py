@@ -195,7 +195,11 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
 def describe(seen: Mapping[int, Seen]) -> list[str]:
     """Return a line for each rank: where it waits, or what else it does, and which ranks are missing there."""
     absent = missing(seen)
-    gone = sorted({other for others in absent.values() for other in others} - absent.keys())
+    lacks = {other for others in absent.values() for other in others}
+    voting = {rank for rank, each in seen.items() if each.answer.votes}
+    if voting:
+        lacks |= seen.keys() - voting
+    gone = sorted(lacks - absent.keys())
     lines = [_described(rank, each, absent.get(rank, {})) for rank, each in seen.items()]
     if gone:
         lines.append(f"Missing: {', '.join(f'rank {rank}' for rank in gone)}.")
@@ -210,6 +214,8 @@ def _described(rank: int, seen: Seen, absent: Mapping[int, str]) -> str:
     if waits is not None:
         others = "".join(f" Rank {other} {why}." for other, why in absent.items())
         return f"{name} waits in {waits}, for {max(0.0, time.time() - waits.since):.0f} s, {where}.{others}"
+    if answer.votes:
+        return f"{name} waits for the other ranks to come through a phase of the set-up, {where}."
     if not answer.pid:
         return f"{name} has not begun a run, or runs in a container of its own."
     if answer.process.is_dead:
