@@ -106,18 +106,19 @@ def faulty(count: int) -> list[Any]:
 
 
 def test_jobs_that_fail_leave_nothing_behind(traces: Traces) -> None:
-    for start, fault, phase, rank in faulty(60):
+    for count, (start, fault, phase, rank) in enumerate(faulty(60)):
         done = traces.run(PROGRAM, start, fault, phase, rank, 2)
         assert done.returncode != 0
         assert "the fault was injected" in done.stdout
-        assert traces.left() == [], f"{start}, {fault} in {phase} on rank {rank}"
+        if count % 10 == 9 or not LONG:
+            assert traces.left() == [], f"{start}, {fault} in {phase} on rank {rank}, or one of the nine before"
 
 
 def test_jobs_whose_launching_process_is_killed_leave_nothing_behind(traces: Traces, seed: int) -> None:
     """At any moment: while the ranks start, import, set up, and train."""
     draw = random.Random(seed)
     slow = {"ddp_fork": 2.0, "ddp_spawn": 8.0, "ddp": 8.0}  # seconds until they train, on a machine at work
-    for start in [STARTS[-(run % 3) - 1] for run in range(40)] if LONG else ["ddp_fork", "ddp"]:
+    for start in [STARTS[-(run % 3) - 1] for run in range(40)] if LONG else ["ddp_fork"]:
         after_s = draw.uniform(0.0, slow[start]) if LONG else 1.0
         done = traces.run(PROGRAM, start, "none", "forward", 0, 2, FAULT_LAUNCHER_DIES_S=str(after_s))
         assert done.returncode == -signal.SIGKILL, done.stderr  # the negative control: it was killed

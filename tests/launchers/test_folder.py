@@ -19,10 +19,11 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSI
 
 
 def test_the_folder_is_this_users_alone_and_goes_with_its_remover() -> None:
+    before = {each.pid for each in psutil.Process().children()}
     with job_folder() as folder:
         (folder / "0.slot").write_bytes(b"")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        [remover] = [each for each in psutil.Process().children() if str(folder) in each.cmdline()]
+        [remover] = [each for each in psutil.Process().children() if each.pid not in before]
     assert not folder.exists()
     assert not remover.is_running()
 

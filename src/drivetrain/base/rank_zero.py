@@ -42,8 +42,7 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
     return on_rank_zero
 
 
-@rank_zero_only
-def rank_zero_info(message: str) -> None:
+def any_rank_info(message: str) -> None:
     """Log ``message`` at INFO on the logger named "drivetrain"; by default it appears on stderr.
 
     A program that sets up logging decides what becomes of it: as soon as that logger or the root logger has a handler,
@@ -54,6 +53,12 @@ def rank_zero_info(message: str) -> None:
         log.info(message)
     elif log.level <= logging.INFO and log.manager.disable < logging.INFO and not log.disabled:
         print(message, file=sys.stderr, flush=True)
+
+
+@rank_zero_only
+def rank_zero_info(message: str) -> None:
+    """Log ``message`` on rank 0, as :func:`any_rank_info` does on every rank."""
+    any_rank_info(message)
 
 
 @rank_zero_only

@@ -83,6 +83,11 @@ class Written:
     tensors: dict[str, Stored] = field(default_factory=dict)
 
 
+def written_of(folder: Path, plain: Mapping[str, Any]) -> Written:
+    """Return what ``dataclasses.asdict`` and JSON have made of a :class:`Written` in ``folder``."""
+    return Written(dict(plain["files"]), _tensors(folder, plain))
+
+
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 

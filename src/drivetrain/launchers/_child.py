@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import io
+import multiprocessing
 import os
 import pickle
 import signal
@@ -140,6 +141,9 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
     """What a started process does. It ends with exit code 1 if the function raises."""
     if sys.platform == "linux":
         _prctl_pr_set_pdeathsig(signal.SIGKILL)  # no process is left when the launching process dies
+        launcher = multiprocessing.parent_process()
+        if launcher is not None and not launcher.is_alive():  # it died while this one was being imported
+            os._exit(128 + signal.SIGTERM)
         os.setsid()  # it passes signals on, so that each comes once: the terminal sends them to a whole group
     try:
         state.open().apply(place.variables)

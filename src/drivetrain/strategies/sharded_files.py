@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import uuid
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from drivetrain.base import files
 from drivetrain.base.introspect import overrides
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import json_tree, sharded
@@ -16,6 +21,9 @@ from drivetrain.checkpoints.file import TorchCheckpointIO, refused_here
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies.sharded_state import boxes_of, is_dtensor, local_shard
 from drivetrain.strategies.strategy import Strategy
+
+EARLIER = "-earlier"
+"""Behind the name of a complete checkpoint that the one of a later exception has replaced."""
 
 
 def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -67,6 +75,67 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
                 "untouched. Free some space or choose another default_root_dir."
             ) from error
         raise
+
+
+def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, save_id: str) -> bool:
+    """Write what this rank has of ``checkpoint`` without an exchange with the others, one of which may be dead.
+
+    Each rank writes into a folder beside ``path``. The rank that finds the parts of all others there renames it to
+    ``path``. A checkpoint of that name is kept as ``...-earlier``. If a rank cannot write its part, the folder keeps
+    its name, which ends with ``.incomplete``, and what was at ``path`` stays.
+
+    Args:
+        strategy: of the fit; its ``state_dict_type`` does not matter.
+        checkpoint: of this rank, in which tensors may be DTensors; rank 0's plain data is used.
+        path: of the checkpoint, the same on all ranks.
+        save_id: eight digits, the same on all ranks that are at the same place of the same fit.
+
+    Returns:
+        Whether the checkpoint is complete.
+
+    Raises:
+        OSError: this rank could not write its part.
+    """
+    final = Path(os.path.expanduser(path))
+    folder = incomplete_folder(final, save_id)
+    sharded.prepare(folder, new=False)
+    names, rank = _Names(checkpoint), strategy.global_rank
+    tree = json_tree.encode(dict(checkpoint), names.of)
+    written = sharded.Written()
+    if parts := _parts_of_rank(names, strategy.is_global_zero):
+        written = sharded.write_tensors(folder, f"{save_id}.rank{rank}.bin", parts)
+    if strategy.is_global_zero:
+        sharded.list_all(written, names.tensors)
+    own = {"written": asdict(written), "tree": tree if strategy.is_global_zero else None}
+    with files.replacing(folder / f"{rank}.part", durable=True) as stream:
+        stream.write(json.dumps(own).encode())
+    try:
+        everyones = [json.loads((folder / f"{each}.part").read_bytes()) for each in range(strategy.world_size)]
+        all_written = [sharded.written_of(folder, each["written"]) for each in everyones]
+        sharded.commit(folder, save_id, everyones[0]["tree"], all_written)
+        for each in range(strategy.world_size):
+            (folder / f"{each}.part").unlink()
+        _move_earlier_away(final)
+        folder.rename(final)
+    except (FileNotFoundError, CheckpointError):
+        # A part is missing; or another rank, which came at the same time, has renamed the folder.
+        return not folder.exists() and sharded.is_checkpoint(final)
+    return True
+
+
+def incomplete_folder(path: str | Path, save_id: str) -> Path:
+    """Return where ranks that save alone write their parts of ``path`` until all are there."""
+    final = Path(os.path.expanduser(path))
+    return final.with_name(f"{final.name}.{save_id}.incomplete")
+
+
+def _move_earlier_away(path: Path) -> None:
+    if not os.path.lexists(path):
+        return
+    kept = path.with_name(f"{path.stem}{EARLIER}{path.suffix}")
+    if kept.is_dir() and not kept.is_symlink():
+        shutil.rmtree(kept)
+    path.replace(kept)
 
 
 def _prepared(path: str | Path) -> tuple[str | None, str | None]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from drivetrain.base.introspect import overrides
-from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.rank_zero import any_rank_info, rank_zero_info, rank_zero_warn
+from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies.group import LoneGroup
@@ -17,9 +20,6 @@ from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.checkpoint import dump
 from drivetrain.trainer.rank_parts import own_part
 from drivetrain.trainer.shown import saving
-
-EARLIER = "-earlier"
-"""Behind the name of a complete checkpoint that the one of a later exception has replaced."""
 
 
 def save_after_exception(trainer: Any, path: str, base: str = "", weights_only: bool = False) -> str:
@@ -41,6 +41,8 @@ def save_after_exception(trainer: Any, path: str, base: str = "", weights_only: 
     if strategy.world_size == 1 or run.ends_together:
         trainer.save_checkpoint(path, weights_only)
         return f"Saved {path}."
+    if _is_sharded(strategy):
+        return _save_shards(trainer, base or path, weights_only)
     if not _is_replica(strategy):
         return (
             f"{path} was not saved: {type(strategy).__name__} would need the state of the rank that has failed. "
@@ -48,9 +50,7 @@ def save_after_exception(trainer: Any, path: str, base: str = "", weights_only: 
         )
     with saving(), _alone(strategy):
         state = dump(trainer, weights_only)
-        place = {} if weights_only else state["loops"]["drivetrain"]
-        at = (run.token, *(place.get(name) for name in ("current_epoch", "batches_done", "global_step")))
-        names = f"{base or path}.{zlib.crc32(repr(at).encode()):08x}.rank"
+        names = f"{base or path}.{_place_of(trainer, state)}.rank"
         store = strategy.checkpoint_io
         if strategy.is_global_zero:
             others = [] if weights_only else range(1, strategy.world_size)
@@ -65,12 +65,66 @@ def save_after_exception(trainer: Any, path: str, base: str = "", weights_only: 
     return f"Saved {path}, each rank by itself."
 
 
+def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
+    """Save ``path`` as a folder into which each rank writes its shards; it is complete when all ranks have."""
+    from drivetrain.strategies import sharded_files  # here, because few runs need it
+
+    strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
+    options = strategy.options
+    strategy.options = dataclasses.replace(options, state_dict_type="sharded")
+    try:
+        with saving(), _alone(strategy):
+            state = dump(trainer, weights_only)
+            save_id = _place_of(trainer, state)
+            names = f"{path}.{save_id}.rank"
+            if not weights_only and not strategy.is_global_zero:
+                store.save_checkpoint(own_part(state), f"{names}{strategy.global_rank}")
+            entries = [{"name": f"{os.path.basename(names)}{rank}"} for rank in range(1, strategy.world_size)]
+            state = state if weights_only else {**state, "rank_files": entries}
+            is_complete = sharded_files.save_alone(strategy, state, path, save_id)
+    finally:
+        strategy.options = options
+    if is_complete:
+        text = f"Saved {path}, a folder into which each rank has written its shards."
+        if not strategy.is_global_zero:
+            any_rank_info(text)  # the callbacks log what rank 0 has done
+        return text
+    return (
+        f"Rank {strategy.global_rank} saved its shards of {path} in "
+        f"{sharded_files.incomplete_folder(path, save_id)}. The last rank that does so completes {path}; if one of "
+        "them is dead, its shards are lost, and the newest complete checkpoint stays."
+    )
+
+
+def _place_of(trainer: Any, state: dict[str, Any]) -> str:
+    """Return eight digits that are the same on all ranks that are at the same place of this fit."""
+    place = state.get("loops", {}).get("drivetrain", {})
+    at = (trainer.current_run.token, *(place.get(name) for name in ("current_epoch", "batches_done", "global_step")))
+    return f"{zlib.crc32(repr(at).encode()):08x}"
+
+
+def _is_sharded(strategy: Strategy) -> bool:
+    """Return whether each rank can write its shards of the model and of the optimizers' states into local files."""
+    if "drivetrain.strategies.fsdp" not in sys.modules:  # whoever has such a strategy has imported it
+        return False
+    from drivetrain.strategies.fsdp import FSDPStrategy
+
+    state = ("lightning_module_state_dict", "optimizer_state", "open_gradients", "save_checkpoint")
+    store = strategy.checkpoint_io
+    if not isinstance(strategy, FSDPStrategy) or not isinstance(store, TorchCheckpointIO):
+        return False
+    return not any(defined_by_user(strategy, name) for name in state) and not overrides(
+        store, "save_checkpoint", TorchCheckpointIO
+    )
+
+
 def _keep_earlier(store: CheckpointIO, path: str) -> None:
     """Copy a complete checkpoint that is to be replaced: the new one may lack the part of a rank that has died.
 
     The earlier copy is replaced by it. One that is itself incomplete is not kept.
     """
     from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
+    from drivetrain.strategies.sharded_files import EARLIER
 
     if not store.exists(path):
         return
