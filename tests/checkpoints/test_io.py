@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from torch import nn
@@ -356,3 +358,33 @@ def test_of_checkpoints_of_the_same_second_the_later_name_is_the_newest() -> Non
     assert newest_first(Seconds(), paths) == [
         "a/new.ckpt", "a/last-v1.ckpt", "a/last.ckpt", "a/epoch=10.ckpt", "a/epoch=9.ckpt", "a/gone.ckpt",
     ]  # fmt: skip
+
+
+class Own(CheckpointIO):
+    """A store as programs have it that write to a bucket by themselves; it answers no questions."""
+
+    def save_checkpoint(self, checkpoint: Any, path: str | Path, storage_options: Any = None) -> None:
+        with fsspec.open(str(path), "wb") as stream:
+            torch.save(dict(checkpoint), stream)
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> Any:
+        with fsspec.open(str(path), "rb") as stream:
+            return torch.load(stream, map_location, weights_only=weights_only is not False)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        fsspec.core.url_to_fs(str(path))[0].rm(str(path))
+
+
+def test_a_store_with_three_methods_is_answered_for_at_addresses(tmp_path: Path) -> None:
+    folder, store = f"memory://{uuid.uuid4().hex}", Own()
+    assert store.find(folder, "*.ckpt") == []
+    for epochs in (2, 3):
+        saver = ModelCheckpoint(folder, save_last=True)
+        trainer(tmp_path, store, saver, max_epochs=epochs).fit(Net(), loader(), loader(), ckpt_path="last")
+    assert len(store.find(folder, "*.ckpt")) == 2
+    assert store.load_checkpoint(f"{folder}/last.ckpt")["global_step"] == 3 * 2
+    assert os.listdir(tmp_path) == []
+
+
+def test_addresses_that_only_a_store_knows_are_its_own() -> None:
+    assert (Own().find("store://a", "*"), Own().exists("store://a/b")) == ([], False)

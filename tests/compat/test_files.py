@@ -78,3 +78,8 @@ def test_updates_reach_into_mappings() -> None:
     hparams = {"a": {"b": 1}, "c": 1}
     update_hparams(hparams, {"a": {"d": 2}, "c": {"e": 3}})
     assert hparams == {"a": {"b": 1, "d": 2}, "c": {"e": 3}}
+
+
+def test_hyperparameters_at_an_address() -> None:
+    save_hparams_to_yaml("memory://hparams/a.yaml", {"lr": 0.1})
+    assert load_hparams_from_yaml("memory://hparams/a.yaml") == {"lr": 0.1}

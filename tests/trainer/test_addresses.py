@@ -216,3 +216,24 @@ def test_a_profiler_writes_here(folder: str, tmp_path: Path, monkeypatch: pytest
     assert [path.name for path in tmp_path.iterdir()] == ["fit-times-0.txt"]
     with pytest.raises(ConfigurationError, match="profilers write to local folders"):
         SimpleProfiler(dirpath=folder)
+
+
+def test_a_folder_with_a_slash_at_its_end_is_the_same(folder: str) -> None:
+    """As another trainer writes the folder into its checkpoints."""
+    saver = ModelCheckpoint(f"{folder}/", monitor="loss")
+    trainer(folder, callbacks=[saver]).fit(net(), loader())
+    state = {**saver.state_dict(), "dirpath": f"{folder}/"}
+    again = ModelCheckpoint(folder, monitor="loss")
+    again.load_state_dict(state)  # without a warning
+    assert list(again.best_k_models) == list(saver.best_k_models) == [saver.best_model_path]
+
+
+def test_services_keep_local_files(folder: str) -> None:
+    from drivetrain.loggers._run import local_folder, scored
+
+    with pytest.raises(ConfigurationError, match="save_dir is a local folder"):
+        local_folder("WandbLogger", folder)
+    saver = ModelCheckpoint(folder)
+    saver.best_model_path = f"{folder}/a.ckpt"
+    with pytest.warns(UserWarning, match=f"not uploaded to the service of the logger.*{folder}"):
+        assert scored(saver, {}) == []

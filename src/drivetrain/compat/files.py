@@ -53,7 +53,7 @@ def save_hparams_to_yaml(
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"hparams is a {type(hparams).__name__}. Pass a dictionary or a Namespace.")
     folder = os.path.dirname(os.path.abspath(config_yaml))
-    if not os.path.isdir(folder):
+    if not files.is_remote(config_yaml) and not os.path.isdir(folder):
         raise ConfigurationError(f"There is no folder {folder} to write {config_yaml} to. Make it first.")
     kept = {}
     for name, value in values.items():
@@ -70,10 +70,10 @@ def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) 
     Raises:
         ConfigurationError: PyYAML is not installed.
     """
-    if not os.path.isfile(config_yaml):
+    if not files.is_file(config_yaml):
         rank_zero_warn(f"There is no file {config_yaml}, so there are no hyperparameters.")
         return {}
-    loaded = _yaml().safe_load(Path(config_yaml).read_text(encoding="utf-8"))
+    loaded = _yaml().safe_load(files.read(config_yaml).decode())
     return dict(loaded or {})
 
 

@@ -9,8 +9,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_warn
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, wrong_value
 from drivetrain.loggers.dummy import Nothing
 from drivetrain.loggers.logger import Logger
 
@@ -153,6 +154,18 @@ def flat(params: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     return found
 
 
+def local_folder(owner: str, value: str | os.PathLike[str]) -> str:
+    """Return ``save_dir``, in which the package of a service keeps its files, as a local path.
+
+    Raises:
+        ConfigurationError: it is an address.
+    """
+    folder = files.spelled(value)
+    if files.is_remote(folder):
+        raise wrong_value(owner, "save_dir", folder, "a local folder, for the files of its package", 'save_dir="runs"')
+    return folder
+
+
 def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
     """Return the checkpoints that were written or changed since they were ``sent``: path, score, and a tag.
 
@@ -168,6 +181,11 @@ def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str,
     if last:
         scores.setdefault(last, getattr(checkpoint_callback, "current_score", None))
     found = []
+    if any(map(files.is_remote, scores)):
+        rank_zero_warn(
+            "Checkpoints are not uploaded to the service of the logger, because they are at an address already: "
+            f"{os.path.dirname(best or last)}. Write log_model=False, or a local dirpath."
+        )
     for path, score in scores.items():
         with contextlib.suppress(OSError):
             if sent.get(path) != os.stat(path).st_mtime_ns:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
-from drivetrain.loggers._run import RunLogger, flat, mapping_of, scored
+from drivetrain.loggers._run import RunLogger, flat, local_folder, mapping_of, scored
 
 _REFUSED = re.compile(r"[^\w/. :-]+")
 _BATCH = 100  # parameters that MLflow takes in one call
@@ -58,7 +58,8 @@ class MLFlowLogger(RunLogger):
         self._experiment_id: str | None = None
         self._run_name = run_name
         tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        self._tracking_uri = tracking_uri or f"file:{os.path.abspath(os.fspath(save_dir or './mlruns'))}"
+        folder = save_dir or "./mlruns"
+        self._tracking_uri = tracking_uri or f"file:{os.path.abspath(local_folder('MLFlowLogger', folder))}"
         self.tags = dict(tags or {})
         self._log_model = log_model
         self._artifact_location = artifact_location

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only
 from drivetrain.errors import ConfigurationError
-from drivetrain.loggers._run import RunLogger, mapping_of, scored
+from drivetrain.loggers._run import RunLogger, local_folder, mapping_of, scored
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,7 +100,7 @@ class WandbLogger(RunLogger):
         super().__init__(prefix, given, "wandb", "wandb")
         self._name = name
         self._project = project or os.environ.get("WANDB_PROJECT", "lightning_logs")
-        self._save_dir = os.path.expanduser(os.fspath(dir if dir is not None else save_dir))
+        self._save_dir = local_folder("WandbLogger", dir if dir is not None else save_dir)
         self._log_model = log_model
         self.add_file_policy = add_file_policy
         self._checkpoint_name = checkpoint_name
