@@ -171,6 +171,21 @@ def test_a_configuration(folder: str) -> None:
     assert (cli.trainer.max_epochs, cli.model.hparams["width"]) == (3, 5)
 
 
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
+def test_processes_that_this_one_starts(folder: str, strategy: str) -> None:
+    """This process has used the store before it is copied, and writes to the logger's table after them."""
+    logger = CSVLogger(folder)
+    assert logger.version == 0
+    saver = ModelCheckpoint(save_last=True)
+    ours = trainer(folder, strategy=strategy, devices=2, logger=logger, callbacks=[saver])
+    ours.fit(net(), loader())
+    assert TorchCheckpointIO().load_checkpoint(saver.last_model_path)["global_step"] == ours.global_step == 4
+    logger.log_metrics({"after": 1.0}, 9)
+    logger.save()
+    rows = csv.DictReader(io.StringIO(remote.read(logger.metrics_file_path).decode()))
+    assert [row["step"] for row in rows] == ["0", "1", "2", "3", "9"]
+
+
 def test_two_processes_resume_inside_an_epoch(folder: str, pool: Any) -> None:
     """Rank 1 uploads its part beside the checkpoint of rank 0; as many processes resume exactly, others do not."""
     straight = pool.run(addresses.fit_on_ranks, folder, world_size=2, group=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import os
 import sys
@@ -237,3 +238,26 @@ def test_services_keep_local_files(folder: str) -> None:
     saver.best_model_path = f"{folder}/a.ckpt"
     with pytest.warns(UserWarning, match=f"not uploaded to the service of the logger.*{folder}"):
         assert scored(saver, {}) == []
+
+
+def test_the_checkpoint_of_a_job_that_was_put_back_is_found(folder: str) -> None:
+    ours = trainer(folder, 1)
+    ours.fit(net(), loader())
+    for number in (9, 10):
+        ours.save_checkpoint(f"{folder}/hpc_ckpt_{number}.ckpt")
+    again = trainer(folder, 2)
+    again.fit(net(), loader(), ckpt_path="hpc")
+    assert (again.ckpt_path, again.global_step) == (f"{folder}/hpc_ckpt_10.ckpt", 8)
+
+
+def test_no_room_for_the_temporary_file(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, content: Any) -> int:
+        self.failure = OSError(errno.ENOSPC, "No space left on device")
+        raise self.failure
+
+    monkeypatch.setattr(files._Stream, "write", full)
+    with pytest.raises(
+        CheckpointError, match=f"{folder}/a.ckpt could not be written: no space.*set the variable TMPDIR"
+    ):
+        TorchCheckpointIO().save_checkpoint({"a": 1}, f"{folder}/a.ckpt")
+    assert names(folder) == []

@@ -140,7 +140,9 @@ class NamedCheckpoint(Checkpoint):
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
         """Return whether there is such a file, or one is being written; all ranks get the answer of global rank 0."""
         store = trainer.strategy.checkpoint_io
-        found = store.exists(filepath) or store.link_target(filepath) is not None or not store.is_durable(filepath)
+        found = trainer.is_global_zero and (  # only it asks, because a store may be far away
+            store.exists(filepath) or store.link_target(filepath) is not None or not store.is_durable(filepath)
+        )
         exists: bool = trainer.strategy.broadcast(found)
         return exists
 

@@ -114,8 +114,10 @@ class TorchCheckpointIO(CheckpointIO):
             raise _unwritten(target, "a folder has this name", cure) from error
         except OSError as error:
             cure = "Free some space or choose another default_root_dir."
-            if files.is_remote(target):
+            if files.is_remote(target):  # which is first written to the folder of temporary files
                 cure = "Check the address, the credentials and the connection."
+                if error.errno == errno.ENOSPC:
+                    cure = "Free some space, or set the variable TMPDIR to a folder with more."
             elif error.errno == errno.EINVAL:
                 cure = "Save under another name."
             raise _unwritten(target, error.strerror or str(error), cure) from error
