@@ -310,6 +310,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "model_registry",
         "compile",
         "split_on_oom",
+        "save_trainable_only",
     ]
 
 

@@ -171,6 +171,7 @@ class Settings:
     split_on_oom: bool = _argument(
         False, "run batches that do not fit into memory again, in parts, with the gradients of the whole batch"
     )
+    save_trainable_only: bool = _argument(False, "checkpoints leave out frozen weights, and keep their fingerprints")
 
     def __post_init__(self) -> None:
         if isinstance(self.logger, Iterator):  # so that it can be looked at more than once
@@ -407,6 +408,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "enable_autolog_hparams": _one_of(True, False),
     "compile": _compile,
     "split_on_oom": _one_of(True, False),
+    "save_trainable_only": _one_of(True, False),
 }
 
 

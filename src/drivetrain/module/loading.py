@@ -313,6 +313,10 @@ def _restore_module(
     with naming(source), restoring(what):
         try:
             strict = module.strict_loading if strict is None else strict
+            if "frozen_weights" in checkpoint:
+                from drivetrain.module.frozen import check_base  # here, so that importing the Trainer stays quick
+
+                strict = check_base(module, checkpoint, strict)
             result = module.load_state_dict(checkpoint["state_dict"], strict=strict)
         except RuntimeError as error:
             raise CheckpointError(

@@ -258,6 +258,11 @@ def check_at_start(trainer: Trainer) -> None:
         CheckpointError: a state cannot be stored, and a callback will try.
     """
     savers = trainer.checkpoint_callbacks
+    if trainer.settings.save_trainable_only and getattr(trainer.strategy, "saves_shards", False):
+        raise ConfigurationError(
+            "Trainer(save_trainable_only=True) needs complete weights, and this strategy saves shards. Write "
+            'FSDPStrategy(state_dict_type="full"), or leave save_trainable_only out.'
+        )
     if parity.current().pickle:
         return  # anything can be stored
     try:

@@ -1,16 +1,18 @@
-"""What a program sets without an effect: a misspelt attribute, an argument that needs another."""
+"""What a program sets without an effect: a misspelt attribute or argument, an argument that needs another."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, closest, shown, unknown_argument
+from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings
 
@@ -92,3 +94,23 @@ def check_manual(name: str, settings: Settings) -> None:
                 f"{name}.automatic_optimization is False, so Trainer({argument}={value!r}) would do nothing. "
                 f"Leave it out and call {instead}."
             )
+
+
+def unknown_of(fn: TrainerFn, unknown: Mapping[str, Any], own: list[str]) -> UnknownArgumentError:
+    """Return the error for an argument that the entry point of ``fn`` does not have; ``own``: those that it has."""
+    name = next(iter(unknown))
+    arguments = [field.name for field in dataclasses.fields(Settings)]
+    if name in arguments:
+        return UnknownArgumentError(
+            f"trainer.{fn.value} has no argument {name}={shown(unknown[name])}: it is one of the Trainer. "
+            f"Write Trainer({name}=...)."
+        )
+    if name in ("resume_from_checkpoint", "checkpoint_path", "checkpoint"):
+        return UnknownArgumentError(f"trainer.{fn.value} has no argument {name}. Write ckpt_path=...")
+    likely = f"max_{name}"  # epochs=3
+    argument = likely if likely in arguments else closest(name, arguments)
+    if closest(name, own) is None and argument is not None:
+        return UnknownArgumentError(
+            f"trainer.{fn.value} has no argument {name}={shown(unknown[name])}. Did you mean Trainer({argument}=...)?"
+        )
+    return unknown_argument(f"trainer.{fn.value}", unknown, own)

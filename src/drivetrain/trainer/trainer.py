@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import signal
@@ -26,14 +25,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
 from drivetrain.engine.parts import listed as _listed
-from drivetrain.errors import (
-    ConfigurationError,
-    UnknownArgumentError,
-    accepts_no_more,
-    closest,
-    shown,
-    unknown_argument,
-)
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, accepts_no_more, shown
 from drivetrain.launchers.launcher import in_notebook
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
@@ -89,26 +81,9 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 
 def _unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> UnknownArgumentError:
     """Return the error for an argument that the entry point of ``fn`` does not have."""
-    name = next(iter(unknown))
-    arguments, own = [field.name for field in dataclasses.fields(Settings)], _parameters(fn)
-    if name in arguments:
-        return UnknownArgumentError(
-            f"trainer.{fn.value} has no argument {name}={shown(unknown[name])}: it is one of the Trainer. "
-            f"Write Trainer({name}=...)."
-        )
-    if name in ("resume_from_checkpoint", "checkpoint_path", "checkpoint"):
-        return UnknownArgumentError(f"trainer.{fn.value} has no argument {name}. Write ckpt_path=...")
-    likely = f"max_{name}"  # epochs=3
-    argument = likely if likely in arguments else closest(name, arguments)
-    if closest(name, own) is None and argument is not None:
-        return UnknownArgumentError(
-            f"trainer.{fn.value} has no argument {name}={shown(unknown[name])}. Did you mean Trainer({argument}=...)?"
-        )
-    return unknown_argument(f"trainer.{fn.value}", unknown, own)
+    from drivetrain.trainer.overlooked import unknown_of  # here, so that importing the Trainer stays quick
 
-
-def _parameters(fn: TrainerFn) -> list[str]:
-    return list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:]
+    return unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
 
 
 @documents_arguments
@@ -180,6 +155,7 @@ class Trainer(TrainerView):
         model_registry: str | None = None,
         compile: bool | str | type | list[str | type] | dict[str, Any] | None = None,
         split_on_oom: bool = False,
+        save_trainable_only: bool = False,
     ) -> None:
         # Longer than 80 lines because the signature names every argument.
         arguments = {name: value for name, value in locals().items() if name != "self"}

@@ -15,6 +15,12 @@ AVERAGED = "averaged_state_dict"
 def of(trainer: Any) -> dict[str, Any]:
     """Return what a checkpoint of the Trainer's run holds of weights; every rank must call it."""
     checkpoint: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
+    if trainer.settings.save_trainable_only:
+        from drivetrain.module import frozen  # here, so that importing the Trainer stays quick
+
+        state, optimizers = checkpoint["state_dict"], trainer.strategy.optimizers
+        checkpoint["state_dict"], prints = frozen.without_frozen(trainer.lightning_module, state, optimizers)
+        checkpoint |= {frozen.FINGERPRINTS: prints} if prints else {}
     for callback in trainer.callbacks:
         if callback.keeps_weights:
             callback.save_weights(trainer, trainer.lightning_module, checkpoint)
@@ -43,8 +49,13 @@ def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
         )
     trainer.strategy.convert(module)  # or what was saved in 64 bits would pass through 32
     with restoring(f"the weights of {type(module).__name__}"):
+        strict = module.strict_loading
+        if "frozen_weights" in checkpoint:
+            from drivetrain.module.frozen import check_base  # here, so that importing the Trainer stays quick
+
+            strict = check_base(module, checkpoint, strict)
         try:
-            trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
+            trainer.strategy.load_model_state_dict(checkpoint, strict=strict)
         except RuntimeError as error:
             cure = "Build the module as it was trained"
             cure += "." if "size mismatch" in str(error) else ", or set strict_loading = False on it."

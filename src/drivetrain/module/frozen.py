@@ -1,0 +1,135 @@
+"""Checkpoints of trainable weights only: which weights are frozen, and whether a module has the same ones.
+
+Such a checkpoint holds, for each frozen parameter, a fingerprint: its shape, its type and a digest of its bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.base.compiled import plain_names
+from drivetrain.base.restoring import expect, restoring
+from drivetrain.base.tree import is_dtensor
+from drivetrain.errors import CheckpointError
+
+FINGERPRINTS = "frozen_weights"
+"""The key of the fingerprints in a checkpoint: by the name of the parameter."""
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[Any, dict[str, Any]]]] = WeakKeyDictionary()
+
+
+def frozen_parameters(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
+    """Return the parameters that nothing trains, by their names in a state dict.
+
+    A parameter that an optimizer has is trained, also while its ``requires_grad`` is off.
+    """
+    stepped = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+    named = plain_names(dict(module.named_parameters(remove_duplicate=False)))
+    trained = {id(each) for each in named.values() if each.requires_grad or id(each) in stepped}
+    return {name: each for name, each in named.items() if id(each) not in trained}
+
+
+def without_frozen(
+    module: nn.Module, state: Mapping[str, Any], optimizers: Iterable[Optimizer]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return ``state`` without the frozen parameters of ``module``, and their fingerprints.
+
+    Raises:
+        CheckpointError: ``state`` holds shards.
+    """
+    frozen = {name: each for name, each in frozen_parameters(module, optimizers).items() if name in state}
+    known = _KNOWN.setdefault(module, {})
+    fingerprints: dict[str, Any] = {}
+    for name, parameter in frozen.items():
+        value = state[name]
+        if is_dtensor(value) or value.is_meta:
+            raise CheckpointError(
+                f"Trainer(save_trainable_only=True) needs complete weights, and this process has a shard of {name}. "
+                'Write FSDPStrategy(state_dict_type="full"), or leave save_trainable_only out.'
+            )
+        key = (id(parameter), parameter._version)  # a frozen parameter is read once, not at every save
+        if name not in known or known[name][0] != key:
+            known[name] = key, fingerprint(value)
+        fingerprints[name] = known[name][1]
+    return {name: value for name, value in state.items() if name not in frozen}, fingerprints
+
+
+def fingerprint(tensor: Tensor) -> dict[str, Any]:
+    """Return shape, type and a digest of the bytes of ``tensor``."""
+    host = tensor.detach().cpu().contiguous()
+    digest = hashlib.sha256()
+    if host.numel():
+        digest.update((ctypes.c_char * (host.numel() * host.element_size())).from_address(host.data_ptr()))
+    return {"shape": list(host.shape), "dtype": str(host.dtype).removeprefix("torch."), "sha256": digest.hexdigest()}
+
+
+def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -> bool:
+    """Check that ``module`` has the frozen weights that a checkpoint was trained on.
+
+    Args:
+        module: with its base loaded.
+        checkpoint: any.
+        strict: whether the other names must be exactly those of the module.
+
+    Returns:
+        Whether the rest is to be loaded strictly: a checkpoint of trainable weights lacks names.
+
+    Raises:
+        CheckpointError: the base differs, or other names do.
+    """
+    if FINGERPRINTS not in checkpoint:
+        return strict
+    with restoring(repr(FINGERPRINTS)):
+        expected = {name: expect(each, Mapping) for name, each in expect(checkpoint[FINGERPRINTS], Mapping).items()}
+    own: dict[str, Any] = plain_names(dict(module.named_parameters(remove_duplicate=False)))
+    differ = [text for name, each in expected.items() if (text := _difference(name, own.get(name), each))]
+    if differ:
+        more = f" ({len(differ)} of its {len(expected)} frozen parameters differ)" if len(expected) > 1 else ""
+        raise CheckpointError(
+            f"The checkpoint holds trainable weights only, and {type(module).__name__} has another base than the one "
+            f"that they were trained on: {differ[0]}{more}. Load the same base in __init__ or configure_model, in the "
+            f"same type of numbers. To use them on another base, remove {FINGERPRINTS!r} from the checkpoint in "
+            "on_load_checkpoint, and set strict_loading = False."
+        )
+    if strict:
+        _check_names(module, checkpoint["state_dict"], expected)
+    return False
+
+
+def _difference(name: str, parameter: Any, expected: Mapping[str, Any]) -> str:
+    """Return how a frozen parameter differs from its fingerprint; "" if it does not."""
+    if parameter is None:
+        return f"there is no parameter {name}"
+    shape, dtype = list(parameter.shape), str(parameter.dtype).removeprefix("torch.")
+    if shape != list(expected.get("shape", ())):
+        return f"{name} has the shape {tuple(shape)}, and had {tuple(expected.get('shape', ()))}"
+    if dtype != expected.get("dtype"):
+        return f"{name} is of type {dtype}, and was of {expected.get('dtype')}"
+    if parameter.is_meta:
+        return f"{name} has no values: it is on the meta device"
+    with torch.no_grad():
+        found = fingerprint(parameter.full_tensor() if is_dtensor(parameter) else parameter)["sha256"]
+    if found != expected.get("sha256"):
+        return f"{name} has other values (sha256 {found[:12]}, and had {str(expected.get('sha256'))[:12]})"
+    return ""
+
+
+def _check_names(module: nn.Module, state: Mapping[str, Any], frozen: Collection[str]) -> None:
+    there, own = set(plain_names(dict(state))), set(plain_names(module.state_dict())) - set(frozen)
+    missing, unexpected = sorted(own - there), sorted(there - own - set(frozen))
+    if missing or unexpected:
+        parts = [
+            f"{what} {', '.join(names[:5])}" for what, names in (("no", missing), ("besides", unexpected)) if names
+        ]
+        raise CheckpointError(
+            f"The checkpoint does not fit {type(module).__name__}: it holds {' and '.join(parts)}. Build the module as "
+            "it was trained, or set strict_loading = False on it."
+        )
