@@ -127,7 +127,7 @@ class XPUAccelerator(Accelerator):
 
 
 if __name__ == "__main__":
-    cli = LightningCLI(Net, Data)
+    cli = LightningCLI(Net, Data, trainer_defaults={"max_epochs": 1, "enable_progress_bar": False})
     print(f"trained on {type(cli.trainer.accelerator).__name__}, {cli.trainer.global_step} steps")
 """
 
@@ -138,10 +138,10 @@ def test_e0_2_an_accelerator_that_the_program_defines_is_named_from_the_shell(
 ) -> None:
     (tmp_path / "train.py").write_text(XPU, encoding="utf-8")
     (tmp_path / "cli_program.py").write_text(PROGRAM.read_text(encoding="utf-8"), encoding="utf-8")
-    words = (f"--trainer.devices={devices}", "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false")
-    shown = run("train.py", "fit", "--trainer.accelerator=xpu", *words)
+    shown = run("train.py", "fit", "--trainer.accelerator=xpu", f"--trainer.devices={devices}")
     assert shown.count(f"trained on XPUAccelerator, {steps} steps") == devices
-    assert "there is no such accelerator" in run("train.py", "fit", "--trainer.accelerator=ypu", *words, code=1)
+    if devices == 1:
+        assert "there is no such accelerator" in run("train.py", "fit", "--trainer.accelerator=ypu", code=1)
 
 
 def test_without_jsonargparse_the_import_says_what_to_install(run: Any, tmp_path: Path) -> None:

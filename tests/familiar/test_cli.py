@@ -375,3 +375,5 @@ def test_a_subclass_of_the_cli_overrides_how_parsers_are_made(cli: Make) -> None
     made = cli(cls=Own)
     assert calls == ["init_parser", "link", "setup_parser", "parse"]
     assert (made.config["tag"], made.model.width) == ("mine", 9)
+    assert (made._get(made.config, "tag"), made._get(made.config_init, "none", 3)) == ("mine", 3)
+    assert made._parser(None) is made.parser

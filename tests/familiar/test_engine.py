@@ -16,6 +16,7 @@ from drivetrain import Engine, LightningModule, compat
 from drivetrain.compat.collectives import SingleDeviceCollective, TorchCollective
 from drivetrain.compat.fabric_loggers import CSVLogger, TensorBoardLogger
 from drivetrain.compat.samplers import DistributedSamplerWrapper
+from drivetrain.compat.wrapped import _unwrap_objects
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loggers import DummyLogger
 
@@ -199,6 +200,26 @@ def test_trainer_of_a_module_has_what_the_engine_has() -> None:
         print(Net().trainer)
 
 
+def test_call_reaches_the_hooks_of_a_module_that_is_set_up() -> None:
+    class Hooked(Net):
+        def on_train_epoch_start(self) -> None:
+            seen.append("epoch")
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append(batch_idx)
+
+    seen: list[Any] = []
+    engine, module = of_one(), Hooked()
+    engine.call("on_train_epoch_start")
+    model = engine.setup(module)
+    engine.call("on_train_epoch_start")
+    engine.call("on_train_batch_end", None, None, 3)
+    engine.call("on_validation_model_eval")
+    assert seen == ["epoch", 3]
+    assert not model.training
+    assert engine.callbacks == [module]
+
+
 # ---- launch and run --------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +310,15 @@ def test_distributed_sampler_wrapper_shares_out_what_any_sampler_draws() -> None
     assert [batch.tolist() for batch in of_one().setup_dataloaders(loader)] == [[5, 3], [1, 6]]
     with pytest.raises(ConfigurationError, match="without a length"):
         DistributedSamplerWrapper(iter([1]), num_replicas=2, rank=0)
+
+
+def test_wrapped_objects_are_taken_out_of_a_tree() -> None:
+    _, module, model, optimizer = set_up()
+    found = _unwrap_objects({"all": [model, optimizer, 3]})
+    assert found["all"][0] is module
+    assert found["all"][1] is optimizer.optimizer
+    loader = DataLoader([1])
+    assert _unwrap_objects(of_one().setup_dataloaders(loader)) is loader
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------

@@ -108,9 +108,10 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
         taken: Namespace = parser.parse_object({subcommand: {"model": model}}, config)
     changed = [name for name, value in taken[subcommand]["model"].items() if before.get(name) != value]
     if changed:
+        names = dict.fromkeys(name.removeprefix("init_args.").partition(".")[0] for name in changed)
         rank_zero_info(
-            f"The model is configured as in {path}; taken from there: {', '.join(map(str, changed))}. "
-            "To use other values, write a checkpoint without hyperparameters, or load it in the program."
+            f"The model is configured as in {path}; taken from there: {', '.join(names)}. To train its weights with "
+            "other values, leave --ckpt_path out and load the checkpoint in the program."
         )
     return taken
 

@@ -331,6 +331,14 @@ class LightningCLI:
         own: Namespace = config if self.subcommand is None else config[self.subcommand]
         return own
 
+    def _parser(self, subcommand: str | None) -> LightningArgumentParser:
+        """The parser of a subcommand, for programs that use Lightning's name of it."""
+        return self.parser if subcommand is None else self._subparsers[subcommand]
+
+    def _get(self, config: Namespace, key: str, default: Any = None) -> Any:
+        """The value under ``key`` in the subcommand's part of ``config``, for such programs too."""
+        return config.get(str(self.subcommand), config).get(key, default)
+
     # ---- the run -------------------------------------------------------------------------------------------------
 
     def _seed(self) -> None:

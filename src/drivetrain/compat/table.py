@@ -293,7 +293,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     ),
     "fabric.utilities.warnings": (f"{_C}.user_warnings: PossibleUserWarning disable_possible_user_warnings",),
     "fabric.wrappers": (
-        f"{_C}.wrapped: is_wrapped",
+        f"{_C}.wrapped: is_wrapped _unwrap_objects",
         "drivetrain.engine.wrappers: _FabricDataLoader=EngineLoader _FabricModule=EngineModule",
         "drivetrain.engine.wrappers: _FabricOptimizer=OptimizerHandle",
     ),

@@ -200,6 +200,8 @@ class Engine(StateFiles):
         handles = [self._handle(optimizer) for optimizer in made]
         if callable(attach := getattr(module, "attach_engine", None)):
             attach(self, handles)
+            if not any(each is module for each in self.callbacks):
+                self.callbacks.append(module)  # its hooks are called, too
         for callback in self.callbacks:
             if callable(hook := getattr(callback, "on_after_setup", None)):
                 hook(engine=self, module=model)
@@ -418,7 +420,10 @@ class Engine(StateFiles):
     # ---- saying things -------------------------------------------------------------------------------------------
 
     def call(self, hook_name: str, *args: Any, **kwargs: Any) -> None:
-        """Call this method of every callback that has it, with those of ``kwargs`` that it takes."""
+        """Call this method of every callback that has it, with those of ``kwargs`` that it takes.
+
+        A LightningModule is one of the callbacks once it is set up.
+        """
         for callback in self.callbacks:
             if callable(method := getattr(callback, hook_name, None)):
                 method(*args, **taken(method, kwargs))
