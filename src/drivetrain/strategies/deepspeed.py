@@ -75,6 +75,8 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
         ConfigurationError: the package is missing, or an argument is wrong.
     """
 
+    strategy_name = "deepspeed"
+
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
         for name, arguments in _NAMES.items():

@@ -75,6 +75,8 @@ class FSDPStrategy(ParallelStrategy):
     """
 
     splits_on_oom = True
+    strategy_name = "fsdp"
+
     calls_through_forward = True  # fully_shard gathers parameters around the module's __call__
     allows_inference_mode = False  # nor can it gather them under inference mode
     restore_checkpoint_after_setup = True  # weights are loaded into the shards

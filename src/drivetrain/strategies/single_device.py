@@ -19,6 +19,7 @@ class SingleDeviceStrategy(Strategy):
     """
 
     splits_on_oom = True
+    strategy_name = "single_device"
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:

@@ -53,6 +53,8 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         TypeError: ``checkpoint_io`` or ``precision_plugin`` is of another kind.
     """
 
+    strategy_name = "xla"
+
     start_method = "xla"
     synchronises_batchnorm = False
 

@@ -1,0 +1,124 @@
+"""Why signatures and members of the original's public names differ here: for docs/compat_members.md and its test.
+
+Each table maps a reason to what it covers: names of the original below ``lightning``, with ``(argument)`` for an
+argument, and ``*`` for any text. tests/compat/test_members.py fails for a difference that no line covers, and for a
+line of the first two tables that covers none.
+"""
+
+from __future__ import annotations
+
+ON_PURPOSE = {
+    # ---- defaults and places of arguments ----------------------------------------------------------------------------
+    "`None` means `min`, the original's default, and lets drivetrain warn where the name of the metric says the "
+    "opposite.": "pytorch.callbacks.EarlyStopping(mode) pytorch.callbacks.ModelCheckpoint(mode)",
+    "`None` means the original's default.": """
+        fabric.Fabric.clip_gradients(error_if_nonfinite) fabric.Fabric.launch(function)
+        fabric.utilities.types.Steppable.step(closure) pytorch.callbacks.RichProgressBar(theme)""",
+    "`None` means the device that the accelerator gives.": "*.SingleDeviceStrategy(device)",
+    "False means what `None` means there: the complete checkpoint.": "pytorch.Trainer.save_checkpoint(weights_only)",
+    "Checkpoints are read to host memory; the module moves its own tensors.":
+        "fabric.plugins.*CheckpointIO.load_checkpoint(map_location)",
+    "The bar is drawn by a thread, at most four times a second, so drawing it after every batch costs a step nothing.":
+        "pytorch.callbacks.RichProgressBar(refresh_rate)",
+    "The 37 functions are passed by the names of their hooks. By position they are an error.":
+        "pytorch.callbacks.LambdaCallback(*)",
+    "46 arguments, which are passed by keyword; by position they are an error. `stage=None` means stage 2.":
+        "pytorch.strategies.DeepSpeedStrategy(*)",
+    "Modules and data modules have the same method, whose fourth argument is `strict`. Pass `weights_only` by keyword.":
+        "pytorch.LightningDataModule.load_from_checkpoint(weights_only)",
+    "The argument has the same name in all strategies: `tensor`.": "pytorch.strategies.XLAStrategy.reduce(*)",
+    "Means over the same values; only the function has another name.":
+        "pytorch.loggers.logger.merge_dicts(default_func)",
+    "The original takes further arguments and ignores them.": """
+        pytorch.plugins.FSDPPrecision.clip_grad_by_norm(*) fabric.utilities.spike.TrainingSpikeException(*)
+        fabric.strategies.SingleDeviceStrategy.all_reduce(*) pytorch.strategies.SingleDeviceStrategy.reduce(*)""",
+    "The further arguments have names: `avg_fn` and `multi_avg_fn`. An exponential average needs none of them.":
+        "pytorch.callbacks.EMAWeightAveraging(**) pytorch.callbacks.WeightAveraging(**)",
+    "The further arguments have names: `available_flops`, `window_size` and `separator`.":
+        "pytorch.callbacks.ThroughputMonitor(**) pytorch.callbacks.ThroughputMonitor.kwargs",
+    "It is torch's own class.": "pytorch.utilities.types.DistributedDataParallel(*)",
+    "It is a view of the run's progress, which a program reads and does not make.":
+        "pytorch.trainer.states.TrainerState*",
+    "An optimizer belongs to its module.": "pytorch.core.optimizer.LightningOptimizer(module)",
+    # ---- members -----------------------------------------------------------------------------------------------------
+    "`name` is a property, as on other parts.": "*Accelerator.name",
+    "The average is kept in another way; the methods by which the original keeps it are not called.":
+        "pytorch.callbacks.StochasticWeightAveraging.*",
+    "The running mean is kept in another way.": "pytorch.callbacks.SpikeDetection.running_mean",
+    "Override `filter_parameters_to_prune`; the others are checked when a fit begins.":
+        "pytorch.callbacks.ModelPruning.sanitize_parameters_to_prune",
+    "A strategy's ranks come from its ClusterEnvironment, its processes from a launcher, and wrapping the model is "
+    "`setup_module(module)`. An override of the original's method is an error that says so.": """
+        pytorch.strategies.*.set_world_ranks pytorch.strategies.*.configure_ddp
+        pytorch.strategies.*.determine_ddp_device_ids pytorch.strategies.*.setup_distributed
+        pytorch.strategies.*.setup_precision_plugin pytorch.strategies.*.init_deepspeed
+        pytorch.strategies.*.launcher fabric.strategies.*.launcher""",
+    "FSDP is FSDP2, which has neither sharding strategies nor mixed-precision objects. Arguments in FSDP1's form are "
+    "translated; see [fsdp.md](fsdp.md).": """
+        pytorch.strategies.FSDPStrategy.cpu_offload pytorch.strategies.FSDPStrategy.get_registered_strategies
+        pytorch.strategies.FSDPStrategy.kwargs pytorch.strategies.FSDPStrategy.mixed_precision*
+        pytorch.strategies.FSDPStrategy.sharding_strategy *.FSDPPrecision.mixed_precision_config""",
+    "DeepSpeed's settings are in `config`, as DeepSpeed reads them; see [deepspeed.md](deepspeed.md).": """
+        pytorch.strategies.DeepSpeedStrategy.DEEPSPEED_ENV_VAR pytorch.strategies.DeepSpeedStrategy.*loss_scale*
+        pytorch.strategies.DeepSpeedStrategy.exclude_frozen_parameters
+        pytorch.strategies.DeepSpeedStrategy.hysteresis pytorch.strategies.DeepSpeedStrategy.initial_scale_power
+        pytorch.strategies.DeepSpeedStrategy.load_full_weights pytorch.strategies.DeepSpeedStrategy.remote_device
+        pytorch.strategies.DeepSpeedStrategy.zero_stage_3 pytorch.strategies.deepspeed.remove_module_hooks""",
+    "A precision's state is `state_dict()` and `load_state_dict(state_dict)`, and its context `forward_context()`. An "
+    "override of the original's method is an error that says so.": """
+        pytorch.plugins.*Precision.on_load_checkpoint pytorch.plugins.*Precision.on_save_checkpoint
+        pytorch.plugins.MixedPrecision.autocast_context_manager""",
+    "The layers are exchanged by the precision, which keeps their types.": """
+        fabric.plugins.BitsandbytesPrecision.dtype fabric.plugins.TransformerEnginePrecision.weights_dtype
+        pytorch.plugins.precision.double.LightningDoublePrecisionModule""",
+    "Profilers keep sums by action, so that a long run takes no more memory: `SimpleProfiler.durations`. Which action "
+    "is a step's end, the Trainer says.": """
+        pytorch.profilers.SimpleProfiler.* pytorch.profilers.AdvancedProfiler.profiled_actions
+        pytorch.profilers.*.STEP_FUNCTIONS pytorch.profilers.PyTorchProfiler.function_events
+        pytorch.profilers.PyTorchProfiler.AVAILABLE_SORT_KEYS
+        pytorch.profilers.XLAProfiler.RECORD_FUNCTIONS pytorch.profilers.XLAProfiler.server
+        pytorch.profilers.pytorch.RegisterRecordFunction pytorch.profilers.pytorch.ScheduleWrapper""",
+    "The logger writes the rows; its `experiment` is a view of it.": "pytorch.loggers.csv_logs.ExperimentWriter*",
+    "The logger counts its steps itself.": "fabric.utilities.ThroughputMonitor.step",
+    "These hooks are on `LightningModule`, and on no class of their own.": """
+        pytorch.core.hooks.DataHooks.allow_zero_length_dataloader_with_multiple_devices
+        pytorch.core.hooks.ModelHooks.*""",
+    "The rows of a summary have no objects of their own.": """
+        pytorch.utilities.model_summary.LayerSummary pytorch.utilities.model_summary.ModelSummary.flop_counts
+        pytorch.utilities.model_summary.ModelSummary.summarize
+        pytorch.utilities.model_summary.ModelSummary.total_layer_params
+        pytorch.utilities.model_summary.DeepSpeedSummary pytorch.utilities.model_summary.model_summary_deepspeed.*""",
+    # ---- names -------------------------------------------------------------------------------------------------------
+    "There are no loop objects: the closure of a step and the stages of a restart belong to the loop.": """
+        pytorch.loops.*""",
+    "Every process evaluates each sample once, without a sampler or a wrapper for it.": "pytorch.overrides.*",
+    "Demonstrations of the original's documentation; `examples/` has drivetrain's.": """
+        pytorch.demos.LightningLSTM pytorch.demos.LightningTransformer pytorch.demos.SequenceSampler
+        pytorch.demos.SimpleLSTM pytorch.demos.Transformer pytorch.demos.WikiText2 pytorch.demos.mnist_datamodule.*
+        pytorch.demos.transformer.*""",
+    "`torch.compile` compiles in place here; there is no wrapper to remove.": "pytorch.utilities.compile.*",
+}  # fmt: skip
+"""Differences that stay."""
+
+NOT_HERE = {
+    "Needs Lightning AI's service.": "pytorch.loggers.LitLogger pytorch.utilities.model_registry.*",
+    "Starts or describes Lightning's own project; `drivetrain` is the command here.":
+        "fabric.cli.main pytorch.cli_lightning_logo",
+}  # fmt: skip
+"""What needs hardware, a cloud service, or the original's own project."""
+
+OPEN = """
+    fabric.Fabric.load(weights_only) fabric.Fabric.load_raw(weights_only) fabric.Fabric.seed_everything(verbose)
+    fabric.Fabric.setup(_reapply_compile) fabric.Fabric.setup_module(_reapply_compile)
+    fabric.accelerators.cuda.* fabric.accelerators.registry.* fabric.loggers.* fabric.plugins.ClusterEnvironment
+    fabric.plugins.collectives.* fabric.plugins.environments.* fabric.strategies.DataParallelStrategy
+    fabric.strategies.DeepSpeedStrategy fabric.strategies.FSDPStrategy fabric.strategies.ModelParallelStrategy
+    fabric.strategies.SingleDeviceXLAStrategy fabric.strategies.XLAFSDPStrategy fabric.strategies.XLAStrategy
+    fabric.utilities.distributed.* fabric.utilities.is_shared_filesystem fabric.utilities.spike.SpikeDetection
+    pytorch.accelerators.CUDAAccelerator.set_nvidia_flags pytorch.accelerators.cpu.* pytorch.accelerators.cuda.*
+    pytorch.accelerators.mps.* pytorch.callbacks.progress.* pytorch.cli.* pytorch.core.optimizer.do_nothing_closure
+    pytorch.core.saving.* pytorch.demos.boring_classes.* pytorch.utilities.data.* pytorch.utilities.deepspeed.*
+    pytorch.utilities.exceptions.* pytorch.utilities.migration.* pytorch.utilities.model_helpers.*
+    pytorch.utilities.parsing.* pytorch.utilities.upgrade_checkpoint.*
+"""
+"""What is not here yet."""
