@@ -9,6 +9,7 @@ import random
 import re
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -26,7 +27,7 @@ ENDS_S = 20.0  # workers of a killed rank look each 5 s whether it is there; gen
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, /dev/shm and prctl")
 
-FAULTS = list(product(["exception", "kill", "exit", "segfault"], ["forward", "setup"], [0, 1]))
+FAULTS = list(product(["exception", "kill", "exit", "segfault", "kill worker"], ["forward", "setup"], [0, 1]))
 STARTS = ["ddp_fork"] * 6 + ["ddp_spawn", "ddp"]  # the last two import torch in each rank, which takes seconds
 
 # What the tests look for, left on purpose: a process of another session that holds a socket, and files.
@@ -48,9 +49,8 @@ class Traces:
     While it looks, this process is the parent of all that a program leaves: the system gives it the orphans.
     """
 
-    def __init__(self, programs: Any, folder: Path) -> None:
-        self.temporary = folder / "temporary"
-        self.temporary.mkdir()
+    def __init__(self, programs: Any, folder: Path, temporary: Path) -> None:
+        self.temporary = temporary
         self._programs, self._folder = programs, folder
         programs.run("-c", "", cwd=folder)  # which starts the process that is copied
         self._known = {process.pid for process in self._descendants()}
@@ -95,14 +95,15 @@ def traces(programs: Any, tmp_path: Path) -> Iterator[Traces]:
     prctl = ctypes.CDLL(None).prctl
     assert prctl(SUBREAPER, 1, 0, 0, 0) == 0
     try:
-        yield Traces(programs, tmp_path)
+        with tempfile.TemporaryDirectory(prefix="left-") as short:  # sockets have short paths
+            yield Traces(programs, tmp_path, Path(short))
     finally:
         prctl(SUBREAPER, 0, 0, 0, 0)
 
 
 def faulty(count: int) -> list[Any]:
     runs = [(STARTS[run % len(STARTS)], *FAULTS[(7 * run) % len(FAULTS)]) for run in range(count)]
-    return runs if LONG else [("ddp_fork", "kill", "forward", 1)]
+    return runs if LONG else [("ddp_fork", "kill worker", "forward", 1)]
 
 
 def test_jobs_that_fail_leave_nothing_behind(traces: Traces) -> None:

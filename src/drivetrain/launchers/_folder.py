@@ -15,8 +15,8 @@ from typing import Any
 
 _SHELL = "/bin/sh"
 _REMOVES = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'  # when its input ends, or says so
-_LONGEST_SOCKET = 100  # characters of a socket's path; the limit is 108 on Linux, 104 elsewhere
-_NAME_OF_SOCKET = 20  # characters
+_LONGEST_SOCKET = 103  # characters of a socket's path on every system; Linux allows 107
+_NAME_OF_SOCKET = len("/listener-12345678")
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def job_folder() -> Iterator[Path]:
     A shell waits beside this process, on a pipe that closes when this process ends, and then removes the folder: so it
     goes too when this process is killed. Where there is no shell, as on Windows, the folder stays then.
     """
-    folder = Path(tempfile.gettempdir(), f"drivetrain-{secrets.token_hex(8)}")
+    folder = Path(tempfile.gettempdir(), f"drivetrain-{secrets.token_hex(6)}")
     remover = _start_remover(folder)  # before there is anything to remove: this process may be killed at any moment
     try:
         folder.mkdir(mode=0o700)
