@@ -167,7 +167,6 @@ class Settings:
     compile: bool | str | type | list[str | type] | dict[str, Any] | None = _argument(
         None, 'torch.compile: True: the model; "blocks" or classes: these layers; a dict: its arguments; None: nothing'
     )
-
     split_on_oom: bool = _argument(
         False, "run batches that do not fit into memory again, in parts, with the gradients of the whole batch"
     )

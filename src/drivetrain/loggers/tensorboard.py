@@ -92,6 +92,11 @@ class TensorBoardLogger(FolderLogger):
         }  # a copy has its own file
 
     @property
+    def sub_dir(self) -> str | None:
+        """The folder inside the run's folder that was given."""
+        return self._sub_dir
+
+    @property
     def log_dir(self) -> str:
         """This run's folder, ``sub_dir`` included; it comes into being with the first thing written."""
         return os.path.join(super().log_dir, self._sub_dir) if self._sub_dir else super().log_dir
