@@ -40,9 +40,10 @@ def begin(trainer: Trainer) -> None:
         words[: len(trainer.progress.slot)] = array("q", trainer.progress.slot)
         words[SHOWN] = 1
         trainer.progress.show_in(words)
-    if sheet.local_rank == 0:
-        sheet.note_run_folder(str(trainer.log_dir or trainer.default_root_dir))
-    stacks.listen(sheet.folder, sheet.local_rank)
+    with suppress(OSError):  # the folder is gone: the launching process was killed, or something cleans up
+        if sheet.local_rank == 0:
+            sheet.note_run_folder(str(trainer.log_dir or trainer.default_root_dir))
+        stacks.listen(sheet.folder, sheet.local_rank)
     sheet.words[STALL] = max(1, round(stall_s * 1000))
 
 
