@@ -104,3 +104,23 @@ def test_an_out_of_memory_error_says_what_took_the_memory(tmp_path: Path) -> Non
     assert "in use). It holds: parameters and buffers" in note
     assert "activations and the rest" in note
     assert "Change one of these" in note
+
+
+def test_a_batch_that_does_not_fit_runs_again_in_parts(tmp_path: Path) -> None:
+    class NeedsMuch(Regression):
+        sizes: list[int] = []  # noqa: RUF012
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if len(batch[0]) > 2:
+                torch.empty(2**46, dtype=torch.uint8, device=self.device)  # 64 TiB
+            self.sizes.append(len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    data = TensorDataset(torch.randn(32, 16), torch.randn(32, 1))
+    trainer = Trainer(
+        accelerator="gpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+        default_root_dir=tmp_path, split_on_oom=True,
+    )  # fmt: skip
+    trainer.fit(NeedsMuch(), DataLoader(data, batch_size=8))
+    assert trainer.global_step == 4
+    assert NeedsMuch.sizes == [2] * 16
