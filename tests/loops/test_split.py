@@ -256,3 +256,36 @@ def test_a_weighted_loss_is_refused(loader: DataLoader[Any], make_trainer: Any) 
 
     with pytest.raises(ConfigurationError, match="returned a WeightedLoss"):
         make_trainer(limit_val_batches=0, split_on_oom=True).fit(Weighted(), loader)
+
+
+def test_a_batch_size_finder_sees_what_does_not_fit(make_trainer: Any) -> None:
+    from drivetrain.callbacks import BatchSizeFinder
+
+    class Sized(Net):
+        batch_size = 2
+
+        def train_dataloader(self) -> Any:
+            data = [(torch.ones(4), torch.ones(1)) for _ in range(64)]
+            return DataLoader(data, batch_size=self.batch_size)  # type: ignore[arg-type]
+
+    module = Sized(fits=8)
+    make_trainer(
+        limit_val_batches=0, split_on_oom=True, callbacks=BatchSizeFinder(mode="power", init_val=2, steps_per_trial=1)
+    ).fit(module)
+    assert module.batch_size == 8
+    assert set(module.sizes[-8:]) == {8}
+
+
+def test_a_step_that_is_bound_again_inside_a_window_still_knows_its_batches(
+    loader: DataLoader[Any], make_trainer: Any
+) -> None:
+    class Rebinds(Net):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.trainer.current_run.mark_stale()
+            self.fits = 4 if batch_idx == 1 else 1000
+
+    plain, split = Net(), Rebinds()
+    make_trainer(limit_val_batches=0, accumulate_grad_batches=3).fit(plain, loader)
+    make_trainer(limit_val_batches=0, accumulate_grad_batches=3, split_on_oom=True).fit(split, loader)
+    assert split.sizes[:8] == [8, 8, 4, 4, 4, 4, 4, 4]
+    torch.testing.assert_close(weights(split), weights(plain), rtol=1e-4, atol=1e-5)
