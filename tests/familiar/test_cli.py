@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader
 from drivetrain import LightningDataModule, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.cli import LightningCLI, SaveConfigCallback
+from drivetrain.compat import fabric_loggers
 from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.loggers import CSVLogger
 from drivetrain.strategies import DDPStrategy
 
 
@@ -178,6 +180,12 @@ def test_a_typical_file_describes_a_whole_run(cli: Make) -> None:
     assert [each.save_top_k for each in trainer.callbacks if isinstance(each, ModelCheckpoint)] == [2]
     assert [type(logger).__name__ for logger in trainer.loggers] == ["CSVLogger"]
     assert type(made.model.configure_optimizers()["optimizer"]) is torch.optim.AdamW
+
+
+def test_fabrics_loggers_take_no_bare_name_from_the_trainers(cli: Make) -> None:
+    assert fabric_loggers.FabricCSVLogger.__name__ != "CSVLogger"
+    described = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}
+    assert type(cli({"trainer": {"logger": described}}).trainer.logger) is CSVLogger
 
 
 class Untyped(Net):

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Engine, LightningModule, compat
 from drivetrain.compat.collectives import SingleDeviceCollective, TorchCollective
-from drivetrain.compat.fabric_loggers import CSVLogger, TensorBoardLogger
+from drivetrain.compat.fabric_loggers import FabricCSVLogger as CSVLogger
+from drivetrain.compat.fabric_loggers import FabricTensorBoardLogger as TensorBoardLogger
 from drivetrain.compat.samplers import DistributedSamplerWrapper
 from drivetrain.compat.wrapped import _unwrap_objects
 from drivetrain.errors import CheckpointError, ConfigurationError

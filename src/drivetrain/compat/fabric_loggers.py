@@ -1,4 +1,7 @@
-"""``fabric.loggers``: the loggers that are called ``CSVLogger(root_dir=...)`` there."""
+"""``fabric.loggers``: the loggers that are called ``CSVLogger(root_dir=...)`` there.
+
+The classes have names of their own, so that ``CSVLogger`` without a module stays unambiguous on a command line.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class _RootDir(FolderLogger):
         return folder
 
 
-class CSVLogger(_RootDir, csv.CSVLogger):
+class FabricCSVLogger(_RootDir, csv.CSVLogger):
     """:class:`drivetrain.loggers.CSVLogger`, whose first argument is called ``root_dir``."""
 
     def __init__(
@@ -35,7 +38,7 @@ class CSVLogger(_RootDir, csv.CSVLogger):
         super().__init__(root_dir, name, version, prefix, flush_logs_every_n_steps)
 
 
-class TensorBoardLogger(_RootDir, tensorboard.TensorBoardLogger):
+class FabricTensorBoardLogger(_RootDir, tensorboard.TensorBoardLogger):
     """:class:`drivetrain.loggers.TensorBoardLogger`, whose first argument is called ``root_dir``."""
 
     def __init__(

@@ -66,6 +66,7 @@ _ACCELERATORS = {
     "xla": ("drivetrain.accelerators.xla: XLAAccelerator",),
 }
 _REDUCED_TYPES = f"{_C}.type_names: TBroadcast TReduce"
+_FABRIC_LOGGERS = f"{_C}.fabric_loggers: CSVLogger=FabricCSVLogger TensorBoardLogger=FabricTensorBoardLogger"
 _OF_FABRIC = f"{_C}.fabric_strategies"
 
 SERVED: dict[str, tuple[str, ...]] = {
@@ -230,10 +231,10 @@ SERVED: dict[str, tuple[str, ...]] = {
     **{f"fabric.accelerators.{name}": source for name, source in _ACCELERATORS.items()},
     "fabric.accelerators.cuda": ("drivetrain.accelerators.cuda: CUDAAccelerator find_usable_cuda_devices",),
     "fabric.fabric": ("drivetrain.engine.engine: Fabric=Engine",),
-    "fabric.loggers": (f"{_C}.fabric_loggers: CSVLogger TensorBoardLogger", "drivetrain.loggers: Logger"),
-    "fabric.loggers.csv_logs": (f"{_C}.fabric_loggers: CSVLogger",),
+    "fabric.loggers": (_FABRIC_LOGGERS, "drivetrain.loggers: Logger"),
+    "fabric.loggers.csv_logs": (f"{_C}.fabric_loggers: CSVLogger=FabricCSVLogger",),
     "fabric.loggers.logger": ("drivetrain.loggers: Logger", f"{_C}.loggers: rank_zero_experiment"),
-    "fabric.loggers.tensorboard": (f"{_C}.fabric_loggers: TensorBoardLogger",),
+    "fabric.loggers.tensorboard": (f"{_C}.fabric_loggers: TensorBoardLogger=FabricTensorBoardLogger",),
     "fabric.plugins": ("drivetrain.plugins",),
     "fabric.plugins.collectives": (f"{_C}.collectives: Collective SingleDeviceCollective TorchCollective",),
     "fabric.plugins.collectives.collective": (f"{_C}.collectives: Collective",),
