@@ -320,6 +320,20 @@ def test_ckpt_path_takes_the_models_hyperparameters_out_of_the_checkpoint(
     assert "taken from there" not in caplog.text
 
 
+def test_a_ckpt_path_without_hyperparameters_changes_nothing(cli: Make, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "other.ckpt").write_bytes(b"of a store of the user's")
+
+    class Parsed(LightningCLI):
+        def instantiate_classes(self) -> None:
+            self.trainer = self.model = self.datamodule = None  # type: ignore[assignment]
+            self.subcommand = None
+
+    for path in ("folder", "other.ckpt", "best", "missing.ckpt"):
+        made = cli({"model": {"width": 5}}, f"--ckpt_path={path}", subcommand="validate", cls=Parsed)
+        assert made.config["validate"]["model"]["width"] == 5
+
+
 def test_ckpt_path_takes_the_class_out_of_the_checkpoint_where_any_may_be_named(cli: Make, tmp_path: Path) -> None:
     config = {"model": {"class_path": f"{__name__}.Nested", "init_args": NESTED}}
     path = saved_by(cli, tmp_path, config, model=None)

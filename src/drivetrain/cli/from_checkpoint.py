@@ -85,7 +85,10 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
     """
     from drivetrain.module.loading import hyperparameters_in
 
-    values = dict(hyperparameters_in(path))
+    try:
+        values = dict(hyperparameters_in(path))
+    except CheckpointError:  # the store of this run may read it; else the Trainer says why not
+        return config
     values.pop(INSTANTIATOR, None)
     class_path = values.pop(CLASS_PATH, None)
     subcommand = config["subcommand"]

@@ -382,7 +382,7 @@ class LightningCLI:
     def _take_hyperparameters(self) -> None:
         """Configure the model as the checkpoint at ``--ckpt_path`` was configured."""
         path = None if self.subcommand is None else self._own(self.config).get("ckpt_path")
-        if path is not None and os.path.exists(path):  # "best" and "last" are known later
+        if path is not None and os.path.isfile(path):  # "best" and "last" are known later
             from drivetrain.cli.from_checkpoint import with_hyperparameters
 
             self.config = with_hyperparameters(self.parser, self.config, str(path), self.subclass_mode_model)
