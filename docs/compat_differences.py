@@ -110,14 +110,14 @@ NOT_HERE = {
 OPEN = """
     fabric.Fabric.load(weights_only) fabric.Fabric.load_raw(weights_only) fabric.Fabric.seed_everything(verbose)
     fabric.Fabric.setup(_reapply_compile) fabric.Fabric.setup_module(_reapply_compile)
-    fabric.accelerators.cuda.* fabric.accelerators.registry.* fabric.loggers.* fabric.plugins.ClusterEnvironment
+    fabric.accelerators.registry.* fabric.loggers.* fabric.plugins.ClusterEnvironment
     fabric.plugins.collectives.* fabric.plugins.environments.* fabric.strategies.DataParallelStrategy
     fabric.strategies.DeepSpeedStrategy fabric.strategies.FSDPStrategy fabric.strategies.ModelParallelStrategy
     fabric.strategies.SingleDeviceXLAStrategy fabric.strategies.XLAFSDPStrategy fabric.strategies.XLAStrategy
     fabric.utilities.distributed.* fabric.utilities.is_shared_filesystem fabric.utilities.spike.SpikeDetection
-    pytorch.accelerators.CUDAAccelerator.set_nvidia_flags pytorch.accelerators.cpu.* pytorch.accelerators.cuda.*
-    pytorch.accelerators.mps.* pytorch.callbacks.progress.* pytorch.cli.* pytorch.core.optimizer.do_nothing_closure
-    pytorch.core.saving.* pytorch.demos.boring_classes.* pytorch.utilities.data.* pytorch.utilities.deepspeed.*
+    pytorch.accelerators.CUDAAccelerator.set_nvidia_flags
+    pytorch.callbacks.progress.* pytorch.cli.* pytorch.core.optimizer.do_nothing_closure
+    pytorch.core.saving.* pytorch.utilities.data.* pytorch.utilities.deepspeed.*
     pytorch.utilities.exceptions.* pytorch.utilities.migration.* pytorch.utilities.model_helpers.*
     pytorch.utilities.parsing.* pytorch.utilities.upgrade_checkpoint.*
 """

@@ -11,9 +11,12 @@ from torch.utils.data import DataLoader
 from drivetrain import Trainer
 from drivetrain.compat.boring_classes import (
     BoringDataModule,
+    BoringDataModuleNoLen,
     BoringModel,
     DemoModel,
+    IterableBoringDataModule,
     ManualOptimBoringModel,
+    Net,
     RandomDataset,
     RandomDictDataset,
     RandomIterableDataset,
@@ -85,3 +88,24 @@ def test_random_data(dataset: Any, length: int | None) -> None:
         assert torch.allclose(batch["b"], batch["a"] + 2)
         batch = batch["a"]
     assert batch.shape == (5, 3)
+
+
+@pytest.mark.parametrize("data", [BoringDataModuleNoLen, IterableBoringDataModule])
+def test_data_modules_without_a_length_train_and_predict(data: Any) -> None:
+    module = data()
+    module.setup("fit")
+    loaders = module.train_dataloader()
+    last = loaders[-1] if isinstance(loaders, list) else loaders
+    with pytest.raises(TypeError):
+        len(last)
+    assert len(list(last)) == 512
+    model = BoringModel()
+    if data is BoringDataModuleNoLen:
+        trainer().fit(model, data())
+    assert trainer().predict(model, data())
+
+
+def test_the_convolutional_network_answers_with_probabilities() -> None:
+    answer = Net()(torch.rand(2, 1, 28, 28))
+    assert answer.shape == (2, 10)
+    assert torch.allclose(answer.exp().sum(1), torch.ones(2))

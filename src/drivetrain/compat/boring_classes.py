@@ -172,3 +172,79 @@ class BoringDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> Any:
         return DataLoader(self.random_predict)
+
+
+_STREAMED = {"train": 512, "val": 128, "test": 256, "predict": 64}  # samples by stage
+_STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
+
+
+class BoringDataModuleNoLen(LightningDataModule):
+    """Random vectors for :class:`BoringModel`, from data sets without a length."""
+
+    random_train: Dataset[Tensor]
+    random_val: Dataset[Tensor]
+    random_test: Dataset[Tensor]
+    random_predict: Dataset[Tensor]
+
+    def setup(self, stage: str) -> None:
+        """Make the data sets that ``stage`` needs."""
+        for name in _STAGES[stage]:
+            setattr(self, f"random_{name}", RandomIterableDataset(_FEATURES, _STREAMED[name]))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.random_train)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.random_val)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(self.random_test)
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(self.random_predict)
+
+
+class IterableBoringDataModule(LightningDataModule):
+    """Random vectors for :class:`BoringModel`: for each stage two loaders, the second without a length."""
+
+    train_datasets: list[Dataset[Tensor]]
+    val_datasets: list[Dataset[Tensor]]
+    test_datasets: list[Dataset[Tensor]]
+    predict_datasets: list[Dataset[Tensor]]
+
+    def setup(self, stage: str) -> None:
+        """Make the data sets that ``stage`` needs."""
+        for name in _STAGES[stage]:
+            samples = _STREAMED[name]
+            pair = [RandomDataset(_FEATURES, samples), RandomIterableDataset(_FEATURES, samples)]
+            setattr(self, f"{name}_datasets", pair)
+
+    def train_dataloader(self) -> Any:
+        return [DataLoader(each) for each in self.train_datasets]
+
+    def val_dataloader(self) -> Any:
+        return [DataLoader(each) for each in self.val_datasets]
+
+    def test_dataloader(self) -> Any:
+        return [DataLoader(each) for each in self.test_datasets]
+
+    def predict_dataloader(self) -> Any:
+        return [DataLoader(each) for each in self.predict_datasets]
+
+
+class Net(nn.Module):
+    """A small convolutional network for images of 28 x 28 pixels; it returns logarithms of ten probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.dropout1 = nn.Dropout(0.25)
+        self.dropout2 = nn.Dropout(0.5)
+        self.fc1 = nn.Linear(9216, 128)
+        self.fc2 = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(x)))), 2)
+        hidden = F.relu(self.fc1(self.dropout1(features).flatten(1)))
+        return F.log_softmax(self.fc2(self.dropout2(hidden)), dim=1)

@@ -24,6 +24,7 @@ _SEED_EVERYTHING = f"{_C}.seed: seed_everything"
 _FRONT = ("drivetrain: Callback LightningDataModule LightningModule Trainer", _SEED_EVERYTHING)
 _MISCONFIGURATION = "drivetrain.errors: MisconfigurationException=DrivetrainError"  # catches all that we diagnose
 _LOGGERS = "drivetrain.loggers: CSVLogger TensorBoardLogger"
+_ASYNC_IO = "drivetrain.checkpoints: AsyncCheckpointIO"
 _XLA_IO = "drivetrain.checkpoints: XLACheckpointIO"
 _ATTRIBUTE_DICT = "drivetrain.module.hparams: AttributeDict"
 _RANK_ZERO = (
@@ -75,6 +76,9 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch": _FRONT,
     "pytorch.accelerators": ("drivetrain.accelerators",),
     **{f"pytorch.accelerators.{name}": source for name, source in _ACCELERATORS.items()},
+    "pytorch.accelerators.cpu": (*_ACCELERATORS["cpu"], f"{_C}.devices: get_cpu_stats"),
+    "pytorch.accelerators.cuda": (*_ACCELERATORS["cuda"], f"{_C}.devices: get_nvidia_gpu_stats"),
+    "pytorch.accelerators.mps": (*_ACCELERATORS["mps"], f"{_C}.devices: get_device_stats"),
     "pytorch.callbacks": ("drivetrain.callbacks",),
     "pytorch.callbacks.batch_size_finder": ("drivetrain.callbacks.batch_size_finder: BatchSizeFinder",),
     "pytorch.callbacks.callback": ("drivetrain.callback: Callback",),
@@ -129,8 +133,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.core.saving": (f"{_C}.files: load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
     "pytorch.demos": (f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel",),
     "pytorch.demos.boring_classes": (
-        f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel ManualOptimBoringModel RandomDataset "
-        "RandomDictDataset RandomIterableDataset RandomIterableDatasetWithLen",
+        f"{_C}.boring_classes: BoringDataModule BoringDataModuleNoLen BoringModel DemoModel IterableBoringDataModule "
+        "ManualOptimBoringModel Net RandomDataset RandomDictDataset RandomIterableDataset RandomIterableDatasetWithLen",
     ),
     "pytorch.loggers": (_LOGGERS, "drivetrain.loggers: CometLogger Logger MLFlowLogger NeptuneLogger WandbLogger"),
     "pytorch.loggers.comet": ("drivetrain.loggers.comet: CometLogger",),
@@ -152,7 +156,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.loops.prediction_loop": ("drivetrain.trainer.loop_views: _PredictionLoop=PredictionView",),
     "pytorch.loops.training_epoch_loop": ("drivetrain.trainer.loop_views: _TrainingEpochLoop=TrainingEpochView",),
     "pytorch.plugins": ("drivetrain.plugins",),
-    "pytorch.plugins.io": (_CHECKPOINT_IO, _TORCH_IO, _XLA_IO),
+    "pytorch.plugins.io": (_ASYNC_IO, _CHECKPOINT_IO, _TORCH_IO, _XLA_IO),
+    "pytorch.plugins.io.async_plugin": (_ASYNC_IO,),
     "pytorch.plugins.io.checkpoint_plugin": (_CHECKPOINT_IO,),
     "pytorch.plugins.io.torch_plugin": (_TORCH_IO,),
     "pytorch.plugins.io.xla_plugin": (_XLA_IO,),
@@ -229,7 +234,10 @@ SERVED: dict[str, tuple[str, ...]] = {
         "drivetrain.accelerators: ACCELERATOR_REGISTRY=AcceleratorRegistry",
     ),
     **{f"fabric.accelerators.{name}": source for name, source in _ACCELERATORS.items()},
-    "fabric.accelerators.cuda": ("drivetrain.accelerators.cuda: CUDAAccelerator find_usable_cuda_devices",),
+    "fabric.accelerators.cuda": (
+        "drivetrain.accelerators.cuda: CUDAAccelerator find_usable_cuda_devices",
+        f"{_C}.devices: is_cuda_available num_cuda_devices",
+    ),
     "fabric.fabric": ("drivetrain.engine.engine: Fabric=Engine",),
     "fabric.loggers": (_FABRIC_LOGGERS, "drivetrain.loggers: Logger"),
     "fabric.loggers.csv_logs": (f"{_C}.fabric_loggers: CSVLogger=FabricCSVLogger",),
