@@ -119,6 +119,6 @@ OPEN = """
     pytorch.callbacks.progress.* pytorch.cli.* pytorch.core.optimizer.do_nothing_closure
     pytorch.core.saving.* pytorch.utilities.data.* pytorch.utilities.deepspeed.*
     pytorch.utilities.exceptions.* pytorch.utilities.migration.* pytorch.utilities.model_helpers.*
-    pytorch.utilities.parsing.* pytorch.utilities.upgrade_checkpoint.*
+    pytorch.loggers.TensorBoardLogger.sub_dir pytorch.utilities.parsing.* pytorch.utilities.upgrade_checkpoint.*
 """
 """What is not here yet."""

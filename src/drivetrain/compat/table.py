@@ -103,7 +103,9 @@ SERVED: dict[str, tuple[str, ...]] = {
     ),
     "pytorch.callbacks.progress": ("drivetrain.callbacks: ProgressBar RichProgressBar TQDMProgressBar",),
     "pytorch.callbacks.progress.progress_bar": ("drivetrain.callbacks.progress_bar: ProgressBar",),
-    "pytorch.callbacks.progress.rich_progress": ("drivetrain.callbacks.rich_progress: RichProgressBar",),
+    "pytorch.callbacks.progress.rich_progress": (
+        "drivetrain.callbacks.rich_progress: RichProgressBar RichProgressBarTheme",
+    ),
     "pytorch.callbacks.progress.tqdm_progress": ("drivetrain.callbacks.tqdm_progress: TQDMProgressBar",),
     "pytorch.callbacks.rich_model_summary": ("drivetrain.callbacks.rich_model_summary: RichModelSummary",),
     "pytorch.callbacks.timer": ("drivetrain.callbacks.timer: Timer", f"{_C}.enums: Interval"),
