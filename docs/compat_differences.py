@@ -20,6 +20,8 @@ ON_PURPOSE = {
         "fabric.plugins.*CheckpointIO.load_checkpoint(map_location)",
     "The bar is drawn by a thread, at most four times a second, so drawing it after every batch costs a step nothing.":
         "pytorch.callbacks.RichProgressBar(refresh_rate)",
+    "The default look is rich's own, in the colours of the terminal.":
+        "pytorch.callbacks.progress.rich_progress.RichProgressBarTheme(*)",
     "The 37 functions are passed by the names of their hooks. By position they are an error.":
         "pytorch.callbacks.LambdaCallback(*)",
     "46 arguments, which are passed by keyword; by position they are an error. `stage=None` means stage 2.":
@@ -47,6 +49,8 @@ ON_PURPOSE = {
     "The running mean is kept in another way.": "pytorch.callbacks.SpikeDetection.running_mean",
     "Override `filter_parameters_to_prune`; the others are checked when a fit begins.":
         "pytorch.callbacks.ModelPruning.sanitize_parameters_to_prune",
+    "A class with `register_accelerators` is registered when it is defined.":
+        "fabric.accelerators.registry.call_register_accelerators",
     "A strategy's ranks come from its ClusterEnvironment, its processes from a launcher, and wrapping the model is "
     "`setup_module(module)`. An override of the original's method is an error that says so.": """
         pytorch.strategies.*.set_world_ranks pytorch.strategies.*.configure_ddp
@@ -110,7 +114,7 @@ NOT_HERE = {
 OPEN = """
     fabric.Fabric.load(weights_only) fabric.Fabric.load_raw(weights_only) fabric.Fabric.seed_everything(verbose)
     fabric.Fabric.setup(_reapply_compile) fabric.Fabric.setup_module(_reapply_compile)
-    fabric.accelerators.registry.* fabric.loggers.* fabric.plugins.ClusterEnvironment
+    fabric.loggers.* fabric.plugins.ClusterEnvironment
     fabric.plugins.collectives.* fabric.plugins.environments.* fabric.strategies.DataParallelStrategy
     fabric.strategies.DeepSpeedStrategy fabric.strategies.FSDPStrategy fabric.strategies.ModelParallelStrategy
     fabric.strategies.SingleDeviceXLAStrategy fabric.strategies.XLAFSDPStrategy fabric.strategies.XLAStrategy

@@ -75,3 +75,8 @@ def test_what_does_the_same_work_is_named() -> None:
         _ = drivetrain.Fabric
     with pytest.raises(ImportError, match="docs/own_parts.md"):
         exec("from drivetrain.loggers import LitLogger")
+
+
+def test_a_logger_of_a_cloud_service_names_the_others() -> None:
+    with pytest.raises(AttributeError, match=r"LitLogger.*Lightning AI's service.*WandbLogger"):
+        attribute("drivetrain.loggers", "LitLogger")
