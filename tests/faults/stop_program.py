@@ -1,4 +1,7 @@
-"""A fit of two ranks in which one of them sends a signal, and which says how it ended; ``stuck``: no save ever ends."""
+"""A fit of two ranks in which one of them sends a signal, and which says how it ended.
+
+``stuck``: no save ever ends. ``again``: the signal comes again and again, in a batch that does not end.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import torch
@@ -23,6 +27,9 @@ class Model(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.global_step == 5 and self.global_rank == 1:
+            while "again" in sys.argv:  # this batch never ends
+                os.kill(os.getppid(), NUMBER)
+                time.sleep(0.3)
             if TO == "launcher":
                 os.kill(os.getppid(), NUMBER)
             else:

@@ -59,3 +59,14 @@ def test_ranks_that_have_not_saved_within_stop_timeout_s_are_killed(
     assert len(saving) == 2  # the negative control: they were in their saves
     assert "Exception" not in done.stdout  # no rank came to on_exception
     assert not any(psutil.pid_exists(pid) for pid in saving)
+
+
+@ON_LINUX
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp", "ddp_spawn"] if LONG else ["ddp_fork"])
+def test_a_second_ctrl_c_ends_all_ranks_at_once(programs: Any, tmp_path: Path, strategy: str) -> None:
+    done = programs.run(PROGRAM, strategy, int(signal.SIGINT), "launcher", "again", cwd=tmp_path, timeout=60)
+    assert done.returncode == 130, done.stderr
+    told = re.findall(r"(\w+) in step 5 of process (\d+)\n", done.stdout)
+    assert "KeyboardInterrupt" in [kind for kind, _ in told]  # on_exception is called
+    assert list(tmp_path.rglob("*stopped.ckpt")) == []
+    assert not any(psutil.pid_exists(int(pid)) for _, pid in told)
