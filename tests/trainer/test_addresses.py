@@ -261,3 +261,17 @@ def test_no_room_for_the_temporary_file(folder: str, monkeypatch: pytest.MonkeyP
     ):
         TorchCheckpointIO().save_checkpoint({"a": 1}, f"{folder}/a.ckpt")
     assert names(folder) == []
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_a_logger_leaves_no_copies_on_this_machine(kind: Any, folder: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    logger = kind(folder)
+    for epochs in (1, 2):
+        trainer(folder, epochs, logger=logger).fit(net(), loader())
+        assert os.listdir(tmp_path) == []
+    logger.log_metrics({"after": 1.0}, 99)
+    assert kind is CSVLogger or os.listdir(tmp_path) != []  # which shows that the check can fail
+    logger.finalize("success")
+    assert os.listdir(tmp_path) == []
+    assert len(names(logger.log_dir)) > 1

@@ -165,6 +165,12 @@ class FolderLogger(Logger):
         if self._mirror is not None:
             self._mirror.upload()
 
+    def _upload_and_release(self) -> None:
+        """Upload what has changed, and remove the copies on this machine: the run has ended."""
+        if self._mirror is not None:
+            self._mirror.upload()
+            self._mirror.release()
+
     def _make_folder(self) -> None:
         with self._explained(self.log_dir):
             os.makedirs(self._here, exist_ok=True)

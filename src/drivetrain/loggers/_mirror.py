@@ -69,12 +69,20 @@ class Mirror:
             OSError: that failed; the files stay here, and the next call tries again.
         """
         self._uploaded_at = time.monotonic()
+        if self._folder is None:
+            return
         folder = self.folder
         for path in sorted(os.path.join(base, name) for base, _, names in os.walk(folder) for name in names):
             name, found = os.path.relpath(path, folder).replace(os.sep, "/"), _identity(path)
             if self._uploaded.get(name) != found:
                 remote.upload(path, f"{self.address}/{name}")
                 self._uploaded[name] = found
+
+    def release(self) -> None:
+        """Remove the folder, whose files were uploaded; a process that was forked would leave it behind."""
+        if self._removal is not None and self._owner == os.getpid():
+            self._removal()
+        self._folder, self._removal, self._uploaded = None, None, {}
 
 
 def _identity(path: str) -> tuple[int, int]:

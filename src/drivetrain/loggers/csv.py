@@ -154,6 +154,7 @@ class CSVLogger(FolderLogger):
     def finalize(self, status: str) -> None:
         """Write what is left."""
         self.save()
+        self._upload_and_release()
 
     def _open(self) -> None:
         """Continue the table that is already there, if there is one."""

@@ -227,7 +227,9 @@ class TensorBoardLogger(FolderLogger):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        self._upload()
+        if self._mirror is not None:
+            self._event_file = None  # which is no longer here; the next run writes another one
+        self._upload_and_release()
 
 
 class _ByName(nn.Module):
