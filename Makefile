@@ -13,6 +13,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 COMPAT_VENV := .venv-compat
 COMPAT_STAMP := $(COMPAT_VENV)/.installed
 COMPAT_PINS := tests/interop_compat/compat-constraints.txt
+COMPAT_LIBRARIES := "gluonts[torch]" pytorch-forecasting darts scvi-tools pytorch-tabular chemprop deeptab neuralforecast
 # Real cluster managers: their Python packages, and beside them what Debian has of them.
 CLUSTERS_VENV := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS_VENV)/.installed
@@ -126,7 +127,7 @@ $(COMPAT_STAMP): pyproject.toml $(COMPAT_PINS)
 	@echo "Setting up $(COMPAT_VENV) ..."
 	@$(PYTHON) -m venv $(COMPAT_VENV)
 	@$(COMPAT_VENV)/bin/python $(PIP_INSTALL) -c $(COMPAT_PINS) \
-		torch lightning tensorboard rich psutil pytorch-forecasting "gluonts[torch]"
+		torch lightning tensorboard rich psutil $(COMPAT_LIBRARIES)
 	@$(COMPAT_VENV)/bin/python $(PIP_INSTALL) --no-deps -e .
 	@touch $@
 

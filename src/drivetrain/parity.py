@@ -24,6 +24,10 @@ class Parity:
             only; else it counts optimizer steps.
         summary_draws: the trial pass through ``example_input_array`` that a model summary makes leaves the random
             generators as it used them; else as they were before.
+        uneven_sweeps: in a learning rate sweep the second rate is two steps above the first, the running mean of n
+            losses is divided by the weights of n + 1, of a window only the last batch counts, divided by the window,
+            slopes are those over the rates, and each epoch is validated. Else rates are even, the mean is that of the
+            windows' losses, slopes are those over the logarithms of the rates, and nothing is validated.
         pickle: checkpoints may hold, and be read with, any Python object. Reading one runs what it says, so this is
             for files that one trusts.
     """
@@ -33,6 +37,7 @@ class Parity:
     undersized_windows: bool = False
     batch_counted_schedulers: bool = False
     summary_draws: bool = False
+    uneven_sweeps: bool = False
     pickle: bool = False
 
 
@@ -42,6 +47,7 @@ NUMBERS = (
     "undersized_windows",
     "batch_counted_schedulers",
     "summary_draws",
+    "uneven_sweeps",
 )
 """The switches that change numbers."""
 

@@ -11,7 +11,7 @@ from tests.conftest import Regression, regression_data
 from torch import nn
 from torch.utils.data import DataLoader
 
-from drivetrain import Callback
+from drivetrain import Callback, parity
 from drivetrain.callbacks import LearningRateFinder
 from drivetrain.callbacks.lr_finder import LRSweep
 from drivetrain.errors import ConfigurationError
@@ -204,3 +204,80 @@ def test_what_it_refuses(make_trainer: Any) -> None:
         Tuner(make_trainer()).lr_find(Tuned(), method="test")
     with pytest.raises(ConfigurationError, match="Pass train_dataloaders"):
         Tuner(make_trainer()).lr_find(Tuned(), dataloaders=[1])
+
+
+def test_layers_that_are_also_in_a_list_are_trained_by_a_sweep(make_trainer: Any) -> None:
+    """The attempt copies plain attributes, and a list of layers with the same layers in it."""
+
+    class Listed(Tuned):
+        def __init__(self) -> None:
+            super().__init__(scheduled=False)
+            self.layers = list(self.net)
+            self.kept = {"weight": self.net[0].weight}
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return x * self.kept["weight"].sum()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y = batch
+            return nn.functional.mse_loss(self(x), y)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            grads.append([parameter.grad is not None for parameter in self.parameters()])
+
+    grads: list[list[bool]] = []
+    Tuner(make_trainer()).lr_find(Listed(), num_training=20, early_stop_threshold=None)
+    assert len(grads) == 20
+    assert all(map(all, grads))
+
+
+def test_the_rate_is_set_in_hyperparameters_of_omegaconf(make_trainer: Any) -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+
+    class Configured(Tuned):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            del self.lr
+            self._hparams = None
+            self.save_hyperparameters(config)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=self.hparams.learning_rate)
+
+    module = Configured(omegaconf.DictConfig({"learning_rate": 0.5}))
+    sweep = Tuner(make_trainer()).lr_find(module, num_training=20)
+    assert sweep is not None
+    assert module.hparams.learning_rate == sweep.suggestion() != 0.5
+
+
+@pytest.fixture
+def uneven() -> Any:
+    before = parity.use(parity.Parity(uneven_sweeps=True))
+    yield
+    parity.use(before)
+
+
+def test_a_switch_makes_sweeps_those_of_the_original(make_trainer: Any, uneven: Any) -> None:
+    sweep = LRSweep("exponential", 1e-3, 0.5, 6)
+    assert [sweep.rate(step) for step in (0, 1, 5)] == pytest.approx([1e-3, 1e-3 * 500 ** (2 / 6), 0.5])
+    validated: list[int] = []
+
+    class Validated(Tuned):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            validated.append(batch_idx)
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(regression_data(), batch_size=32)
+
+    def losses(module: Any) -> list[float]:
+        arguments: dict[str, Any] = {"num_training": 4, "early_stop_threshold": None, "update_attr": False}
+        found = Tuner(make_trainer()).lr_find(module, **arguments)
+        assert found is not None
+        return found.results["loss"]
+
+    there = losses(Validated())
+    assert validated
+    parity.use(parity.Parity())
+    assert there[0] == pytest.approx(losses(Tuned())[0] * 0.02 / (1 - 0.98**2), rel=1e-5)

@@ -530,3 +530,22 @@ def test_where_the_first_batch_lies_on_the_device_no_other_is_looked_at() -> Non
 
     assert len(list(feed([[torch.ones(1)]] * 3, 3, looked_at, False))) == 3
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_loader_that_fails_when_asked_for_its_end_has_given_all_its_batches(ahead: bool) -> None:
+    class Fails:
+        def __init__(self, length: int) -> None:
+            self.length = length
+
+        def __len__(self) -> int:
+            return self.length
+
+        def __iter__(self) -> Iterator[int]:
+            yield from range(3)
+            raise ValueError("zip() argument 2 is longer")
+
+    with pytest.warns(UserWarning, match="Fails yielded the 3 batches of its length, and raised ValueError: zip"):
+        assert list(feed(Fails(3), 3, None, ahead)) == [(0, False), (1, False), (2, True)]
+    with pytest.raises(ValueError, match="zip"):  # before its end it is an error
+        list(feed(Fails(4), 4, None, ahead))

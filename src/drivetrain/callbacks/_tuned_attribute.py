@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from drivetrain.errors import ConfigurationError
@@ -34,13 +34,13 @@ def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, ar
 def tuned_value(trainer: Any, module: Any, name: str) -> Any:
     """Return its value."""
     holder = next(_holders(trainer, module, name))
-    return holder[name] if isinstance(holder, dict) else getattr(holder, name)
+    return holder[name] if isinstance(holder, MutableMapping) else getattr(holder, name)
 
 
 def set_tuned(trainer: Any, module: Any, name: str, value: Any) -> None:
     """Set it wherever it is."""
     for holder in list(_holders(trainer, module, name)):
-        if isinstance(holder, dict):
+        if isinstance(holder, MutableMapping):
             holder[name] = value
         else:
             setattr(holder, name, value)
@@ -53,5 +53,5 @@ def _holders(trainer: Any, module: Any, name: str) -> Iterator[Any]:
         if hasattr(owner, name):
             yield owner
         hparams = getattr(owner, "hparams", None)
-        if isinstance(hparams, dict) and name in hparams:
+        if isinstance(hparams, MutableMapping) and name in hparams:
             yield hparams

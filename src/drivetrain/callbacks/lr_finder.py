@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._tuned_attribute import set_tuned, tuned_name
@@ -36,6 +37,8 @@ class LRSweep:
     def rate(self, step: int) -> float:
         """Return the learning rate of ``step``, counted from 0; that of the last is ``lr_max``."""
         part = step / max(1, self.num_training - 1)
+        if parity.current().uneven_sweeps and step > 0:
+            part = (step + 1) / self.num_training
         if self.mode == "linear":
             return self.lr_min + part * (self.lr_max - self.lr_min)
         return float(self.lr_min * (self.lr_max / self.lr_min) ** part)
@@ -60,9 +63,11 @@ class LRSweep:
             )
             return None
         indices, rates, losses = zip(*kept, strict=True)
-        places = torch.tensor(rates, dtype=torch.float64)
-        places = places if self.mode == "linear" else places.log10()
-        [slopes] = torch.gradient(torch.tensor(losses, dtype=torch.float64), spacing=(places,))
+        uneven = parity.current().uneven_sweeps
+        dtype = torch.float32 if uneven else torch.float64
+        places = torch.tensor(rates, dtype=dtype)
+        places = places if uneven or self.mode == "linear" else places.log10()
+        [slopes] = torch.gradient(torch.tensor(losses, dtype=dtype), spacing=(places,))
         self._optimal_idx = indices[int(slopes.argmin())]
         return self.results["lr"][self._optimal_idx]
 
@@ -175,7 +180,8 @@ class LearningRateFinder(Callback):
         name = tuned_name(trainer, pl_module, names, "LearningRateFinder", "attr_name") if self.update_attr else ""
         sweep = LRSweep(self.mode, self.min_lr, self.max_lr, self.num_training_steps)
         limits = {"max_steps": self.num_training_steps, "max_epochs": ENDLESS, "min_epochs": 0, "min_steps": 0}
-        limits |= {"val_batches": 0, "sanity_batches": 0, "log_every_n_steps": 1}
+        validated = self.num_training_steps if parity.current().uneven_sweeps else 0
+        limits |= {"val_batches": validated, "sanity_batches": 0, "log_every_n_steps": 1}
         with trial(trainer, [_Sweep(sweep, self.early_stop_threshold)], **limits) as run:
             try_steps(run)
         self.optimal_lr = sweep
@@ -210,15 +216,17 @@ class _Sweep(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         if outputs is not None:
-            loss = outputs["loss"].detach()
-            self._window.append(float(trainer.strategy.reduce(loss.clone(), reduce_op="mean")))
+            reduced = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
+            self._window.append(float(reduced))
         step = trainer.global_step
         losses = self._sweep.results["loss"]
         if step == len(losses) or not self._window:
             return  # the window is not complete
-        self._average = _SMOOTHING * self._average + (1 - _SMOOTHING) * sum(self._window) / len(self._window)
+        uneven = parity.current().uneven_sweeps
+        loss = (self._window[-1] if uneven else sum(self._window)) / len(self._window)
+        self._average = _SMOOTHING * self._average + (1 - _SMOOTHING) * loss
         self._window.clear()
-        losses.append(self._average / (1 - _SMOOTHING**step))
+        losses.append(self._average / (1 - _SMOOTHING ** (step + uneven)))
         self._sweep.results["lr"].append(self._sweep.rate(step - 1))
         if self._threshold is not None and not losses[-1] <= self._threshold * min(losses):
             trainer.should_stop = True

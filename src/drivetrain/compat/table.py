@@ -102,11 +102,17 @@ SERVED: dict[str, tuple[str, ...]] = {
         "drivetrain.callbacks.prediction_writer: BasePredictionWriter WriteInterval",
     ),
     "pytorch.callbacks.progress": ("drivetrain.callbacks: ProgressBar RichProgressBar TQDMProgressBar",),
-    "pytorch.callbacks.progress.progress_bar": ("drivetrain.callbacks.progress_bar: ProgressBar",),
+    "pytorch.callbacks.progress.progress_bar": (
+        "drivetrain.callbacks.progress_bar: ProgressBar",
+        f"{_C}.progress: get_standard_metrics",
+    ),
     "pytorch.callbacks.progress.rich_progress": (
         "drivetrain.callbacks.rich_progress: RichProgressBar RichProgressBarTheme",
     ),
-    "pytorch.callbacks.progress.tqdm_progress": ("drivetrain.callbacks.tqdm_progress: TQDMProgressBar",),
+    "pytorch.callbacks.progress.tqdm_progress": (
+        "drivetrain.callbacks.tqdm_progress: TQDMProgressBar",
+        f"{_C}.progress: Tqdm convert_inf",
+    ),
     "pytorch.callbacks.rich_model_summary": ("drivetrain.callbacks.rich_model_summary: RichModelSummary",),
     "pytorch.callbacks.timer": ("drivetrain.callbacks.timer: Timer", f"{_C}.enums: Interval"),
     "pytorch.callbacks.stochastic_weight_avg": (
@@ -131,8 +137,11 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.core.mixins": ("drivetrain.module.hparams: HyperparametersMixin",),
     "pytorch.core.mixins.hparams_mixin": ("drivetrain.module.hparams: HyperparametersMixin",),
     "pytorch.core.module": ("drivetrain.module.module: LightningModule", f"{_C}.type_names: MODULE_OPTIMIZERS"),
-    "pytorch.core.optimizer": ("drivetrain.module.optimizers: LightningOptimizer",),
-    "pytorch.core.saving": (f"{_C}.files: load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
+    "pytorch.core.optimizer": (
+        "drivetrain.module.optimizers: LightningOptimizer",
+        f"{_C}.connectors: _MockOptimizer",
+    ),
+    "pytorch.core.saving": (f"{_C}.files: get_filesystem load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
     "pytorch.demos": (f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel",),
     "pytorch.demos.boring_classes": (
         f"{_C}.boring_classes: BoringDataModule BoringDataModuleNoLen BoringModel DemoModel IterableBoringDataModule "
@@ -183,6 +192,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.strategies.xla": ("drivetrain.strategies.xla: XLAStrategy",),
     "pytorch.strategies.strategy": ("drivetrain.strategies.strategy: Strategy", _REDUCED_TYPES),
     "pytorch.trainer": ("drivetrain: Trainer", _SEED_EVERYTHING),
+    "pytorch.trainer.connectors": (),
+    "pytorch.trainer.connectors.accelerator_connector": (f"{_C}.connectors: _AcceleratorConnector",),
     "pytorch.trainer.states": (
         "drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",
     ),

@@ -149,12 +149,21 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
     loader = _behind(batches)
     if sized_length(batches) != num_batches or any(map(_is_its_own_iterator, _parts(loader))):
         return
-    for _ in items:
+    end = object()
+    try:
+        has_more = next(items, end) is not end
+    except Exception as error:
+        rank_zero_warn(
+            f"The loader {type(loader).__name__} yielded the {num_batches:.0f} batches of its length, and raised "
+            f"{type(error).__name__}: {error} when it was asked for its end. The run continues. Let its iterator end "
+            "without an error."
+        )
+        return
+    if has_more:
         rank_zero_warn(
             f"The loader {type(loader).__name__} has a length of {num_batches:.0f} batches and yields more. The others "
             "are not used. Correct its __len__."
         )
-        break
 
 
 def gives_up(loader: Any, num_batches: float) -> bool:

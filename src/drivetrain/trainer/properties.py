@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from drivetrain.loggers.logger import Logger
+    from drivetrain.trainer.connector_views import AcceleratorView
 
 
 class TrainerView(LimitsView, RankFacts):
@@ -61,6 +62,14 @@ class TrainerView(LimitsView, RankFacts):
     def strategy(self) -> Strategy:
         """How the model is trained on its devices."""
         return self.engine.strategy
+
+    @property
+    def _accelerator_connector(self) -> AcceleratorView:
+        from drivetrain.trainer.connector_views import (
+            AcceleratorView,
+        )  # here, so that importing the Trainer stays quick
+
+        return AcceleratorView(self.plan)
 
     @property
     def accelerator(self) -> Accelerator:

@@ -130,7 +130,8 @@ def _module_kept(module: torch.nn.Module) -> Iterator[None]:
     values = [local_shard(each.data).to("cpu", copy=True) for each in tensors]
     parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     modes = [(each, each.training) for each in module.modules()]
-    attributes = [(each, _plain_attributes(each)) for each in module.modules()]
+    own = [*module.modules(), *tensors]  # a list of layers has the same layers in its copy
+    attributes = [(each, _plain_attributes(each, own)) for each in module.modules()]
     metrics = copied_states(module)
     for parameter, _, _ in parameters:
         parameter.grad = None
@@ -158,13 +159,18 @@ def _is_plain(name: str, value: Any) -> bool:
     return not name.startswith("_") and type(value) in _PLAIN
 
 
-def _plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the module's own numbers, texts and containers, and give it copies; without those that have none."""
+def _plain_attributes(module: torch.nn.Module, own: list[Any]) -> dict[str, Any]:
+    """Return the module's own numbers, texts and containers, and give it copies; without those that have none.
+
+    Args:
+        module: whose attributes they are.
+        own: objects that are not copied where a container holds them.
+    """
     found = {}
     for name, value in list(module.__dict__.items()):
         if _is_plain(name, value):
             try:
-                module.__dict__[name] = copy.deepcopy(value)
+                module.__dict__[name] = copy.deepcopy(value, {id(each): each for each in own})
             except Exception:
                 continue
             found[name] = value
