@@ -55,3 +55,19 @@ def test_what_most_programs_import_is_served(maker: ModuleType, name: str) -> No
     assert maker.is_served(path, last)
     assert not maker.is_served(path, f"{last}s")
     assert not maker.is_served(f"{path}.nothing", last)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pytorch.callbacks.device_stats_monitor.DeviceStatsMonitor", "pytorch.core.saving.get_filesystem",
+        "pytorch.plugins.environments.SLURMEnvironment", "pytorch.strategies.ddp.DDPStrategy",
+        "pytorch.strategies.deepspeed.DeepSpeedStrategy", "pytorch.strategies.parallel.ParallelStrategy",
+        "pytorch.utilities.exceptions.SIGTERMException", "fabric.plugins.environments.slurm.SLURMEnvironment",
+    ],
+)  # fmt: skip
+def test_what_exists_here_is_served_under_each_of_its_paths(name: str) -> None:
+    path, _, last = name.rpartition(".")
+    found = finder.find(path, last)
+    assert found is not None
+    assert hasattr(importlib.import_module(found[0]), found[1])

@@ -66,6 +66,20 @@ _ACCELERATORS = {
     "mps": ("drivetrain.accelerators.mps: MPSAccelerator",),
     "xla": ("drivetrain.accelerators.xla: XLAAccelerator",),
 }
+_ENVIRONMENTS = {
+    "": (
+        "drivetrain.clusters: ClusterEnvironment KubeflowEnvironment LSFEnvironment LightningEnvironment "
+        "MPIEnvironment SLURMEnvironment TorchElasticEnvironment XLAEnvironment",
+    ),
+    ".cluster_environment": ("drivetrain.clusters: ClusterEnvironment",),
+    ".kubeflow": ("drivetrain.clusters: KubeflowEnvironment",),
+    ".lightning": ("drivetrain.clusters: LightningEnvironment",),
+    ".lsf": ("drivetrain.clusters: LSFEnvironment",),
+    ".mpi": ("drivetrain.clusters: MPIEnvironment",),
+    ".slurm": ("drivetrain.clusters: SLURMEnvironment",),
+    ".torchelastic": ("drivetrain.clusters: TorchElasticEnvironment",),
+    ".xla": ("drivetrain.clusters: XLAEnvironment",),
+}
 _REDUCED_TYPES = f"{_C}.type_names: TBroadcast TReduce"
 _FABRIC_LOGGERS = f"{_C}.fabric_loggers: CSVLogger=FabricCSVLogger TensorBoardLogger=FabricTensorBoardLogger"
 _OF_FABRIC = f"{_C}.fabric_strategies"
@@ -83,6 +97,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.callbacks.batch_size_finder": ("drivetrain.callbacks.batch_size_finder: BatchSizeFinder",),
     "pytorch.callbacks.callback": ("drivetrain.callback: Callback",),
     "pytorch.callbacks.checkpoint": ("drivetrain.callback: Checkpoint",),
+    "pytorch.callbacks.device_stats_monitor": ("drivetrain.callbacks.device_stats_monitor: DeviceStatsMonitor",),
     "pytorch.callbacks.early_stopping": ("drivetrain.callbacks.early_stopping: EarlyStopping EarlyStoppingReason",),
     "pytorch.callbacks.finetuning": (
         "drivetrain.callbacks.finetuning: BackboneFinetuning BaseFinetuning multiplicative",
@@ -167,6 +182,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.loops.prediction_loop": ("drivetrain.trainer.loop_views: _PredictionLoop=PredictionView",),
     "pytorch.loops.training_epoch_loop": ("drivetrain.trainer.loop_views: _TrainingEpochLoop=TrainingEpochView",),
     "pytorch.plugins": ("drivetrain.plugins",),
+    "pytorch.plugins.environments": _ENVIRONMENTS[""],
     "pytorch.plugins.io": (_ASYNC_IO, _CHECKPOINT_IO, _TORCH_IO, _XLA_IO),
     "pytorch.plugins.io.async_plugin": (_ASYNC_IO,),
     "pytorch.plugins.io.checkpoint_plugin": (_CHECKPOINT_IO,),
@@ -184,6 +200,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.profilers.xla": ("drivetrain.profilers.xla: XLAProfiler",),
     "pytorch.strategies": ("drivetrain.strategies",),
     "pytorch.strategies.ddp": ("drivetrain.strategies.ddp: DDPStrategy",),
+    "pytorch.strategies.deepspeed": ("drivetrain.strategies.deepspeed: DeepSpeedStrategy",),
     "pytorch.strategies.fsdp": ("drivetrain.strategies.fsdp: FSDPStrategy",),
     "pytorch.strategies.model_parallel": ("drivetrain.strategies.model_parallel: ModelParallelStrategy",),
     "pytorch.strategies.parallel": ("drivetrain.strategies.parallel: ParallelStrategy",),
@@ -209,7 +226,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.utilities.combined_loader": ("drivetrain.data.combined: CombinedLoader",),
     "pytorch.utilities.data": (f"{_C}.batches: extract_batch_size has_iterable_dataset has_len sized_len",),
     "pytorch.utilities.enums": (f"{_C}.enums: GradClipAlgorithmType LightningEnum",),
-    "pytorch.utilities.exceptions": (_MISCONFIGURATION,),
+    "pytorch.utilities.exceptions": (_MISCONFIGURATION, "drivetrain.errors: SIGTERMException"),
     "pytorch.utilities.grads": (f"{_C}.parameters: grad_norm",),
     "pytorch.utilities.imports": (
         f"{_C}.versions: _OMEGACONF_AVAILABLE _PYTHON_GREATER_EQUAL_3_11_0 _RICH_AVAILABLE "
@@ -261,6 +278,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.plugins.collectives.collective": (f"{_C}.collectives: Collective",),
     "fabric.plugins.collectives.single_device": (f"{_C}.collectives: SingleDeviceCollective",),
     "fabric.plugins.collectives.torch_collective": (f"{_C}.collectives: TorchCollective default_pg_timeout",),
+    **{f"fabric.plugins.environments{name}": source for name, source in _ENVIRONMENTS.items()},
     "fabric.plugins.io": (_CHECKPOINT_IO, _TORCH_IO, _XLA_IO),
     "fabric.plugins.io.checkpoint_io": (_CHECKPOINT_IO,),
     "fabric.plugins.io.torch_io": (_TORCH_IO,),
