@@ -206,6 +206,21 @@ def test_what_it_refuses(make_trainer: Any) -> None:
         Tuner(make_trainer()).lr_find(Tuned(), dataloaders=[1])
 
 
+@pytest.mark.parametrize("offset", [0.0, -100.0])
+def test_a_sweep_ends_when_the_loss_has_grown_also_below_zero(make_trainer: Any, offset: float) -> None:
+    class Shifted(Tuned):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.loss(batch) + offset
+
+    def tried(**arguments: Any) -> int:
+        sweep = Tuner(make_trainer()).lr_find(Shifted(scheduled=False), update_attr=False, num_training=20, **arguments)
+        assert sweep is not None
+        return len(sweep.results["loss"])
+
+    assert tried(max_lr=1e-3) == 20
+    assert 1 < tried(max_lr=1e4) < 20
+
+
 def test_layers_that_are_also_in_a_list_are_trained_by_a_sweep(make_trainer: Any) -> None:
     """The attempt copies plain attributes, and a list of layers with the same layers in it."""
 

@@ -114,7 +114,8 @@ class LearningRateFinder(Callback):
         min_lr, max_lr: the smallest and the largest learning rate.
         num_training_steps: how many to try: optimizer steps.
         mode: "exponential": each is the same multiple of the one before; "linear": the same more.
-        early_stop_threshold: end when the loss is this many times the smallest; ``None``: never.
+        early_stop_threshold: end when the loss is this many times the smallest, or as far above a negative one;
+            ``None``: never.
         update_attr: set the attribute that holds the learning rate.
         attr_name: its name, of the module, its hparams or the datamodule; "": "lr" or "learning_rate".
 
@@ -228,5 +229,10 @@ class _Sweep(Callback):
         self._window.clear()
         losses.append(self._average / (1 - _SMOOTHING ** (step + uneven)))
         self._sweep.results["lr"].append(self._sweep.rate(step - 1))
-        if self._threshold is not None and not losses[-1] <= self._threshold * min(losses):
+        if self._threshold is not None and not losses[-1] <= _limit(min(losses), self._threshold):
             trainer.should_stop = True
+
+
+def _limit(smallest: float, threshold: float) -> float:
+    """Return the loss above which to stop; one that is negative, too, has to grow by a multiple of its size."""
+    return smallest + (threshold - 1) * abs(smallest)
