@@ -20,6 +20,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import DummyLogger
 from drivetrain.parity import Parity
 from drivetrain.strategies import DDPStrategy
+from drivetrain.trainer import votes
 
 
 def chain(lists: Any) -> list[Any]:
@@ -532,13 +533,15 @@ class Prepares(Regression):
 
 def prepared(patient: bool) -> bool:
     strategy = DDPStrategy(timeout=timedelta(seconds=1))
-    if not patient:
-        strategy.wait_for_first = strategy.barrier  # type: ignore[method-assign]
     module = Prepares()
-    try:
-        trainer(max_steps=1, strategy=strategy).fit(module, DataLoader(data(), batch_size=12))
-    except Exception:
-        return False
+    with pytest.MonkeyPatch.context() as patch:
+        if not patient:
+            patch.setattr(votes, "PREPARE_DATA", "no phase")
+            patch.setattr(votes, "_PATIENCE_S", 0.0)
+        try:
+            trainer(max_steps=1, strategy=strategy).fit(module, DataLoader(data(), batch_size=12))
+        except Exception:
+            return False
     return bool(module.seen)
 
 

@@ -66,11 +66,11 @@ def test_a_report_is_about_the_run_that_failed_and_not_about_an_earlier_one(
     seen = Board(tmp_path, [0], 1)
     join_board(tmp_path, 0).words[STALL] = 1
     for word in ("first", "second"):
-        with pytest.raises(ValueError, match=word), shown(Progress(), False):
+        with pytest.raises(ValueError, match=word), shown(Progress(), saves=False, several=False):
             raise ValueError(word)
     failure = read_failure(tmp_path, 0)
     assert failure is not None
     assert "second" in failure.summary
     assert seen.words(0)[STALL] == 0  # between runs there is nothing to watch
-    with shown(Progress(), False):
+    with shown(Progress(), saves=False, several=False):
         assert read_failure(tmp_path, 0) is None

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivetrain.base import files
 from drivetrain.launchers import flight
 from drivetrain.launchers.board import Board
 
@@ -77,7 +78,7 @@ def _write_answer(path: Path) -> None:
             trace = json.dumps({"entries": [], "members": {}, "error": repr(error)}).encode()
         file.seek(0, os.SEEK_END)
         file.write(_BETWEEN + trace)
-    os.replace(part, path)
+    files.move(part, path)
 
 
 # ---- in the process that asks ----------------------------------------------------------------------------------------

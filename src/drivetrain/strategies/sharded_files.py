@@ -116,8 +116,8 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
         for each in range(strategy.world_size):
             (folder / f"{each}.part").unlink()
         _move_earlier_away(final)
-        folder.rename(final)
-    except (FileNotFoundError, CheckpointError):
+        files.move(folder, final)
+    except (FileNotFoundError, IsADirectoryError, CheckpointError):
         # A part is missing; or another rank, which came at the same time, has renamed the folder.
         return not folder.exists() and sharded.is_checkpoint(final)
     return True
@@ -135,7 +135,7 @@ def _move_earlier_away(path: Path) -> None:
     kept = path.with_name(f"{path.stem}{EARLIER}{path.suffix}")
     if kept.is_dir() and not kept.is_symlink():
         shutil.rmtree(kept)
-    path.replace(kept)
+    files.move(path, kept)
 
 
 def _prepared(path: str | Path) -> tuple[str | None, str | None]:
