@@ -45,7 +45,9 @@ class Model(LightningModule):
             for job in (".", str(os.getpid())):
                 assert drivetrain(["stacks", job]) == 0
             assert drivetrain(["stacks", "nowhere"]) == 1
-        if FAULT == "other collective":
+        if FAULT == "launcher killed":
+            os.kill(os.getppid(), signal.SIGKILL)
+        if FAULT in ("other collective", "launcher killed"):
             torch.distributed.barrier()
         if FAULT == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)

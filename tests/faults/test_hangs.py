@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -116,6 +117,17 @@ def test_t31_the_report_names_the_collective_also_under_another_launcher(
     else:
         assert "ended by the signal SIGKILL" in done.stderr
     assert re.search(rf"Rank 0 was in the phase 'backward', .*, in {ALL_REDUCE}", done.stderr)
+
+
+@pytest.mark.skipif(not LONG, reason="make test-faults; tests/launchers/test_orphan.py has it without torch")
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp"])
+def test_t31_ranks_that_wait_in_collectives_end_after_their_launching_process_was_killed(
+    programs: Any, tmp_path: Path, strategy: str
+) -> None:
+    done = run(programs, tmp_path, strategy, "launcher killed", NEVER_S, TMPDIR=temporary(tmp_path))
+    assert done.returncode == -signal.SIGKILL
+    assert nothing_left(tmp_path)
+    assert "trained" not in done.stdout
 
 
 @pytest.mark.skipif(not LONG, reason="make test-faults")

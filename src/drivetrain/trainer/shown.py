@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from array import array
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ import torch.distributed as dist
 
 from drivetrain.base.rank_zero import log
 from drivetrain.errors import PeerError, SIGTERMException
-from drivetrain.launchers import _child, flight
+from drivetrain.launchers import _child, flight, orphan
 from drivetrain.launchers.board import SAVES, SAVING, SHOWN, STALL, own_sheet, place_of_user
+from drivetrain.launchers.launcher import LAUNCHER
 from drivetrain.loops.progress import Progress
 from drivetrain.strategies import _waiting
 
@@ -33,6 +35,7 @@ def shown(progress: Progress, saves: bool, several: bool) -> Iterator[None]:
         _waiting.begin_run()
     own, sheet = progress.slot, own_sheet()
     if sheet is not None:
+        orphan.follow(int(os.environ.get(LAUNCHER, "0")))
         sheet.forget_failure()
         words = sheet.words
         words[: len(own)] = array("q", own)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.checkpoints.io import newest_first
+from drivetrain.launchers import orphan
 from drivetrain.loops.run import Run
 from drivetrain.loops.stop import TIME_LIMIT, Stop
 
@@ -17,11 +19,22 @@ Trainer = Any  # not the class, which knows this file
 STOPPED = "stopped.ckpt"
 
 
-def stoppable(trainer: Trainer, run: Run) -> AbstractContextManager[None]:
-    """Return the context around the loop of a fit, which ends early if a signal or a time limit asks it to."""
+@contextmanager
+def stoppable(trainer: Trainer, run: Run) -> Iterator[None]:
+    """Context around the loop of a fit, which ends early if a signal or a time limit asks it to."""
     saved: list[str] = []
     save, keep_newest = functools.partial(_save, trainer, saved), functools.partial(_keep_newest, trainer, saved)
-    return Stop(run, save, trainer.settings.stop_timeout_s, keep_newest).listening()
+    timeout_s = trainer.settings.stop_timeout_s
+    with (
+        orphan.may_take(timeout_s) if _saves(trainer) or trainer.checkpoint_callbacks else nullcontext(),
+        Stop(run, save, timeout_s, keep_newest).listening(),
+    ):
+        yield
+
+
+def _saves(trainer: Trainer) -> bool:
+    settings = trainer.settings
+    return not (settings.enable_checkpointing is False or settings.barebones or settings.fast_dev_run)
 
 
 def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
@@ -32,9 +45,9 @@ def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
         saved: gets the path of the checkpoint.
         reason: why it ends.
     """
-    settings, path = trainer.settings, ""
+    path = ""
     savers = reason != TIME_LIMIT and any(each.saves_on_exception for each in trainer.checkpoint_callbacks)
-    if not (settings.enable_checkpointing is False or settings.barebones or settings.fast_dev_run or savers):
+    if _saves(trainer) and not savers:
         path = os.path.join(_folder(trainer), STOPPED)
         try:
             trainer.save_checkpoint(path)

@@ -1,0 +1,75 @@
+"""A rank whose launching process was killed ends, also if its main thread never comes back from a collective.
+
+The system sends such a rank SIGTERM. While a run is under way Python handles it in the main thread, which may wait in a
+collective for ever. So a thread waits for the end of the launching process, gives the main thread some time, and kills
+the rank. Until then it costs nothing. Linux only.
+
+This file is imported without torch.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_ENDS_S = 10.0  # that a rank has to end which saves nothing
+_POLL_S = 0.1
+
+
+class _Grace:
+    """How long this process may live on without its launching process.
+
+    Attributes:
+        seconds: from the end of the launching process on.
+        followed: the launching process, whose end a thread awaits.
+    """
+
+    seconds = _ENDS_S
+    followed = 0
+
+
+def follow(launcher: int) -> None:
+    """Let this process end with the process ``launcher``, from which it comes; a second call changes nothing."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _Grace.followed == os.getppid():
+        return
+    if launcher != os.getppid():  # it has ended, or this is the child of a rank
+        return
+    try:
+        end = os.pidfd_open(launcher)
+    except OSError:  # an old kernel, or it ends just now: then SIGTERM comes before its handler
+        return
+    _Grace.followed = launcher
+    threading.Thread(target=_await, args=(end,), name="drivetrain launcher", daemon=True).start()
+
+
+@contextmanager
+def may_take(seconds: float) -> Iterator[None]:
+    """Context in which this process may live on for so long, because it has something to save."""
+    before, _Grace.seconds = _Grace.seconds, seconds
+    try:
+        yield
+    finally:
+        _Grace.seconds = before
+
+
+def _await(end: int) -> None:
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    poll.poll()
+    began = time.monotonic()
+    seconds = _Grace.seconds  # of the moment: the run may leave the context while it ends
+    while time.monotonic() < began + max(seconds, _Grace.seconds):
+        time.sleep(_POLL_S)
+    with suppress(OSError):  # the terminal is gone
+        os.write(
+            2, f"The launching process was killed {seconds:g} s ago, so process {os.getpid()} ends too.\n".encode()
+        )
+    if os.getpgrp() == os.getpid():  # with what it has started
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
