@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import psutil
 import pytest
 
 import drivetrain
+from drivetrain.launchers import watcher
+from drivetrain.launchers.board import NAMESPACE, PID, Board
 
 PROGRAM = Path(__file__).with_name("hang_program.py")
 SOON_S = 120.0  # generous for a machine at work: one that hangs takes half an hour
@@ -136,6 +140,29 @@ def test_a_job_without_a_fault_leaves_no_watcher(programs: Any, tmp_path: Path) 
     assert done.stdout.count("rank ended with 0") == 2, done.stderr
     assert "Rank 1 of 2" not in done.stderr
     assert nothing_left(tmp_path)
+
+
+def test_the_watcher_keeps_no_connection_of_its_rank_open_and_outlives_its_group(tmp_path: Path) -> None:
+    """Other ranks notice the end of a rank by its connections; a launcher signals the rank's group."""
+    board = Board(tmp_path, [0], 1)
+    ours, theirs = socket.socketpair()
+    theirs.set_inheritable(True)
+    sheet = array("q", [0] * 16)
+    sheet[PID], sheet[NAMESPACE] = os.getpid(), os.stat("/proc/self/ns/pid").st_ino
+    (tmp_path / "0.slot").write_bytes(sheet.tobytes())
+    with ours:
+        before = {each.pid for each in psutil.Process().children()}
+        watcher.start(board.folder)
+        [process] = [each for each in psutil.Process().children() if each.pid not in before]
+        try:
+            assert os.getpgid(process.pid) == process.pid
+            theirs.close()
+            ours.settimeout(SOON_S)
+            assert ours.recv(1) == b""
+            assert process.is_running()  # the negative control: it was not its end that closed them
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_the_watcher_starts_without_torch() -> None:

@@ -25,15 +25,19 @@ _START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.wa
 
 
 def start(folder: Path) -> None:
-    """Start the process, in a rank; Linux only. What this process was started with, such as its output, it shares."""
+    """Start the process, in a rank; Linux only. What this process was started with, such as its output, it shares.
+
+    It is in a session of its own from the beginning: a launcher that ends a rank signals the rank's whole group.
+    """
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-I", "-c", _START.format(root=root, folder=str(folder))]
-    os.posix_spawn(sys.executable, command, os.environ)
+    os.posix_spawn(sys.executable, command, os.environ, setsid=True)
 
 
 def main(folder: str) -> None:
     """Watch the ranks whose board is in ``folder`` until all of them have ended."""
-    _leave_terminal()
+    _close_inherited()
+    _ignore_signals()
     board = Board.found(Path(folder))
     try:
         _Ranks(board).watch()
@@ -41,10 +45,19 @@ def main(folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _leave_terminal() -> None:
-    """Leave the group of processes that a terminal or a launcher signals: this one ends when the ranks have ended."""
-    with suppress(OSError):
-        os.setsid()
+def _close_inherited() -> None:
+    """Close what the rank that started this process has open, except its output.
+
+    Its connections to other ranks are among it. They must close when the rank ends, or the others wait for it.
+    """
+    for end in map(int, os.listdir("/proc/self/fd")):
+        if end > 2:
+            with suppress(OSError):
+                os.close(end)
+
+
+def _ignore_signals() -> None:
+    """Ignore what a terminal or a launcher sends: this process ends when the ranks have ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDONLY)
