@@ -476,3 +476,14 @@ def test_without_an_agreement_they_would_not(monkeypatch: Any) -> None:
 def test_a_rank_that_has_left_its_fit_keeps_nobody_waiting(monkeypatch: Any) -> None:
     monkeypatch.setattr(Ranks, "BATCHES", 101)
     assert set(Ranks().all(monkeypatch)) <= {None, 101}
+
+
+def test_a_rank_that_has_died_keeps_nobody_waiting(monkeypatch: Any) -> None:
+    strategy = SimpleNamespace(global_rank=0, world=SimpleNamespace(size=2))
+    run: Any = SimpleNamespace(engine=SimpleNamespace(strategy=strategy), progress=SimpleNamespace(slot=[0, 1, 0]))
+    stop = Stop(run, lambda reason: None, timeout_s=10_000)
+    stop._reason = "SIGTERM"
+    stop._written.set()
+    monkeypatch.setattr("drivetrain.launchers.stacks.dead_ranks", lambda: [1])
+    with pytest.warns(UserWarning, match="rank 1 has ended, so this fit ends without"), pytest.raises(SIGTERMException):
+        stop.at_batch_end()

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from drivetrain.base import files
 from drivetrain.launchers import flight
-from drivetrain.launchers.board import Board
+from drivetrain.launchers.board import Board, own_sheet
 
 _NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # of the signal: one that neither torch nor Python uses
 _ANSWER_S = 1.0  # that a rank has to answer, before it gets the signal and after it
@@ -123,6 +123,19 @@ def process(pid: int) -> Process:
         cpu_s=(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
         answers=bool(int(status.get("SigCgt", "0"), 16) >> (_NUMBER - 1) & 1),
     )
+
+
+def dead_ranks() -> list[int]:
+    """Return which ranks of this machine have ended, in a rank; none where it is not watched."""
+    sheet = own_sheet()
+    if sheet is None:
+        return []
+    try:
+        board = Board.found(sheet.folder)
+        pids = {rank: board.pid(each) for each, rank in enumerate(board.ranks)}
+    except (OSError, ValueError):  # the folder is gone, with the process that watched
+        return []
+    return [rank for rank, pid in pids.items() if pid and process(pid).is_dead]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ import torch.distributed as dist
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.sampled_passes import workers_outlive_sigterm
 from drivetrain.errors import SIGTERMException
+from drivetrain.launchers import stacks
 from drivetrain.loops.run import Run
 from drivetrain.strategies import _waiting
 
@@ -39,6 +40,7 @@ REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # between two questions to the store
 _ANSWERS_EACH = 4  # questions: how often the other ranks are answered where this one is
+_LOOK_S = 1.0  # between two looks whether a rank of this machine has ended
 _PAUSE_S = 0.01  # while the numbers of the other ranks come
 _OVER = "over"  # in place of the number of a batch: the rank has left its fit
 _NEVER = sys.maxsize
@@ -145,10 +147,9 @@ class Stop:
         self._written.wait()
         if number < self._may_reach:
             return
-        if not self._answered.wait(min(self._timeout_s, threading.TIMEOUT_MAX)):
+        if missing := self._wait_for_answers():
             rank_zero_warn(
-                f"Asked to end by {self._reason}, but the other ranks have not answered within {self._timeout_s:g} s, "
-                "so this fit ends without saving a checkpoint."
+                f"Asked to end by {self._reason}, but {missing}, so this fit ends without saving a checkpoint."
             )
             raise _exception(self._reason)
         if number < self._last:
@@ -168,6 +169,16 @@ class Stop:
         self._run.all_stop = True
         self._run.progress.ask_to_stop()
         self._end_round()
+
+    def _wait_for_answers(self) -> str:
+        """Wait until it is known where all ranks stop; return why it will not be known, or ""."""
+        deadline = time.monotonic() + self._timeout_s
+        while not self._answered.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                return f"the other ranks have not answered within {self._timeout_s:g} s"
+            if self._size > 1 and (dead := stacks.dead_ranks()) and not self._answered.is_set():
+                return f"rank {dead[0]} has ended"
+        return ""
 
     def _answer(self, answer: Callable[[], None]) -> None:
         try:
