@@ -45,6 +45,8 @@ def fail() -> None:
         signal.raise_signal(signal.Signals[FAULT])
     if FAULT == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if FAULT == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if FAULT == "exit":
         os._exit(8)
     if FAULT == "segfault":
@@ -156,5 +158,6 @@ if __name__ == "__main__":
         accelerator="cpu", devices=SIZE, strategy="ddp" if STRATEGY == "torchrun" else STRATEGY,
         max_epochs=10_000 if LAUNCHER_DIES_S else 1, val_check_interval=STEP, log_every_n_steps=1, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=Saves(),
+        stall_timeout_s=1 if FAULT == "stop" else 300,
     )  # fmt: skip
     trainer.fit(Model(), ckpt_path="start.ckpt" if PHASE == "load" else None)

@@ -28,9 +28,10 @@ LIMIT_S = 90.0  # of a job: one that hangs takes half an hour
 # The exit code of the process that fails; -n: the signal n. A rank that SIGTERM or Ctrl-C asks to end does not fail.
 FAULTS = {
     "exception": 1, "no memory": 1, "sys.exit": 7, "exit": 8, "hang and die": 9, "kill": -9, "segfault": -11,
-    "abort": -6, "SIGTERM": 143, "SIGINT": 130,
+    "abort": -6, "SIGTERM": 143, "SIGINT": 130, "stop": 1,
 }  # fmt: skip
 ASKED = ("SIGTERM", "SIGINT")
+STOPPED = {"DRIVETRAIN_STOPPED_TIMEOUT_S": "0.5"}  # after which a rank that is stopped counts as dead
 # Where the report says that the rank was: a phase; "": before the Trainer's first run.
 PHASES = {
     "import": "", "setup": "set up", "load": "set up", "data": "fetch", "forward": "forward",
@@ -46,6 +47,7 @@ EACH_ONCE = [
     ("ddp_fork", "exit", "data", 1, 2),
     ("ddp_fork", "no memory", "forward", 1, 2),
     ("ddp_fork", "kill", "backward", 0, 2),
+    ("ddp_fork", "stop", "backward", 1, 2),
     ("ddp_fork", "segfault", "optimizer step", 1, 2),
     ("ddp_fork", "SIGTERM", "log flush", 0, 2),
     ("ddp_fork", "sys.exit", "checkpoint", 1, 2),
@@ -57,11 +59,15 @@ Case = tuple[str, str, str, int, int]
 
 
 def product() -> list[Case]:
-    """Return every case of ``make test-faults``: the last rank fails, or the first."""
+    """Return every case of ``make test-faults``: the last rank fails, or the first.
+
+    A rank that is stopped ends the job only where the others wait for it.
+    """
     return [
         (start, fault, phase, rank, size)
         for start, fault, phase, size in itertools.product(STARTS, FAULTS, PHASES, (2, 3))
         for rank in (0, size - 1)
+        if fault != "stop" or phase not in ("import", "teardown")
     ]
 
 
@@ -122,7 +128,8 @@ def test_t31_a_rank_that_fails_ends_the_job_with_one_report(
     if phase == "load":
         start_from(tmp_path / "start.ckpt")
     run = ["-m", "torch.distributed.run", f"--nproc-per-node={size}"] if start == "torchrun" else []
-    done = programs.run(*run, PROGRAM, start, fault, phase, rank, size, cwd=tmp_path, timeout=LIMIT_S)
+    command = (*run, PROGRAM, start, fault, phase, rank, size)
+    done = programs.run(*command, cwd=tmp_path, env={**os.environ, **STOPPED}, timeout=LIMIT_S)
     ended, said = time.monotonic(), done.stderr
     # The negative control of what follows: the fault came, and once.
     [injected] = re.findall(r"the fault was injected at ([\d.]+)\n", done.stdout)
@@ -130,6 +137,10 @@ def test_t31_a_rank_that_fails_ends_the_job_with_one_report(
     assert done.returncode == code_of(start, fault), said
     if start == "torchrun":
         check_torchrun(said, fault, rank)
+    if fault == "stop":
+        check_message(said, rank)
+    elif start == "torchrun" and phase == "import":  # no rank has a report yet
+        pass
     elif fault not in ASKED:
         check_report(said, start, fault, phase, rank, size)
     pids = [int(pid) for pid in re.findall(r"process (\d+)\n", done.stdout)]
@@ -168,9 +179,16 @@ def check_report(said: str, start: str, fault: str, phase: str, rank: int, size:
 
 def check_torchrun(said: str, fault: str, rank: int) -> None:
     """Check that torchrun names the rank, and that the traceback of an exception is in the output."""
-    assert f"(local_rank: {rank})" in said
+    assert fault == "stop" or f"(local_rank: {rank})" in said
     if fault in ("exception", "no memory"):
         assert '("of this rank alone")' in said
+
+
+def check_message(said: str, rank: int) -> None:
+    """Check what is said of a rank that is stopped, and so cannot fail by itself."""
+    assert re.search(rf"Rank {rank} \(process \d+\) is stopped for \d+ s \(state T\), in the phase '", said), said
+    assert f"Missing: rank {rank}." in said
+    assert "The job is ended, because no rank can go on." in said
 
 
 def test_the_covering_has_every_pair_and_the_first_choice_every_value() -> None:

@@ -153,6 +153,8 @@ def test_the_message_names_the_rank_for_which_the_others_wait_in_the_set_up() ->
     assert "waits for the other ranks to come through a phase of the set-up, in the phase 'set up'" in lines[0]
     assert lines[2] == "Missing: rank 1."
     assert not cannot_go_on(found, WAITED_S)
+    assert not cannot_go_on({**found, 1: seen(None, state="T", stopped_s=59.0)}, WAITED_S)
+    assert cannot_go_on({**found, 1: seen(None, state="T", stopped_s=61.0)}, WAITED_S)
 
 
 class Job:

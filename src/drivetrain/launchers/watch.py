@@ -3,8 +3,10 @@
 [Note: when a job that hangs is ended]
 A message never ends a job. The job is ended only if no rank can go on: some rank has waited in a collective for the
 whole time-out, and each rank that is missing there is dead, has been stopped for a while, or waits in another
-collective, which lacks ranks of the same kind. A rank that does anything else may still come: it compiles, saves,
-prepares data, or is in a debugger. This needs Linux, and collectives that torch's Flight Recorder knows.
+collective, which lacks ranks of the same kind. Or some rank waits at the end of a phase of the set-up, where all ranks
+meet, and a rank of this machine is dead or has been stopped for a while. A rank that does anything else may still come:
+it compiles, saves, prepares data, or is in a debugger. This needs Linux, and collectives that torch's Flight Recorder
+knows.
 
 It reads shared memory and /proc about once a second, in a process that is no rank, and asks the ranks nothing before
 the time-out. This file is imported without torch.
@@ -181,6 +183,8 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
         for rank, each in seen.items()
         if each.answer.process.is_dead or each.stopped_s >= stopped_timeout_s()
     }  # fmt: skip
+    if lost and any(each.answer.votes for each in seen.values()):  # at the end of a phase all ranks meet
+        return True
     stuck = set(waiting)
     while True:  # take out who waits for nobody, or for a rank that may still come
         left = {rank for rank in stuck if absent[rank] and absent[rank].keys() <= stuck | lost}
