@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -189,6 +189,12 @@ def clear(folder: str) -> None:
     system, path = fsspec.core.url_to_fs(folder)
     if system.exists(path):
         system.rm(path, recursive=True)
+
+
+def with_variables(variables: dict[str, str], function: Callable[..., Any], *args: Any) -> Any:
+    """Call ``function`` with these environment variables."""
+    with mock.patch.dict(os.environ, variables):
+        return function(*args)
 
 
 def fit_on_ranks(folder: str, steps: int | None = None, ckpt_path: str | None = None) -> list[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,12 @@ def bucket() -> Iterator[str]:
         yield "s3://bucket"
     s3fs.S3FileSystem.clear_instance_cache()
     server.stop()
+
+
+def run(pool: Any, function: Any, *args: Any, world_size: int) -> Any:
+    """Run ``function`` in processes that may have been started before there was a server."""
+    variables = {name: os.environ[name] for name in (*CREDENTIALS, "AWS_ENDPOINT_URL")}
+    return pool.run(addresses.with_variables, variables, function, *args, world_size=world_size, group=False)
 
 
 @pytest.fixture
@@ -188,23 +195,23 @@ def test_processes_that_this_one_starts(folder: str, strategy: str) -> None:
 
 def test_two_processes_resume_inside_an_epoch(folder: str, pool: Any) -> None:
     """Rank 1 uploads its part beside the checkpoint of rank 0; as many processes resume exactly, others do not."""
-    straight = pool.run(addresses.fit_on_ranks, folder, world_size=2, group=False)
-    pool.run(addresses.fit_on_ranks, folder, 3, world_size=2, group=False)
+    straight = run(pool, addresses.fit_on_ranks, folder, world_size=2)
+    run(pool, addresses.fit_on_ranks, folder, 3, world_size=2)
     assert len(remote.find(f"{folder}/saved", "last.ckpt.*.rank1")) == 1
-    resumed = pool.run(addresses.fit_on_ranks, folder, None, "last", world_size=2, group=False)
+    resumed = run(pool, addresses.fit_on_ranks, folder, None, "last", world_size=2)
     assert addresses.equal(resumed[0], straight[0])
 
 
 def test_shards_of_two_processes_are_resumed_by_one_and_by_two(folder: str, pool: Any) -> None:
     """Each rank uploads its shards; the manifest comes last, and any number of processes reads its own parts."""
-    straight = pool.run(addresses.fit_sharded, folder, 2, "straight", world_size=2, group=False)[0]
-    pool.run(addresses.fit_sharded, folder, 1, "saved", world_size=2, group=False)
+    straight = run(pool, addresses.fit_sharded, folder, 2, "straight", world_size=2)[0]
+    run(pool, addresses.fit_sharded, folder, 1, "saved", world_size=2)
     assert "manifest.json" in names(f"{folder}/saved.ckpt")
     assert any(name.endswith("rank1.bin") for name in names(f"{folder}/saved.ckpt"))
     for processes in (1, 2):
         given = folder, 2, f"again-{processes}", f"{folder}/saved.ckpt"
-        resumed = pool.run(addresses.fit_sharded, *given, world_size=processes, group=False)[0]
+        resumed = run(pool, addresses.fit_sharded, *given, world_size=processes)[0]
         for one, other in zip(resumed, straight, strict=True):
             torch.testing.assert_close(one, other)
-    untrained = pool.run(addresses.fit_sharded, folder, 1, "other", world_size=2, group=False)[0]
+    untrained = run(pool, addresses.fit_sharded, folder, 1, "other", world_size=2)[0]
     assert not addresses.equal(untrained, straight)
