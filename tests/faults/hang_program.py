@@ -1,4 +1,7 @@
-"""A fit of two ranks in which rank 1 does not come to a collective; how it is started, and what rank 1 does, varies."""
+"""A fit of two ranks in which rank 1 does not come to a collective; how it is started, and what rank 1 does, varies.
+
+With a fourth argument, "function" or "program", it is no fit but such a program that drives an Engine.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from drivetrain import LightningModule, Trainer
+from drivetrain import Engine, LightningModule, Trainer
 from drivetrain.cli.command import main as drivetrain
 
 STRATEGY, FAULT, STALL_S = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -39,7 +42,8 @@ class Model(LightningModule):
             self.fault()
         return self.layer(batch).square().mean()
 
-    def fault(self) -> None:
+    @staticmethod
+    def fault() -> None:
         if FAULT == "late":
             wait_for_message()
             for job in (".", str(os.getpid())):
@@ -75,6 +79,29 @@ def start_as_torchrun_does() -> list[int]:
     return children
 
 
+def drive(form: str) -> None:
+    strategy = "ddp" if STRATEGY == "torchrun" else STRATEGY
+    engine = Engine(accelerator="cpu", devices=2, strategy=strategy)
+    if form == "program":
+        engine.launch()
+        exchange(engine)
+        return
+    try:
+        engine.launch(exchange)
+    except ValueError:
+        if FAULT != "exception" or STRATEGY == "ddp_fork":
+            raise
+        time.sleep(AT_MOST_S)  # the process lives on, until the launcher ends it
+
+
+def exchange(engine: Any) -> None:
+    for step in range(5):
+        if step == 3 and engine.global_rank == 1:
+            os.write(1, b"the fault was injected\n")
+            Model.fault()
+        engine.all_reduce(torch.ones(1))
+
+
 def fit() -> None:
     trainer = Trainer(
         accelerator="cpu", devices=2, strategy="ddp" if STRATEGY == "torchrun" else STRATEGY, max_epochs=1,
@@ -90,5 +117,5 @@ if __name__ == "__main__":
         for child in children:
             print(f"rank ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", flush=True)
     else:
-        fit()
+        drive(sys.argv[4]) if len(sys.argv) > 4 else fit()
         os.write(1, b"trained\n")

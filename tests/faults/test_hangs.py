@@ -134,6 +134,32 @@ def test_t31_ranks_that_wait_in_collectives_end_after_their_launching_process_wa
     assert "trained" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("strategy", "form"),
+    [("torchrun", "program")] + [("ddp_fork", "function"), ("ddp", "function"), ("ddp", "program")] * LONG,
+)
+def test_t31_a_rank_that_fails_in_a_program_on_the_engine_ends_the_other_and_is_named(
+    programs: Any, tmp_path: Path, strategy: str, form: str
+) -> None:
+    """Also where its process lives on."""
+    done = run(programs, tmp_path, strategy, "exception", NEVER_S, form, TMPDIR=temporary(tmp_path))
+    said = done.stderr
+    assert nothing_left(tmp_path)
+    assert "trained" not in done.stdout
+    place = "in a program on the Engine"
+    if strategy != "ddp_fork":  # rank 0 says it; there the LaunchError does
+        assert re.search(
+            rf"Rank 1 had failed, {place}: ValueError: of this rank alone, at {PROGRAM}:\d+ in fault", said
+        )
+    if strategy == "torchrun":
+        assert done.stdout.count("rank ended with 1") == 2
+    else:
+        lives_on = (strategy, form) == ("ddp", "function")
+        assert done.returncode == (128 + signal.SIGTERM if lives_on else 1)  # the launching process ends it
+        assert re.search(r"Rank 1 of 2 \(process \d+.*\) raised ValueError: of this rank alone", said)
+        assert re.search(f"{place}, after {ALL_REDUCE}", said)
+
+
 @pytest.mark.skipif(not LONG, reason="make test-faults")
 def test_a_job_without_a_fault_leaves_no_watcher(programs: Any, tmp_path: Path) -> None:
     done = programs.run(PROGRAM, "torchrun", "none", NEVER_S, cwd=tmp_path, timeout=SOON_S)

@@ -135,6 +135,10 @@ class Ranks(RankFacts):
             self._launched = True
             self.strategy.setup_environment()
             self.strategy.check_collectives(self._check_collectives)
+            if self.world_size > 1:
+                from drivetrain.engine import uncaught  # here, so that importing the Trainer stays quick
+
+                uncaught.begin()
 
     # ---- between processes ---------------------------------------------------------------------------------------
 
@@ -223,7 +227,12 @@ def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], k
 
 def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
     engine._begin()
-    return function(engine, *args, **kwargs)
+    if engine.world_size == 1:
+        return function(engine, *args, **kwargs)
+    from drivetrain.engine.uncaught import told  # here, so that importing the Trainer stays quick
+
+    with told():
+        return function(engine, *args, **kwargs)
 
 
 def _launching(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,10 +22,10 @@ from drivetrain.launchers._folder import keep_sockets_in
 BOARD = "DRIVETRAIN_BOARD"
 """The variable that names the folder to a rank, which removes it: programs that it starts must not inherit it."""
 
-PHASE, BATCHES, STEP, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE = range(9)
+PHASE, BATCHES, STEP, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE, ENGINE = range(10)
 """Which integer is which: the phase; batches begun; optimizer steps; whether a run has begun; whether it saves after a
 failure; whether it would; in a run of several processes, milliseconds without progress after which there is a message,
-else 0; the process; the namespace in which this is its number."""
+else 0; the process; the namespace in which this is its number; whether the program drives an Engine."""
 
 FOLDER = "drivetrain-"
 """How the name of a board's folder begins."""
@@ -156,7 +156,8 @@ class Board:
         """Return where a rank was, to go on after its name."""
         words = self.words(local_rank)
         if not words[SHOWN]:
-            return "before its first run"
+            collective = self._collective(local_rank)
+            return f"in a program on the Engine{collective}" if words[ENGINE] else "before its first run"
         name = load("drivetrain.loops.progress:Phase")(words[PHASE]).name.lower().replace("_", " ")
         name = "no run" if name == "none" else f"the phase {name!r}"
         collective = self._collective(local_rank)

@@ -66,6 +66,11 @@ def announce(store: Any, text: str) -> None:
     _Here.told = store
 
 
+def has_announced(store: Any) -> bool:
+    """Return whether this rank has written into ``store`` that it failed in this run."""
+    return _Here.told is store
+
+
 def failures(store: Any, ranks: Sequence[int]) -> list[str]:
     """Return what those of ``ranks`` have announced that have failed in this run or a later one."""
     if not store.check([_FAILED]):

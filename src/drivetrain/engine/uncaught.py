@@ -1,0 +1,55 @@
+"""A program of several processes that drives an Engine: a rank that fails tells the others, and stands in the report.
+
+The Trainer does the same for its runs (trainer/shown.py). A step costs nothing for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from drivetrain.launchers.board import ENGINE, own_sheet
+from drivetrain.strategies import _failing, _waiting
+
+
+def begin() -> None:
+    """Tell, from now on, of the exception that ends this process."""
+    if (sheet := own_sheet()) is not None:
+        sheet.words[ENGINE] = 1
+    if not _before:
+        _before.append(sys.excepthook)
+        sys.excepthook = _tell_and_print
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Context around a function that every rank runs; an exception of it is told."""
+    _waiting.begin_run()
+    if (sheet := own_sheet()) is not None:
+        sheet.forget_failure()
+    try:
+        yield
+    except BaseException as error:
+        _tell(error)
+        raise
+
+
+_Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+_before: list[_Print] = []  # what prints exceptions otherwise; empty until begin() is called
+
+
+def _tell(error: BaseException) -> None:
+    if isinstance(error, Exception):
+        failed = error
+        _failing.tell_ranks(failed, lambda: _failing.summary(failed, "in a program on the Engine"))
+    _failing.write_for_report(own_sheet(), error)
+
+
+def _tell_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    try:
+        _tell(error)
+    finally:
+        _before[0](kind, error, trace)
