@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from drivetrain import LightningModule, Trainer
-from drivetrain.errors import CheckpointError, PeerError
+from drivetrain.errors import CheckpointError, PeerError, SIGTERMException
+from drivetrain.loops.progress import Progress
 from drivetrain.strategies import _waiting
+from drivetrain.strategies.group import LoneGroup
+from drivetrain.trainer import votes
 
 PHASES = {
     "prepare_data": "prepare_data",
@@ -155,3 +159,17 @@ def slow() -> float:
 def test_a_rank_that_is_slow_is_waited_for(pool: Any) -> None:
     """The negative control."""
     assert pool.run(slow) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"), [(SIGTERMException(), False), (KeyboardInterrupt(), False), (SystemExit(7), True)]
+)
+def test_a_rank_that_is_asked_to_end_has_not_failed(
+    error: BaseException, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are asked too, and end with the same code instead of an error."""
+    monkeypatch.setattr(votes, "summary", lambda *_: "why")
+    store = dist.HashStore()
+    with pytest.raises(type(error)), votes._voting(store, LoneGroup(), "key", "setup", Progress()):
+        raise error
+    assert store.check(["key/setup/result"]) is is_told

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
-from drivetrain.errors import PeerError
+from drivetrain.errors import PeerError, SIGTERMException
 from drivetrain.loops.progress import Progress
 from drivetrain.strategies import _waiting
 from drivetrain.strategies.group import Group, TorchGroup
@@ -49,7 +49,8 @@ def _voting(store: Any, world: Group, key: str, phase: str, progress: Progress) 
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, PeerError):
+        # One that is asked to end has not failed: the launching process asks the others, who end in the same way.
+        if not isinstance(error, (PeerError, SIGTERMException, KeyboardInterrupt)):
             _tell(store, result, summary(error, progress, phase))
         raise
     if store.add(count, 1) == world.size:
