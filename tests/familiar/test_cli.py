@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from drivetrain import LightningDataModule, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.cli import LightningCLI, SaveConfigCallback
-from drivetrain.compat import fabric_loggers
+from drivetrain.compat import fabric_loggers, fabric_strategies
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loggers import CSVLogger
 from drivetrain.strategies import DDPStrategy
@@ -186,6 +186,12 @@ def test_fabrics_loggers_take_no_bare_name_from_the_trainers(cli: Make) -> None:
     assert fabric_loggers.FabricCSVLogger.__name__ != "CSVLogger"
     described = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}
     assert type(cli({"trainer": {"logger": described}}).trainer.logger) is CSVLogger
+
+
+def test_fabrics_strategies_take_no_bare_name_from_the_trainers(cli: Make) -> None:
+    assert issubclass(fabric_strategies.FabricDDPStrategy, DDPStrategy)
+    described = {"class_path": "DDPStrategy", "init_args": {"find_unused_parameters": True}}
+    assert type(cli({"trainer": {"strategy": described, "accelerator": "cpu"}}).trainer.strategy) is DDPStrategy
 
 
 class Untyped(Net):

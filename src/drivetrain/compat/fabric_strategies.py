@@ -84,7 +84,7 @@ class FabricVerbs(Verbs):
     @staticmethod
     def refuse_trainer(cls: type) -> NoReturn:
         """Raise the error for a Trainer that is given such a strategy."""
-        base = next(owner.__name__ for owner in cls.__mro__ if _is_ours(owner))
+        base = next(owner.__name__ for owner in cls.__mro__ if _is_ours(owner)).removeprefix("Fabric")
         raise ConfigurationError(
             f"Trainer got the strategy {cls.__name__}, a class of lightning.fabric.strategies, whose methods are "
             f"written for Fabric. Subclass lightning.pytorch.strategies.{base}."
@@ -407,7 +407,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().optimizer_state(optimizer)
 
 
-class SingleDeviceStrategy(Strategy, plain.SingleDeviceStrategy):
+class FabricSingleDeviceStrategy(Strategy, plain.SingleDeviceStrategy):
     """One device, one process.
 
     Args:
@@ -427,7 +427,7 @@ class SingleDeviceStrategy(Strategy, plain.SingleDeviceStrategy):
         plain.SingleDeviceStrategy.__init__(self, device, accelerator, checkpoint_io, precision)
 
 
-class ParallelStrategy(Strategy, plain.ParallelStrategy):
+class FabricParallelStrategy(Strategy, plain.ParallelStrategy):
     """One process per device.
 
     Args:
@@ -451,11 +451,11 @@ class ParallelStrategy(Strategy, plain.ParallelStrategy):
         )
 
 
-class DDPStrategy(ParallelStrategy, plain.DDPStrategy):  # type: ignore[misc]  # the signatures, on purpose
+class FabricDDPStrategy(FabricParallelStrategy, plain.DDPStrategy):  # type: ignore[misc]  # the signatures, on purpose
     """The whole model on every device; see :class:`drivetrain.strategies.DDPStrategy`.
 
     Args:
-        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: as for :class:`ParallelStrategy`.
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: as for the one above.
         process_group_backend, timeout, start_method, ddp_arguments: as for drivetrain's.
     """
 

@@ -286,12 +286,14 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.plugins.precision": ("drivetrain.precision",),
     **{f"fabric.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
     "fabric.strategies": (
-        f"{_OF_FABRIC}: DDPStrategy ParallelStrategy SingleDeviceStrategy Strategy",
+        # Their classes have names of their own, so that a bare DDPStrategy on a command line stays unambiguous.
+        f"{_OF_FABRIC}: DDPStrategy=FabricDDPStrategy ParallelStrategy=FabricParallelStrategy "
+        "SingleDeviceStrategy=FabricSingleDeviceStrategy Strategy",
         "drivetrain.strategies: STRATEGY_REGISTRY=StrategyRegistry",
     ),
-    "fabric.strategies.ddp": (f"{_OF_FABRIC}: DDPStrategy",),
-    "fabric.strategies.parallel": (f"{_OF_FABRIC}: ParallelStrategy",),
-    "fabric.strategies.single_device": (f"{_OF_FABRIC}: SingleDeviceStrategy",),
+    "fabric.strategies.ddp": (f"{_OF_FABRIC}: DDPStrategy=FabricDDPStrategy",),
+    "fabric.strategies.parallel": (f"{_OF_FABRIC}: ParallelStrategy=FabricParallelStrategy",),
+    "fabric.strategies.single_device": (f"{_OF_FABRIC}: SingleDeviceStrategy=FabricSingleDeviceStrategy",),
     "fabric.strategies.strategy": (f"{_OF_FABRIC}: Strategy _BackwardSyncControl", _REDUCED_TYPES),
     "fabric.utilities": (
         *_SAID_OF_BOTH,
