@@ -82,6 +82,7 @@ def start_as_torchrun_does() -> list[int]:
 def drive(form: str) -> None:
     strategy = "ddp" if STRATEGY == "torchrun" else STRATEGY
     engine = Engine(accelerator="cpu", devices=2, strategy=strategy)
+    engine.stall_timeout_s = STALL_S
     if form == "program":
         engine.launch()
         exchange(engine)

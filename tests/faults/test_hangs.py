@@ -135,6 +135,29 @@ def test_t31_ranks_that_wait_in_collectives_end_after_their_launching_process_wa
 
 
 @pytest.mark.parametrize(
+    ("strategy", "form", "fault"),
+    [("ddp_fork", "function", "late")]
+    + [("torchrun", "program", "other collective"), ("ddp", "program", "stopped"), ("torchrun", "program", "late")]
+    * LONG,
+)
+def test_t31_a_rank_that_is_missing_in_a_program_on_the_engine_is_named(
+    programs: Any, tmp_path: Path, strategy: str, form: str, fault: str
+) -> None:
+    environ = {"TMPDIR": temporary(tmp_path), "DRIVETRAIN_STOPPED_TIMEOUT_S": "0.5"}
+    done = run(programs, tmp_path, strategy, fault, "1", form, **environ)
+    place = "in a program on the Engine"
+    assert re.search(r"A rank has waited in a collective for \d+ s \(stall_timeout_s=1\)", done.stderr)
+    assert re.search(
+        rf"Rank 0 \(process \d+\) waits in collective .*, {place}, at {PROGRAM}:\d+ in exchange", done.stderr
+    )
+    assert re.search(rf"Rank 1 \(process \d+\) .*, {place}", done.stderr)
+    assert ("The job is ended" in done.stderr) == (fault != "late")
+    assert done.stdout.count("trained") == (0 if fault != "late" else 1 if strategy == "ddp_fork" else 2)
+    assert "perhaps killed" not in done.stderr
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("strategy", "form"),
     [("torchrun", "program")] + [("ddp_fork", "function"), ("ddp", "function"), ("ddp", "program")] * LONG,
 )

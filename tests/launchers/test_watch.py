@@ -228,6 +228,24 @@ def test_no_run_is_no_stall(tmp_path: Path) -> None:
     assert job.asked == 0
 
 
+def test_a_program_on_the_engine_shows_no_progress_and_is_spoken_of_once_for_each_long_wait(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    del job.words[SHOWN]
+    job.write()
+    waiting = job.answers
+    job.answers = [waiting[1], waiting[1]]  # at work
+    assert job.look_for(100) == []
+    assert job.asked > 1
+    assert job.said == []
+    for _ in range(2):
+        job.answers = waiting
+        job.look_for(100)
+        job.answers = [waiting[1], waiting[1]]
+        job.look_for(100)
+    assert len(job.said) == 2
+    assert job.said[0].startswith("A rank has waited in a collective for ")
+
+
 def test_a_job_that_cannot_go_on_is_ended_with_the_message(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.answers = [each.answer for each in ranks("other_collective", {"files": BARRIER}).values()]

@@ -18,7 +18,8 @@ from drivetrain.trainer import watched
 def run(tmp_path: Path, stall_timeout_s: float | None) -> Any:
     """What the watching needs of a Trainer."""
     settings = SimpleNamespace(stall_timeout_s=stall_timeout_s)
-    return SimpleNamespace(settings=settings, progress=Progress(), log_dir=str(tmp_path), default_root_dir="")
+    names = {"log_dir": str(tmp_path), "default_root_dir": ""}
+    return SimpleNamespace(settings=settings, progress=Progress(), strategy=SimpleNamespace(), **names)
 
 
 @pytest.fixture

@@ -66,11 +66,14 @@ class Ranks(RankFacts):
         plan: says how processes are started.
         strategy: has the ranks and the collectives.
         launcher: starts the processes, if no other launcher has.
+        stall_timeout_s: of several processes: seconds that one may wait in a collective before it is said which
+            processes are missing there; ``None``: nothing is said. To be set before :meth:`launch`.
     """
 
     plan: Plan
     strategy: Strategy
     launcher: Launcher
+    stall_timeout_s: float | None = 300.0
     _launched: bool = False
     _check_collectives: bool | None = None
 
@@ -136,8 +139,9 @@ class Ranks(RankFacts):
             self.strategy.setup_environment()
             self.strategy.check_collectives(self._check_collectives)
             if self.world_size > 1:
-                from drivetrain.engine import uncaught  # here, so that importing the Trainer stays quick
+                from drivetrain.engine import uncaught, watching  # here, so that importing the Trainer stays quick
 
+                watching.begin(self.strategy, self.stall_timeout_s)
                 uncaught.begin()
 
     # ---- between processes ---------------------------------------------------------------------------------------

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.launchers import flight, stacks
-from drivetrain.launchers.board import BATCHES, PHASE, SAVING, STALL, STEP, Board
+from drivetrain.launchers.board import BATCHES, PHASE, SAVING, SHOWN, STALL, STEP, Board
 
 _STOPPED_TIMEOUT_S = 60.0
 _BUSY = 0.1  # share of one processor from which on a rank is at work
 _LOOK_S = 1.0  # between two looks at the board
 _AGAIN_S = 10.0  # between two questions to ranks that make no progress
+_ENGINE_S = 60.0  # between two to ranks that show none
 
 
 def stopped_timeout_s() -> float:
@@ -104,8 +105,9 @@ class Watch:
         self._look_at_processes(now, now - self._since >= stall_s / 2)
         if now < self._asks_at:
             return ""
-        self._asks_at = now + min(_AGAIN_S, stall_s)
-        return self._judge(now, stall_s)
+        runs = any(each[SHOWN] for each in words)  # else a program that drives an Engine, which shows no progress
+        self._asks_at = now + min(_AGAIN_S if runs else _ENGINE_S, stall_s)
+        return self._judge(now, stall_s, runs)
 
     def _look_at_processes(self, now: float, measures: bool) -> None:
         for each in self._local:
@@ -118,7 +120,7 @@ class Watch:
             if measures:
                 self._cpu.setdefault(each, (now, process.cpu_s))
 
-    def _judge(self, now: float, stall_s: float) -> str:
+    def _judge(self, now: float, stall_s: float, runs: bool) -> str:
         seen: dict[int, Seen] = {}
         for each, answer in zip(self._local, self._ask(self._board, list(self._local)), strict=True):
             when, used_s = self._cpu.get(each, (now, 0.0))
@@ -130,9 +132,15 @@ class Watch:
             )
         self._cpu = {}  # measured again from the next look on: to answer has cost the ranks some
         ends = cannot_go_on(seen, stall_s)
-        if self._said and not ends:
+        longest = max(
+            (time.time() - waits.since for each in seen.values() if (waits := each.answer.waits_in)), default=0
+        )
+        self._said = self._said and (runs or longest >= stall_s)
+        if not ends and (self._said or not (runs or longest >= stall_s)):
             return ""
         head = f"No rank has made progress for {now - self._since:.0f} s (stall_timeout_s={stall_s:g})."
+        if not runs:
+            head = f"A rank has waited in a collective for {longest:.0f} s (stall_timeout_s={stall_s:g})."
         foot = "The job is ended, because no rank can go on." if ends else "The job is not ended."
         text = "\n".join((head, *describe(seen), foot))
         text = "\n".join((text, _saved(self._board, text, seen)))

@@ -176,6 +176,7 @@ class Trainer(TrainerView):
         self._failed_loggers: list[Logger] = []
         self._profiler: Any = attach.profiler_of(self.settings)
         self.engine = Engine(plan=self.plan, check_collectives=self.settings.check_collectives)
+        self.engine.stall_timeout_s = None  # the runs are watched, each from its beginning to its end
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()

@@ -1,0 +1,91 @@
+"""How the processes of a job come to be watched, where drivetrain's launcher does not watch them already."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from drivetrain.launchers import stacks, watcher
+from drivetrain.launchers.board import FOLDER, STALL, Board, Sheet, join_board, own_sheet
+from drivetrain.launchers.launcher import LAUNCHER
+
+_MEETING_S = 30.0  # that local rank 0 has to make the board
+
+
+def begin(strategy: Any, stall_timeout_s: float | None) -> None:
+    """Let a program that drives an Engine be watched until this process ends.
+
+    Args:
+        strategy: of the Engine.
+        stall_timeout_s: seconds that a rank may wait in a collective before it is said; ``None``: nothing is watched.
+    """
+    if not stall_timeout_s or (sheet := join(strategy)) is None:
+        return
+    with suppress(OSError):  # the folder is gone: the launching process was killed, or something cleans up
+        if sheet.local_rank == 0:
+            sheet.note_run_folder(os.getcwd())
+        stacks.listen(sheet.folder, sheet.local_rank)
+    sheet.words[STALL] = max(1, round(stall_timeout_s * 1000))
+    atexit.register(_end, sheet)
+
+
+def _end(sheet: Sheet) -> None:
+    sheet.words[STALL] = 0
+
+
+def join(strategy: Any) -> Sheet | None:
+    """Return this rank's part of the board; where there is none, local rank 0 makes it, with a process that watches.
+
+    ``None`` where a launcher of drivetrain's has started the ranks without one (Ray, torch_xla), where the processes
+    did not meet at a store, and on systems without what the watching needs.
+    """
+    sheet = own_sheet()
+    environment = getattr(strategy, "cluster_environment", None)
+    if environment is None or not environment.creates_processes_externally or LAUNCHER in os.environ:
+        return sheet
+    if "drivetrain.launchers._ray_actor" in sys.modules:  # its processes are Ray's
+        return sheet
+    if not watcher.can_watch() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
+        return sheet
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store: Any = _get_default_store()
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
+    key = f"drivetrain/board/{restart}/{strategy.node_rank}"
+    with suppress(RuntimeError, OSError, ValueError):  # watching is no reason for a run to fail
+        if strategy.local_rank == 0:
+            try:
+                sheet = sheet or _make(strategy)
+            finally:  # also if it was in another job before, which the others may not have been in
+                store.set(key, str(sheet.folder) if sheet else "")
+        elif sheet is None:
+            store.wait([key], timedelta(seconds=_MEETING_S))
+            if folder := store.get(key).decode():
+                sheet = join_board(Path(folder), strategy.local_rank)
+    return sheet
+
+
+def _make(strategy: Any) -> Sheet:
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER))
+    first = strategy.global_rank - strategy.local_rank
+    Board(folder, range(first, first + strategy.num_processes), strategy.world_size)
+    sheet = join_board(folder, 0)
+    _start(folder)
+    return sheet
+
+
+def _start(folder: Path) -> None:
+    try:
+        watcher.start(folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
