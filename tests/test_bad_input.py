@@ -296,7 +296,7 @@ def test_wrong_arguments_of_the_trainer(
 ) -> None:
     with pytest.raises(error) as caught:
         bench.trainer(**wrong)
-    assert type(caught.value) is error
+    assert isinstance(caught.value, error)
     check(caught.value, cause, value, cure)
     assert list(bench.path.iterdir()) == []
 
@@ -476,7 +476,7 @@ def test_what_is_refused_before_a_run_begins(
 ) -> None:
     with pytest.raises(error) as caught:
         wrong(bench)
-    assert type(caught.value) is error
+    assert isinstance(caught.value, error)
     check(caught.value, cause, value, cure)
     assert bench.calls == []  # neither prepare_data nor setup
     assert list(bench.path.iterdir()) == []
@@ -667,7 +667,7 @@ def test_what_shows_only_in_a_run(
 ) -> None:
     with pytest.raises(error) as caught:
         wrong(bench)
-    assert type(caught.value) is error
+    assert isinstance(caught.value, error)
     check(caught.value, cause, value, cure)
 
 
@@ -751,7 +751,7 @@ def test_what_is_refused_where_it_is_made(
 ) -> None:
     with pytest.raises(error) as caught:
         wrong()
-    assert type(caught.value) is error
+    assert isinstance(caught.value, error)
     check(caught.value, cause, value, cure)
 
 

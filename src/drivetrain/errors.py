@@ -6,10 +6,14 @@
     ├── ConfigurationError (also a ValueError)   a wrong argument, or arguments that contradict each other
     │   ├── UnknownArgumentError (a TypeError)   an argument that does not exist
     │   ├── UnknownNameError (a KeyError)         nothing is registered under this name
+    │   ├── WrongTypeError (a TypeError)          an argument of a type that is not accepted, or a missing model
+    │   ├── NotLoggedError (a RuntimeError)       a callback watches a name that was not logged
     │   └── NotSupportedError                    a valid argument that this version does not support yet
     ├── LaunchError (launchers.launcher)         a process of the job failed
     ├── LoggingError                             self.log called wrongly
+    │   └── UnloggableError (a ValueError)       a value that cannot be logged
     ├── CheckpointError                          a checkpoint that cannot be written, read or applied
+    │   └── NoCheckpointError (a FileNotFoundError)  there is none at the path
     └── PeerError                                another rank of the job failed, so this one ends too
     SIGTERMException (a SystemExit)              the run ends because it was sent SIGTERM
 
@@ -51,12 +55,24 @@ class UnknownNameError(ConfigurationError, KeyError):
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
+class WrongTypeError(ConfigurationError, TypeError):
+    """An argument has a type that is not accepted, or the model is missing. Also a TypeError, as Python raises."""
+
+
+class NotLoggedError(ConfigurationError, RuntimeError):
+    """A callback watches a name that was not logged. Also a RuntimeError: only the run shows it."""
+
+
 class NotSupportedError(ConfigurationError):
     """The argument is valid in Lightning, but this version does not implement it."""
 
 
 class LoggingError(DrivetrainError):
     """``self.log`` was called in a hook, with a value or options that are not allowed there."""
+
+
+class UnloggableError(LoggingError, ValueError):
+    """``self.log`` got a value that is no number. Also a ValueError, as Python raises for one."""
 
 
 class SIGTERMException(SystemExit):
@@ -68,6 +84,10 @@ class SIGTERMException(SystemExit):
 
 class CheckpointError(DrivetrainError):
     """A checkpoint cannot be written, read or applied."""
+
+
+class NoCheckpointError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at the path. Also a FileNotFoundError, as Python raises for a file."""
 
 
 class PeerError(DrivetrainError):

@@ -9,7 +9,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.registry import Registry
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import WrongTypeError
 
 
 class CPUAccelerator(Accelerator):
@@ -31,7 +31,7 @@ class CPUAccelerator(Accelerator):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             numbers = count.split(",") if isinstance(count, str) else count
             meant = len(numbers) if isinstance(numbers, (list, tuple)) else 1  # a process for each number
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"On the CPU, devices is a number of processes of at least 1, not {devices!r}. Write devices={meant}."
             )
         return count

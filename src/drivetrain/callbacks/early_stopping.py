@@ -16,6 +16,7 @@ from drivetrain.callback import Callback
 from drivetrain.callbacks._checkpoint_arguments import mode_or_default
 from drivetrain.errors import (
     ConfigurationError,
+    NotLoggedError,
     arguments_checked,
     count_meant,
     is_count,
@@ -235,7 +236,7 @@ class EarlyStopping(Callback):
             if _ended_before_validating(trainer):
                 message += " Training ended before the first validation."
             elif self.strict:
-                raise ConfigurationError(message)
+                raise NotLoggedError(message)
             rank_zero_warn(message)
             return
         if not self._told_step and trainer.logbook.is_of_one_step(self.monitor):

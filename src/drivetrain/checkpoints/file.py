@@ -20,7 +20,7 @@ from drivetrain.base import files
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO, behind, unreachable
-from drivetrain.errors import CheckpointError, ConfigurationError, described
+from drivetrain.errors import CheckpointError, ConfigurationError, NoCheckpointError, described
 
 # What pickle raises on an object that it cannot write, or whose class it does not find.
 _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
@@ -149,10 +149,10 @@ class TorchCheckpointIO(CheckpointIO):
             return read
         if isinstance(source, Path) and not os.path.isfile(source):  # unlike Path.is_file, it takes any name
             if not name:
-                raise CheckpointError(f"There is no checkpoint at ''. {EMPTY_PATH}")
+                raise NoCheckpointError(f"There is no checkpoint at ''. {EMPTY_PATH}")
             if os.path.isdir(source):
                 raise CheckpointError(f"{name} is a folder, and a checkpoint is a file. Pass the path of a file.")
-            raise CheckpointError(f"There is no checkpoint at {name}. Check the path.")
+            raise NoCheckpointError(f"There is no checkpoint at {name}. Check the path.")
         from drivetrain.checkpoints.foreign import is_legacy, read_foreign  # only where something is read
 
         if not is_legacy(source):
@@ -197,7 +197,7 @@ class TorchCheckpointIO(CheckpointIO):
             try:
                 local = stack.enter_context(remote.fetched(address))
             except FileNotFoundError:
-                raise CheckpointError(f"There is no checkpoint at {address}. Check the address.") from None
+                raise NoCheckpointError(f"There is no checkpoint at {address}. Check the address.") from None
             except IsADirectoryError:
                 raise CheckpointError(f"{address} is a folder without a complete checkpoint. Check it.") from None
             yield local

@@ -221,6 +221,8 @@ def unreachable(path: str | Path) -> Iterator[None]:
     """
     try:
         yield
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(
             f"{error}. Check the address, the credentials and the connection, or use a local path."

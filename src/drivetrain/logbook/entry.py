@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain import parity
-from drivetrain.errors import LoggingError, described, is_number, shown
+from drivetrain.errors import LoggingError, UnloggableError, described, is_number, shown
 
 if TYPE_CHECKING:
     from drivetrain.logbook.logbook import Logbook
@@ -173,7 +173,7 @@ class Entry:
         if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy scalar or array of one element
             number: float = value.item()
             return number
-        raise LoggingError(
+        raise UnloggableError(
             f"self.log({self.name!r}, ...) got {described(value)}. "
             "Log a number, a tensor with one element, or a metric object."
         )

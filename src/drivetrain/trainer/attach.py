@@ -26,7 +26,7 @@ from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import arranged
-from drivetrain.errors import ConfigurationError, closest, described
+from drivetrain.errors import ConfigurationError, WrongTypeError, closest, described
 from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.datamodule import LightningDataModule
@@ -239,7 +239,7 @@ def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodul
             cure = f"The model comes first: write {call}(model, {data})."
         elif isinstance(model, type) and issubclass(model, LightningModule):
             cure = f"Write {call}({model.__name__}(...))."
-        raise ConfigurationError(f"{call} needs a LightningModule, not {described(model)}. {cure}")
+        raise WrongTypeError(f"{call} needs a LightningModule, not {described(model)}. {cure}")
     if datamodule is not None:
         if not isinstance(datamodule, LightningDataModule):
             cure = "Pass loaders as train_dataloaders or dataloaders."

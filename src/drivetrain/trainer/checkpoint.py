@@ -16,7 +16,7 @@ from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
 from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints.file import EMPTY_PATH, TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, newest_first
-from drivetrain.errors import CheckpointError, ConfigurationError, closest, described
+from drivetrain.errors import CheckpointError, ConfigurationError, NoCheckpointError, closest, described
 from drivetrain.loops.progress import TrainerStatus
 from drivetrain.loops.restart import capture
 from drivetrain.loops.restart_checks import check_progress, check_restart
@@ -102,7 +102,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         likely = closest(path, ["best", "last"])
         missing = "Check the path." if path else EMPTY_PATH
         hint = missing if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
-        raise CheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint}")
+        raise NoCheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint}")
     if (isinstance(store, TorchCheckpointIO) and os.path.isdir(path)
             and not (store.is_sharded(path) or trainer.strategy.reads_folder(path))):  # fmt: skip
         raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")

@@ -25,7 +25,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
 from drivetrain.engine.parts import listed as _listed
-from drivetrain.errors import ConfigurationError, UnknownArgumentError, accepts_no_more, shown
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, WrongTypeError, accepts_no_more, shown
 from drivetrain.launchers.launcher import in_notebook
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
@@ -362,7 +362,7 @@ class Trainer(TrainerView):
         if model is not None:
             return model, ckpt_path
         if self.lightning_module is None:
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"trainer.{fn.value}() has no model, and none was run before. Write trainer.{fn.value}(model)."
             )
         best: str = getattr(self.checkpoint_callback, "best_model_path", "")
