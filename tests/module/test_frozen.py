@@ -69,6 +69,24 @@ def assert_equal(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(value, state_of(other)[name]), name
 
 
+def test_frozen_parameters_of_an_optimizer_are_saved_and_said_to_be(
+    loader: DataLoader[Any], make_trainer: Any, tmp_path: Any, caplog: Any
+) -> None:
+    class Everything(Adapted):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    caplog.set_level("INFO", logger="drivetrain")
+    for kind, said in ((Adapted, False), (Everything, True)):
+        caplog.clear()
+        trainer = make_trainer(max_epochs=1, limit_val_batches=0, save_trainable_only=True)
+        trainer.fit(kind(), loader)
+        for _ in range(2):
+            trainer.save_checkpoint(tmp_path / "one.ckpt")
+        assert ("base.0.weight" in torch.load(tmp_path / "one.ckpt")["state_dict"]) is said
+        assert caplog.text.count("hold 4 parameters that require no gradient, such as base.0.weight") == said
+
+
 def test_the_file_holds_trainable_weights_buffers_and_fingerprints(saved: Any) -> None:
     path, trainer = saved
     checkpoint = torch.load(path)

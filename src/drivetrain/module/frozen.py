@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.compiled import plain_names
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import expect, restoring
 from drivetrain.base.tree import is_dtensor
 from drivetrain.errors import CheckpointError
@@ -46,6 +47,8 @@ def without_frozen(
         CheckpointError: ``state`` holds shards.
     """
     frozen = {name: each for name, each in frozen_parameters(module, optimizers).items() if name in state}
+    if module not in _KNOWN:
+        _say_what_stays(module, frozen)
     known = _KNOWN.setdefault(module, {})
     fingerprints: dict[str, Any] = {}
     for name, parameter in frozen.items():
@@ -60,6 +63,17 @@ def without_frozen(
             known[name] = key, fingerprint(value)
         fingerprints[name] = known[name][1]
     return {name: value for name, value in state.items() if name not in frozen}, fingerprints
+
+
+def _say_what_stays(module: nn.Module, frozen: Collection[str]) -> None:
+    """Log which parameters that require no gradient are saved all the same; an optimizer that got all has them."""
+    named = plain_names(dict(module.named_parameters(remove_duplicate=False)))
+    stay = [name for name, each in named.items() if not each.requires_grad and name not in frozen]
+    if stay:
+        rank_zero_info(
+            f"save_trainable_only: checkpoints hold {len(stay)} parameters that require no gradient, such as "
+            f"{stay[0]}, because an optimizer has them. To leave them out, give it only the parameters that require one."
+        )
 
 
 def fingerprint(tensor: Tensor) -> dict[str, Any]:
