@@ -69,7 +69,7 @@ class Traces:
 
     def _left(self) -> list[str]:
         processes = [self._described(each) for each in self._descendants() if each.pid not in self._known]
-        # The first is a cache. The second are names that Python gives where nobody chose one, as drivetrain always does;
+        # The first is a cache. The second are names that Python gives where nobody chose one; drivetrain does;
         # one was left once of three runs of the whole suite, and who made it is not known.
         others = re.compile(r"torchinductor|/tmp[a-z0-9_]{8}$")
         found = [path for path in self.temporary.rglob("*") if not others.search(str(path))]

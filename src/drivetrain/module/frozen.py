@@ -72,7 +72,7 @@ def _say_what_stays(module: nn.Module, frozen: Collection[str]) -> None:
     if stay:
         rank_zero_info(
             f"save_trainable_only: checkpoints hold {len(stay)} parameters that require no gradient, such as "
-            f"{stay[0]}, because an optimizer has them. To leave them out, give it only the parameters that require one."
+            f"{stay[0]}, because an optimizer has them. To leave them out, give it only those that require one."
         )
 
 
