@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -260,6 +261,36 @@ def test_nobody_is_left_when_the_launching_process_ends(
     assert ("interrupted" in text) == (how is signal.SIGINT)
 
 
+LONG_FIT = ["--strategy", "ddp_ray", "--epochs", 100_000, "--pause", 0.1, "--slow-save", 3]
+
+
+def saved(job: Any) -> list[str]:
+    return [path.name for path in Path(job.folder).rglob("stopped.ckpt")]
+
+
+@pytest.mark.parametrize(
+    ("number", "to", "code"),
+    [(signal.SIGTERM, "the program", 143), (signal.SIGINT, "the program", 130), (signal.SIGTERM, "one actor", 143)],
+    ids=["SIGTERM", "Ctrl-C", "SIGTERM to one actor"],
+)
+def test_t32_a_fit_that_is_asked_to_end_saves_once(
+    variables: dict[str, str], job: Any, wait_for: Callable[..., Any], number: signal.Signals, to: str, code: int
+) -> None:
+    with job.log(0).open("wb") as log:
+        command = job.command("--devices", 2, *LONG_FIT)
+        process = subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
+    with process:
+        host = socket.gethostname()
+        wait_for("steps of both", lambda: {event["rank"] for event in job.events(host)[6:]} == {0, 1}, RUN_S)
+        started = psutil.Process(process.pid).children(recursive=True)
+        actors = [each for each in started if "ray::RayActor" in " ".join(each.cmdline())]
+        assert len(actors) == 2
+        (process if to == "the program" else actors[1]).send_signal(number)
+        assert process.wait(SOON_S) == code
+    assert saved(job) == ["stopped.ckpt"]
+    assert psutil.wait_procs(started, timeout=SOON_S)[1] == []
+
+
 # ---- devices, machines -----------------------------------------------------------------------------------------------
 
 
@@ -272,27 +303,46 @@ def test_processes_of_a_machine_see_all_that_ray_has_reserved_and_each_finds_its
     assert {first, second} < {"0", "1", "2", "3"}  # and not 9, which is the launching process's
 
 
-def test_two_machines(
-    nodes: Any, variables: dict[str, str], fitted: dict[str, Any], tmp_path: Path, wait_for: Callable[..., Any]
-) -> None:
-    """From whichever of them the program runs: rank 0 is there."""
-    first, second = nodes
+@pytest.fixture(scope="module")
+def cluster_of_two(
+    nodes: Any, variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory, wait_for: Callable[..., Any]
+) -> tuple[Any, Any, dict[str, str]]:
+    """Two machines on which Ray runs, and the variables with which a program finds it."""
+    folder = tmp_path_factory.mktemp("logs")
     own = {name: value for name, value in variables.items() if os.environ.get(name) != value}
-    address, started = f"{first.address}:{PORT}", "Ray runtime started"
+    address, started = f"{nodes[0].address}:{PORT}", "Ray runtime started"
     options = ["--num-cpus=1", f"--object-store-memory={100 * 2**20}", "--disable-usage-stats", "--block"]
     head = [RAY, "start", "--head", f"--port={PORT}", "--include-dashboard=false", *options]
     join = [RAY, "start", f"--address={address}", *options]
-    for node, command in ((first, head), (second, join)):
-        log = tmp_path / f"{node.name}.log"
+    for node, command in ((nodes[0], head), (nodes[1], join)):
+        log = folder / f"{node.name}.log"
         node.start(*command, f"--node-ip-address={node.address}", output=log, NODES_OWN=node.name, **own)
         wait_for(f"Ray on {node.name}", lambda log=log: started in log.read_text())
+    return nodes[0], nodes[1], {"RAY_ADDRESS": address, **own}
+
+
+def test_two_machines(cluster_of_two: Any, fitted: dict[str, Any], tmp_path: Path) -> None:
+    """From whichever of them the program runs: rank 0 is there."""
+    first, second, own = cluster_of_two
     common = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MINE": "here"}
     for here, there, connected in ((first, second, []), (second, first, [second.address])):
         path = tmp_path / f"{here.name}.pt"
-        here.expect(sys.executable, PROGRAM, path, "two", *connected, seconds=RUN_S, RAY_ADDRESS=address, **own)
+        here.expect(sys.executable, PROGRAM, path, "two", *connected, seconds=RUN_S, **own)
         found = found_in(path)
         main = {**common, "MASTER_ADDR": here.address, "RANK": "0", "NODE_RANK": "0", "NODES_OWN": "here"}
         other = {**common, "MASTER_ADDR": here.address, "RANK": "1", "NODE_RANK": "1", "NODES_OWN": there.name}
         assert found["places"] == [[here.name, main], [there.name, other]]
         assert (found["world_size"], found["step"]) == (2, 10)
         assert torch.equal(found["weights"], fitted["spawn"]["weights"])
+
+
+def test_t32_a_fit_on_two_machines_that_is_asked_to_end_saves_once(
+    cluster_of_two: Any, job: Any, wait_for: Callable[..., Any]
+) -> None:
+    first, second, own = cluster_of_two
+    command = job.command("--devices", 1, "--num-nodes", 2, *LONG_FIT)
+    process = first.start(*command, output=job.log(0), **own)
+    wait_for("steps of both", lambda: job.events(first.name)[3:] and job.events(second.name)[3:], RUN_S)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SOON_S) == 143
+    assert saved(job) == ["stopped.ckpt"]

@@ -23,7 +23,7 @@ from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each, variables_of
-from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
+from drivetrain.launchers.signals import Sent, exception_of, forwarding, was_asked_to_end
 from drivetrain.launchers.watch import Watch
 
 _PROBE_S = 10.0
@@ -161,7 +161,7 @@ class MultiProcessingLauncher(Launcher):
                 elif failed and time.monotonic() < saves_until and board.any(SAVING, list(running.values())):
                     deadline = max(deadline, time.monotonic() + _ECHO_S)
         if sent.number is not None:
-            raise _exception_of(sent.number)
+            raise exception_of(sent.number)
         if failed:
             stacks.note_collectives(board, [each for each, process in enumerate(processes) if process.is_alive()])
             rank = min(failed, key=lambda rank: (failed[rank].follows, failed[rank].when))
@@ -225,12 +225,6 @@ def _send(processes: Sequence[Any], number: int) -> None:
     for process in processes:
         if process.is_alive():
             os.kill(process.pid, number)
-
-
-def _exception_of(number: int) -> BaseException:
-    if number == signal.SIGINT:
-        return KeyboardInterrupt()
-    return SIGTERMException() if number == signal.SIGTERM else SystemExit(128 + number)
 
 
 def _wait_for_all(processes: Sequence[Any], seconds: float) -> None:

@@ -23,13 +23,16 @@ from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, SIGTERMException
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
+from drivetrain.launchers.signals import Sent, exception_of, forwarding
 
 _HERE = "local"  # Ray's word for a cluster of this machine alone
 _STORE_BYTES = 200 * 2**20  # Ray would take a third of this machine's memory
 _SOON_S = 10.0
+_POLL_S = 0.5  # a signal may have come
+_ASKED = (KeyboardInterrupt, SIGTERMException)
 _LAST_WORDS_S = 0.5  # Ray fetches what the actors print some ten times a second, as long as it is connected
 _ECHO_S = 10.0  # Ray takes seconds to notice a death; ranks that lose a partner report at once
 _CURE = "Make it where it is used: in setup, in configure_model, or in another hook, which run in each process."
@@ -56,8 +59,8 @@ class RayLauncher(Launcher):
     the order of ``LOCAL_RANK``: everybody takes that number for the device's. The plan counts the devices of the
     machine that launches, which therefore needs as many as each of the others.
 
-    Files are written where rank 0 is: let machines share the folder that is ``default_root_dir``. Ctrl-C ends the
-    actors at once, because it does not reach them.
+    Files are written where rank 0 is: let machines share the folder that is ``default_root_dir``. SIGTERM and Ctrl-C go
+    to this process or to any of the actors; this process passes them on, so that a fit saves.
 
     Args:
         environment: who this machine is in the job.
@@ -109,7 +112,8 @@ class RayLauncher(Launcher):
                 pickled.
             LaunchError: a process failed; the others were killed at once. Its exit code is 1 where the
                 process died: Ray does not know it.
-            KeyboardInterrupt: here or in a process.
+            KeyboardInterrupt: here or in a process, when all have ended.
+            SIGTERMException: likewise, after SIGTERM.
         """
         ray = _imported()
         from drivetrain.launchers._ray_actor import packed
@@ -124,7 +128,12 @@ class RayLauncher(Launcher):
                     actor.run.remote(variables, threads, origin, sent): _Rank(int(variables["RANK"]), seat)
                     for actor, variables, seat in zip(actors, variables_for(seats, here), seats, strict=True)
                 }
-                return pickle.loads(self._wait(ray, running))
+                signals: list[int] = []
+                with (
+                    _default_handler(signal.SIGTERM),
+                    forwarding(signals.append, self.stop_timeout_s) as asked,
+                ):
+                    return pickle.loads(self._wait(ray, running, here, signals, asked))
         finally:
             self.environment.teardown()
 
@@ -213,13 +222,24 @@ class RayLauncher(Launcher):
 
     # ---- while they run ------------------------------------------------------------------------------------------
 
-    def _wait(self, ray: Any, running: dict[Any, _Rank]) -> bytes:
-        """What rank 0 has left, when all have ended well."""
+    def _wait(self, ray: Any, running: dict[Any, _Rank], here: str, signals: list[int], asked: Sent) -> bytes:
+        """What rank 0 has left, when all have ended well; if they were asked to end, wait until all have saved.
+
+        Args:
+            ray: the package.
+            running: what each rank will return.
+            here: Ray's id of this machine.
+            signals: gets those that this process is sent.
+            asked: which of them is to end the job, and until when.
+        """
         first = b""
         failed: list[tuple[bool, BaseException]] = []
-        grace: float | None = None
+        deadline = math.inf
         while running:
-            ready, _ = ray.wait(list(running), timeout=grace)
+            while signals:
+                _pass_on(ray, signals.pop(0), list(running.values()), here)
+            left = min(deadline, asked.deadline) - time.monotonic()
+            ready, _ = ray.wait(list(running), timeout=max(0.0, min(left, _POLL_S)))
             for each in ready:
                 rank = running.pop(each)
                 try:
@@ -230,9 +250,17 @@ class RayLauncher(Launcher):
                     first = end if rank.number == 0 else first
                 else:
                     failed.append(self._failure(rank, end))
-            if not ready or any(not follows for follows, _ in failed):
+            ended = [isinstance(error, _ASKED) for _, error in failed]
+            if (left <= 0 and not ready) or any(
+                not follows and not was_asked for (follows, _), was_asked in zip(failed, ended, strict=True)
+            ):
                 break
-            grace = _ECHO_S if failed else None  # when an exchange breaks, the one that broke it is about to report
+            if failed and deadline == math.inf:  # when an exchange breaks, the one that broke it is about to report
+                deadline = time.monotonic() + (self.stop_timeout_s if any(ended) else _ECHO_S)
+                if any(ended) and asked.number is None:
+                    _pass_on(ray, signal.SIGTERM, list(running.values()), here)
+        if asked.number is not None:
+            raise exception_of(asked.number)
         if failed:
             raise min(failed, key=lambda pair: pair[0])[1]
         return first
@@ -250,6 +278,8 @@ class RayLauncher(Launcher):
         failure = end.failure
         if failure.interrupted:
             return False, KeyboardInterrupt()
+        if end.exit_code == 128 + signal.SIGTERM:
+            return False, SIGTERMException()
         error = LaunchError(f"{who} {failure.summary}\n{failure.cure}".strip(), rank.number, end.exit_code)
         error.__cause__ = failure.cause()
         return failure.follows, error
@@ -372,6 +402,34 @@ def _check_answers(address: str) -> None:
     host, _, port = address.rpartition(":")
     if port.isdigit() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), _SOON_S).close()
+
+
+def _pass_on(ray: Any, number: int, ranks: Sequence[_Rank], here: str) -> None:
+    """Send a signal to the processes of these ranks; on other machines than this a task of Ray does it."""
+    from drivetrain.launchers._ray_actor import send_signal
+
+    for node in {rank.seat.node for rank in ranks}:
+        pids = [rank.seat.pid for rank in ranks if rank.seat.node == node]
+        if node == here:
+            send_signal(pids, number)
+            continue
+        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        ray.remote(num_cpus=0)(send_signal).options(scheduling_strategy=there).remote(pids, number)
+
+
+@contextmanager
+def _default_handler(number: signal.Signals) -> Iterator[None]:
+    """Context without Ray's handler of a signal, which would end the program at once."""
+    before = signal.getsignal(number)
+    of_ray = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"
+    if not of_ray or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from drivetrain.errors import SIGTERMException
+
 _PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _ENDS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 _CODES = frozenset(code for number in (signal.SIGTERM, signal.SIGINT) for code in (128 + number, -number))
@@ -34,6 +36,13 @@ class Sent:
 def was_asked_to_end(code: int) -> bool:
     """Return whether ``code`` is that of a process which a signal has asked to end: all others were asked too."""
     return code in _CODES
+
+
+def exception_of(number: int) -> BaseException:
+    """Return what ends a program that was sent this signal."""
+    if number == signal.SIGINT:
+        return KeyboardInterrupt()
+    return SIGTERMException() if number == signal.SIGTERM else SystemExit(128 + number)
 
 
 @contextmanager
