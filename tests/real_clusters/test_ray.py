@@ -189,6 +189,7 @@ def test_t31_the_rank_that_failed_is_named_and_the_others_are_killed(
     assert (kind, rank, code, found_cause) == ("LaunchError", 1, exit_code, cause)
     assert message.startswith("Rank 1 of 2 (an actor of Ray on ")
     assert said in message
+    assert "\nRank 0 was in a program on the Engine" in message
     assert is_the_programs_own == (how == "raises")
     assert seconds < SOON_S
     assert alive == []
@@ -289,6 +290,67 @@ def test_t32_a_fit_that_is_asked_to_end_saves_once(
         assert process.wait(SOON_S) == code
     assert saved(job) == ["stopped.ckpt"]
     assert psutil.wait_procs(started, timeout=SOON_S)[1] == []
+
+
+FAULTY = """
+import os, signal, sys, time
+import torch
+from torch.utils.data import DataLoader
+from drivetrain import LightningModule, Trainer
+from drivetrain.callbacks import OnExceptionCheckpoint
+
+class Faulty(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 1 and batch_idx == 2:
+            if sys.argv[2] == "raises":
+                raise ValueError("of rank 1")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return self.layer(batch).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def on_save_checkpoint(self, checkpoint):
+        time.sleep(2)  # longer than it takes to kill an actor
+
+trainer = Trainer(
+    accelerator="cpu", devices=2, strategy="ddp_ray", max_epochs=1, logger=False, enable_progress_bar=False,
+    callbacks=[OnExceptionCheckpoint(sys.argv[1])], default_root_dir=sys.argv[1], stall_timeout_s=3,
+)
+trainer.fit(Faulty(), DataLoader(torch.ones(16, 1)))
+"""
+
+
+def faulty(variables: dict[str, str], folder: Path, how: str) -> str:
+    """What a fit writes in which rank 1 fails or stops in its third batch."""
+    program = folder / "program.py"
+    program.write_text(FAULTY)
+    done = subprocess.run(
+        [sys.executable, program, folder, how], env={**variables, "DRIVETRAIN_STOPPED_TIMEOUT_S": "2"},
+        stderr=subprocess.PIPE, text=True, timeout=RUN_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    return done.stderr
+
+
+def test_t57_a_fit_whose_rank_fails_says_where_all_were_and_may_save(variables: dict[str, str], tmp_path: Path) -> None:
+    text = faulty(variables, tmp_path, "raises")
+    assert "Rank 1 was in the phase 'forward', after 3 batches had begun, in step 2" in text
+    assert "Rank 0 was in " in text
+    assert torch.load(tmp_path / "on_exception.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_t31_a_job_that_hangs_is_ended_and_says_which_rank_is_missing(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    text = faulty(variables, tmp_path, "stops")
+    assert "(state T), in the phase 'forward', after 3 batches had begun, in step 2." in text
+    assert "Missing: rank 1.\nThe job is ended, because no rank can go on." in text
+    assert [path.name for path in tmp_path.glob("stalled-*")]
 
 
 # ---- devices, machines -----------------------------------------------------------------------------------------------

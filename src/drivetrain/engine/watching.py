@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from contextlib import suppress
 from datetime import timedelta
@@ -44,12 +45,14 @@ def _end(sheet: Sheet) -> None:
 def join(strategy: Any) -> Sheet | None:
     """Return this rank's part of the board; where there is none, local rank 0 makes it, with a process that watches.
 
-    ``None`` where a launcher of drivetrain's has started the ranks without one (torch_xla), where the processes
-    did not meet at a store, and on systems without what the watching needs.
+    ``None`` where a launcher of drivetrain's has started the ranks without one (torch_xla; Ray on other machines than
+    the program's), where the processes did not meet at a store, and on systems without what the watching needs.
     """
     sheet = own_sheet()
     environment = getattr(strategy, "cluster_environment", None)
     if environment is None or not environment.creates_processes_externally or LAUNCHER in os.environ:
+        return sheet
+    if "drivetrain.launchers._ray_actor" in sys.modules:  # Ray would kill the process that watches, with the rank that started it
         return sheet
     if not watcher.can_watch() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return sheet

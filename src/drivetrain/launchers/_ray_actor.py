@@ -39,12 +39,14 @@ class Origin:
         node: Ray's id of its machine.
         directory: that it works in.
         path: where it finds modules.
+        argv: its command line.
         state: its variables, switches and random state.
     """
 
     node: str
     directory: str
     path: tuple[str, ...]
+    argv: tuple[str, ...]
     state: ProcessState
 
 
@@ -150,6 +152,7 @@ def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -
         state = replace(state, environ=missing)
     if os.path.isdir(origin.directory):
         os.chdir(origin.directory)
+    sys.argv[:] = origin.argv
     sys.path.extend(entry for entry in origin.path if entry not in sys.path)
     state.apply({**variables, **({} if threads is None else {"OMP_NUM_THREADS": threads})})
     if threads is not None and threads.isdigit():  # torch has read the variable already

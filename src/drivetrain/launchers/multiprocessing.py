@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -18,10 +17,11 @@ from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, SIGTERMException, did_you_mean
 from drivetrain.launchers import _child, stacks
+from drivetrain.launchers._ending import Ending
 from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
-from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
+from drivetrain.launchers.board import BOARD, Board
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, exception_of, forwarding, was_asked_to_end
 from drivetrain.launchers.watch import Watch
@@ -133,11 +133,10 @@ class MultiProcessingLauncher(Launcher):
         """Until all have ended well, or one has not; if they were asked to end, until all have saved and ended."""
         folder = board.folder
         failed: dict[int, _child.Failure] = {}
-        deadline = saves_until = math.inf
-        watch = Watch(board)
+        watch, ending = Watch(board), Ending(board, self.stop_timeout_s, _ECHO_S)
         with _ends(processes) as running:
             while running:
-                left = min(deadline, sent.deadline) - time.monotonic()
+                left = min(ending.deadline, sent.deadline) - time.monotonic()
                 ended = [running.pop(end) for end in connection.wait(list(running), max(0.0, min(left, _POLL_S)))]
                 for rank in ended:
                     processes[rank].join()
@@ -147,19 +146,11 @@ class MultiProcessingLauncher(Launcher):
                     break
                 if not failed and sent.number is None and (text := watch.look()):
                     raise LaunchError(text, next(iter(board.ranks)), 1)
-                asked = [rank for rank in failed if self._was_asked(processes[rank], failed[rank])]
-                failures = any(not failed[rank].follows for rank in failed.keys() - set(asked))
-                if failures and not board.any(SAVES, list(running.values())):
-                    break
-                if failed and deadline == math.inf:
-                    saves = board.any(SAVES, list(running.values()))
-                    wait_s = self.stop_timeout_s if asked else SAVE_BEGINS_S if saves else _ECHO_S
-                    deadline = time.monotonic() + wait_s
-                    saves_until = time.monotonic() + self.stop_timeout_s
-                    if asked:
+                if failed:
+                    asked = [rank for rank in failed if self._was_asked(processes[rank], failed[rank])]
+                    by_itself = any(not failed[rank].follows for rank in failed.keys() - set(asked))
+                    if ending.look(list(running.values()), asked=bool(asked), failed=by_itself) and asked:
                         _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
-                elif failed and time.monotonic() < saves_until and board.any(SAVING, list(running.values())):
-                    deadline = max(deadline, time.monotonic() + _ECHO_S)
         if sent.number is not None:
             raise exception_of(sent.number)
         if failed:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,15 +25,18 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError, SIGTERMException
+from drivetrain.launchers._ending import Ending
+from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers._process_state import ProcessState
+from drivetrain.launchers.board import BOARD, Board
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
-from drivetrain.launchers.signals import Sent, exception_of, forwarding
+from drivetrain.launchers.signals import exception_of, forwarding
+from drivetrain.launchers.watch import Watch
 
 _HERE = "local"  # Ray's word for a cluster of this machine alone
 _STORE_BYTES = 200 * 2**20  # Ray would take a third of this machine's memory
 _SOON_S = 10.0
 _POLL_S = 0.5  # a signal may have come
-_ASKED = (KeyboardInterrupt, SIGTERMException)
 _LAST_WORDS_S = 0.5  # Ray fetches what the actors print some ten times a second, as long as it is connected
 _ECHO_S = 10.0  # Ray takes seconds to notice a death; ranks that lose a partner report at once
 _CURE = "Make it where it is used: in setup, in configure_model, or in another hook, which run in each process."
@@ -51,9 +55,10 @@ class RayLauncher(Launcher):
 
     Every machine runs ``num_processes`` actors. Ranks are consecutive on a machine, and begin on this one if it takes
     part. Each process gets the environment variables that say who it is, this one's random state, torch's switches,
-    its directory, its path to modules after the usual ones, and a copy of every tensor. On this machine it
-    has this one's other variables too; on others, those of them that are not set there. It has ``OMP_NUM_THREADS``
-    threads, else as many as Ray has reserved processors for it, else, in a cluster of this machine alone, its share.
+    its directory, its command line, its path to modules after the usual ones, and a copy of every tensor. On this
+    machine it has this one's other variables too; on others, those of them that are not set there. It has
+    ``OMP_NUM_THREADS`` threads, else as many as Ray has reserved processors for it, else, in a cluster of this machine
+    alone, its share.
 
     Ray hides from an actor the devices that are not reserved for it. Here the actors of a machine see those of all, in
     the order of ``LOCAL_RANK``: everybody takes that number for the device's. The plan counts the devices of the
@@ -124,16 +129,15 @@ class RayLauncher(Launcher):
                 seats = self._seats(ray, actors)
                 here = ray.get_runtime_context().get_node_id()
                 threads, origin, sent = self._threads(ours), _origin(here), ray.put(call)
-                running = {
-                    actor.run.remote(variables, threads, origin, sent): _Rank(int(variables["RANK"]), seat)
-                    for actor, variables, seat in zip(actors, variables_for(seats, here), seats, strict=True)
-                }
-                signals: list[int] = []
-                with (
-                    _default_handler(signal.SIGTERM),
-                    forwarding(signals.append, self.stop_timeout_s) as asked,
-                ):
-                    return pickle.loads(self._wait(ray, running, here, signals, asked))
+                with job_folder() as folder:
+                    own = sum(seat.node == here for seat in seats)  # theirs are the first ranks
+                    board = Board(folder, range(own), len(seats)) if own else None
+                    variables = variables_for(seats, here, folder)
+                    running = {
+                        actor.run.remote(told, threads, origin, sent): _Rank(int(told["RANK"]), seat, actor)
+                        for actor, told, seat in zip(actors, variables, seats, strict=True)
+                    }
+                    return pickle.loads(self._wait(ray, running, here, board))
         finally:
             self.environment.teardown()
 
@@ -222,67 +226,72 @@ class RayLauncher(Launcher):
 
     # ---- while they run ------------------------------------------------------------------------------------------
 
-    def _wait(self, ray: Any, running: dict[Any, _Rank], here: str, signals: list[int], asked: Sent) -> bytes:
+    def _wait(self, ray: Any, running: dict[Any, _Rank], here: str, board: Board | None) -> bytes:
         """What rank 0 has left, when all have ended well; if they were asked to end, wait until all have saved.
 
         Args:
             ray: the package.
             running: what each rank will return.
             here: Ray's id of this machine.
-            signals: gets those that this process is sent.
-            asked: which of them is to end the job, and until when.
+            board: of the ranks that are here.
         """
-        first = b""
-        failed: list[tuple[bool, BaseException]] = []
-        deadline = math.inf
-        while running:
-            while signals:
-                _pass_on(ray, signals.pop(0), list(running.values()), here)
-            left = min(deadline, asked.deadline) - time.monotonic()
-            ready, _ = ray.wait(list(running), timeout=max(0.0, min(left, _POLL_S)))
-            for each in ready:
-                rank = running.pop(each)
-                try:
-                    end = ray.get(each)
-                except ray.exceptions.RayError as error:
-                    end = error
-                if isinstance(end, bytes):
-                    first = end if rank.number == 0 else first
-                else:
-                    failed.append(self._failure(rank, end))
-            ended = [isinstance(error, _ASKED) for _, error in failed]
-            if (left <= 0 and not ready) or any(
-                not follows and not was_asked for (follows, _), was_asked in zip(failed, ended, strict=True)
-            ):
-                break
-            if failed and deadline == math.inf:  # when an exchange breaks, the one that broke it is about to report
-                deadline = time.monotonic() + (self.stop_timeout_s if any(ended) else _ECHO_S)
-                if any(ended) and asked.number is None:
-                    _pass_on(ray, signal.SIGTERM, list(running.values()), here)
-        if asked.number is not None:
-            raise exception_of(asked.number)
+        first, signals = b"", list[int]()
+        failed: list[_Failed] = []
+        watch = None if board is None else Watch(board)
+        ending = Ending(board, self.stop_timeout_s, _ECHO_S)
+        with _default_handler(signal.SIGTERM), forwarding(signals.append, self.stop_timeout_s) as sent:
+            while running:
+                while signals:
+                    _pass_on(ray, signals.pop(0), list(running.values()), here)
+                left = min(ending.deadline, sent.deadline) - time.monotonic()
+                ready, _ = ray.wait(list(running), timeout=max(0.0, min(left, _POLL_S)))
+                for each in ready:
+                    rank = running.pop(each)
+                    try:
+                        end = ray.get(each)
+                    except ray.exceptions.RayError as error:
+                        end = error
+                    if not isinstance(end, bytes):
+                        failed.append(self._failure(rank, end, board))
+                        ray.kill(rank.actor)  # its connections close, so that no other rank waits for it
+                    elif rank.number == 0:
+                        first = end
+                if left <= 0 and not ready:
+                    break
+                if watch is not None and not failed and sent.number is None and (text := watch.look()):
+                    raise LaunchError(text, 0, 1)
+                if failed:
+                    asked = any(one.asked for one in failed)
+                    by_itself = any(not one.asked and not one.follows for one in failed)
+                    local = [rank.number for rank in running.values() if rank.seat.node == here]
+                    if ending.look(local, asked=asked, failed=by_itself) and asked and sent.number is None:
+                        _pass_on(ray, signal.SIGTERM, list(running.values()), here)
+        if sent.number is not None:
+            raise exception_of(sent.number)
         if failed:
-            raise min(failed, key=lambda pair: pair[0])[1]
+            raise min(failed, key=lambda one: one.follows).error
         return first
 
-    def _failure(self, rank: _Rank, end: Any) -> tuple[bool, BaseException]:
-        """Whether it looks like the echo of another's; and what to raise."""
+    def _failure(self, rank: _Rank, end: Any, board: Board | None) -> _Failed:
+        """What to raise because of a rank that has not ended well, with where it and the others of its machine were."""
         from drivetrain.launchers._ray_actor import Ended
 
         job = self.num_processes * self.num_nodes
         who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
+        places = [] if board is None else [f"Rank {each} was {board.place(each)}." for each in board.ranks]
         if not isinstance(end, Ended):
-            error = LaunchError(f"{who} died before it could report.\n{_DIED}", rank.number, 1)
+            error = LaunchError("\n".join([f"{who} died before it could report.", _DIED, *places]), rank.number, 1)
             error.__cause__ = end
-            return False, error
+            return _Failed(error)
         failure = end.failure
         if failure.interrupted:
-            return False, KeyboardInterrupt()
+            return _Failed(KeyboardInterrupt(), asked=True)
         if end.exit_code == 128 + signal.SIGTERM:
-            return False, SIGTERMException()
-        error = LaunchError(f"{who} {failure.summary}\n{failure.cure}".strip(), rank.number, end.exit_code)
+            return _Failed(SIGTERMException(), asked=True)
+        lines = [line for line in (f"{who} {failure.summary}", failure.cure, *places) if line]
+        error = LaunchError("\n".join(lines), rank.number, end.exit_code)
         error.__cause__ = failure.cause()
-        return failure.follows, error
+        return _Failed(error, follows=failure.follows)
 
 
 @dataclass(frozen=True)
@@ -308,13 +317,30 @@ class Seat:
 class _Rank:
     number: int
     seat: Seat
+    actor: Any
 
 
-def variables_for(seats: Sequence[Seat], here: str) -> list[dict[str, str]]:
+@dataclass(frozen=True)
+class _Failed:
+    """A rank that has not ended well.
+
+    Attributes:
+        error: what to raise because of it.
+        follows: it looks like the echo of another's failure.
+        asked: a signal has asked it to end.
+    """
+
+    error: BaseException
+    follows: bool = False
+    asked: bool = False
+
+
+def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -> list[dict[str, str]]:
     """The environment variables that tell each actor who it is, in the order of ``seats``.
 
     Ranks are consecutive on a machine, those of ``here``, a machine's id, first. Each actor sees the devices of all on
-    its machine. On one machine they meet at a loopback address.
+    its machine. On one machine they meet at a loopback address. Those of ``here`` show where they are in the folder
+    ``board``.
     """
     nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
     members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]
@@ -333,6 +359,7 @@ def variables_for(seats: Sequence[Seat], here: str) -> list[dict[str, str]]:
                 "MASTER_ADDR": main.address if len(nodes) > 1 else DEFAULT_ADDRESS,
                 "MASTER_PORT": main.port,
                 **visible,
+                **({BOARD: board} if board is not None and nodes[node_rank] == here else {}),
             }
     return [{name: str(value) for name, value in told[index].items()} for index in range(len(seats))]
 
@@ -377,7 +404,7 @@ def _origin(node: str) -> bytes:
 
     state = ProcessState.current()
     environ = {name: value for name, value in state.environ.items() if not _is_of_node(name)}
-    origin = Origin(node, os.getcwd(), tuple(sys.path), replace(state, environ=environ))
+    origin = Origin(node, os.getcwd(), tuple(sys.path), tuple(sys.argv), replace(state, environ=environ))
     return packed(origin, "The state of this process", "")
 
 
