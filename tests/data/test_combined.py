@@ -373,3 +373,36 @@ def test_t38_reset_ends_workers_also_persistent_ones() -> None:
     assert workers() == before + 1  # and are used again
     combined.reset()
     assert workers() == before
+
+
+class Restarting:
+    """A loader that is its own iterator and begins again with each ``iter``, in another order each time."""
+
+    def __init__(self, count: int = 4) -> None:
+        self.count = count
+        self.starts = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Restarting:
+        self.starts += 1
+        self.done = 0
+        return self
+
+    def __next__(self) -> int:
+        if self.done == self.count:
+            raise StopIteration
+        self.done += 1
+        return 100 * self.starts + self.done
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loader_that_is_its_own_iterator_is_started_once_a_pass(mode: str, limit: int | None) -> None:
+    loader = Restarting()
+    combined = CombinedLoader([loader], mode)
+    combined.limits = limit
+    batches = [batch if mode == "sequential" else batch[0] for batch, _, _ in combined]
+    assert (batches, loader.starts) == ([101, 102, 103, 104][:limit], 1)
+    assert next(iter(iter(loader))) == 301  # the control: a second iter() does start it again

@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from drivetrain.base.seed import worker_seed_init
 from drivetrain.base.tree import move
 from drivetrain.data.feed import count_batches, feed, fetches_ahead, seed_workers, set_epoch, sized_length
+from drivetrain.data.passes import passes_over
 from drivetrain.errors import ConfigurationError
 
 INF = float("inf")
@@ -549,3 +550,49 @@ def test_a_loader_that_fails_when_asked_for_its_end_has_given_all_its_batches(ah
         assert list(feed(Fails(3), 3, None, ahead)) == [(0, False), (1, False), (2, True)]
     with pytest.raises(ValueError, match="zip"):  # before its end it is an error
         list(feed(Fails(4), 4, None, ahead))
+
+
+class Restarting:
+    """A loader that is its own iterator and begins again with each ``iter``, in another order each time."""
+
+    def __init__(self, count: int = 4) -> None:
+        self.count = count
+        self.starts = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Restarting:
+        self.starts += 1
+        self.done = 0
+        return self
+
+    def __next__(self) -> int:
+        if self.done == self.count:
+            raise StopIteration
+        self.done += 1
+        return 100 * self.starts + self.done
+
+
+@pytest.mark.parametrize("over", ["the loader", "its passes"])
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("num_batches", [4, 3, INF])
+def test_a_loader_that_is_its_own_iterator_is_started_once_a_pass(over: str, ahead: bool, num_batches: float) -> None:
+    loader = Restarting()
+    source: Any = loader if over == "the loader" else passes_over(loader)
+    for start in (100, 200):
+        expected = [start + number for number in range(1, 1 + min(4, int(min(num_batches, 4))))]
+        assert [batch for batch, _ in feed(source, num_batches, None, ahead)] == expected
+    assert loader.starts == 2
+
+
+def test_an_iterator_without_iter_can_be_fed() -> None:
+    class Batches:
+        def __next__(self) -> int:
+            raise StopIteration
+
+    class Loader:
+        def __iter__(self) -> Any:
+            return Batches()
+
+    assert list(feed(Loader(), INF, None, False)) == []

@@ -131,3 +131,30 @@ def test_the_position_in_samples_of_other_loaders_is_not_known() -> None:
     for loader in (dealt, DataLoader(Stream()), [1, 2]):
         assert samples_in(loader, 1) is None
     assert samples_in(DataLoader(DATA, batch_size=None), 3) == 3
+
+
+class Restarting:
+    """A sampler that is its own iterator and begins again with each ``iter``."""
+
+    starts = 0
+
+    def __iter__(self) -> Restarting:
+        self.starts += 1
+        self.left = list(range(10))
+        return self
+
+    def __next__(self) -> int:
+        if not self.left:
+            raise StopIteration
+        return self.left.pop()
+
+    def __len__(self) -> int:
+        return 10
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_sampler_that_is_its_own_iterator_is_started_once_a_pass(rank: int) -> None:
+    sampler = Restarting()
+    shared: Any = share(DataLoader(DATA, 5, sampler=sampler), rank, 2, alone)
+    assert [x.tolist() for (x,) in shared] == [[9, 8, 7, 6, 5], [4, 3, 2, 1, 0]][rank:][:1]
+    assert sampler.starts == 1

@@ -332,3 +332,21 @@ def test_a_copy_of_a_module_that_was_set_up_is_looked_at_no_more(net: Net) -> No
     Engine(accelerator="cpu", precision="bf16-mixed").setup(net)
     for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         other(torch.ones(1, 2))
+
+
+class Restarting:
+    """A loader that is its own iterator and begins again with each ``iter``."""
+
+    def __iter__(self) -> Restarting:
+        self.left = [torch.tensor([number]) for number in (3, 2, 1)]
+        return self
+
+    def __next__(self) -> Tensor:
+        if not self.left:
+            raise StopIteration
+        return self.left.pop()
+
+
+def test_a_loader_that_is_its_own_iterator_is_started_once_a_pass() -> None:
+    loader: Any = Engine(accelerator="cpu").setup_dataloaders(Restarting())
+    assert [[batch.item() for batch in loader] for _ in range(2)] == [[1, 2, 3], [1, 2, 3]]

@@ -397,3 +397,39 @@ def test_a_model_is_exported_into_memory() -> None:
     model.forward = model.layer.forward  # type: ignore[method-assign]
     model.to_onnx(buffer, torch.zeros(1, 4))
     assert buffer.getvalue()
+
+
+class SelfShuffling:
+    """A loader that is its own iterator and shuffles with each ``iter``, as those of some libraries do."""
+
+    def __init__(self) -> None:
+        self.data = torch.arange(24.0).reshape(6, 4)
+        self.orders: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> SelfShuffling:
+        self.orders.append(torch.randperm(6).tolist())
+        self.left = list(self.orders[-1])
+        return self
+
+    def __next__(self) -> list[torch.Tensor]:
+        if not self.left:
+            raise StopIteration
+        batch, self.left = self.left[:2], self.left[2:]
+        return [self.data[batch]]
+
+
+def test_a_loader_that_shuffles_itself_is_started_once_an_epoch(make_trainer: Any) -> None:
+    training, validation = SelfShuffling(), SelfShuffling()
+    make_trainer(max_epochs=2, num_sanity_val_steps=0).fit(Net(), training, validation)
+    assert (len(training.orders), len(validation.orders)) == (2, 2)
+    make_trainer().validate(Net(), validation, verbose=False)
+    make_trainer().predict(Predicting(), validation)
+    assert len(validation.orders) == 4
+
+
+class Predicting(Net):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0])

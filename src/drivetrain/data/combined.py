@@ -8,11 +8,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from functools import partial
 from itertools import islice, zip_longest
 from numbers import Integral, Number
+from types import FunctionType, GeneratorType
 from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean
@@ -278,7 +280,29 @@ def _start(loader: Any, limit: int | float) -> Iterator[Any]:
     """A new iterator of ``loader`` that gives at most ``limit`` batches; none is made for 0."""
     if limit == 0:
         return iter(())
-    return iter(loader) if limit == _INF else islice(loader, int(limit))
+    source = without_restart(iter(loader))
+    return source if limit == _INF else islice(source, int(limit))
+
+
+def without_restart(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Return ``iterator`` in a form whose ``__iter__`` does nothing.
+
+    ``for``, ``zip`` and ``islice`` call ``__iter__`` of the iterator that they are given. A loader that returns itself
+    from its ``__iter__`` would start another pass then, and draw another order.
+    """
+    if isinstance(iterator, (GeneratorType, _BaseDataLoaderIter)):
+        return iterator
+    is_python = isinstance(getattr(type(iterator), "__iter__", None), (FunctionType, type(None)))
+    return _rest(iterator) if is_python else iterator
+
+
+def _rest(iterator: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        yield batch
 
 
 def _flatten(tree: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_warn
 from drivetrain.base.seed import rng_state, worker_seed_init
 from drivetrain.base.tree import was_there
-from drivetrain.data.combined import CombinedLoader
+from drivetrain.data.combined import CombinedLoader, without_restart
 from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses
@@ -107,7 +107,7 @@ def feed(
         resumed: the pass resumes in its middle; its iterator is already there.
     """
     done = 0 if resumed is None else resumed.done
-    items = iter(batches)
+    items = without_restart(iter(batches))
     if isinstance(batches, CombinedLoader):
         items = (item[0] for item in items)
     source = islice(items, None if num_batches == float("inf") else max(int(num_batches) - done, 0))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from drivetrain.data.combined import CombinedLoader
+from drivetrain.data.combined import CombinedLoader, without_restart
 from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import ConfigurationError
 
@@ -83,7 +83,9 @@ class _Recorder(SamplerProxy):
 
     def __iter__(self) -> Iterator[Any]:
         self.drawn.clear()  # what workers had fetched ahead in a pass that was given up
-        return self._record(iter(self._sampler))  # started now, as the loader starts it: it may draw random numbers
+        return self._record(
+            without_restart(iter(self._sampler))
+        )  # started now, as the loader starts it: it may draw random numbers
 
     def _record(self, draws: Iterator[Any]) -> Iterator[Any]:
         for indices in draws:

@@ -13,6 +13,7 @@ import torch
 
 from drivetrain.base.restoring import restoring
 from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
+from drivetrain.data.combined import without_restart
 from drivetrain.data.kept import generators_kept, generators_of
 from drivetrain.data.stateful import between_passes, leave, rest_of_pass
 from drivetrain.errors import CheckpointError
@@ -84,7 +85,7 @@ class Passes:
 
     def _start(self) -> Iterator[Any]:
         """Start a pass of the loader."""
-        return iter(self.loader)
+        return without_restart(iter(self.loader))
 
     def _count(self, source: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of ``source`` and count them."""
@@ -150,7 +151,7 @@ class Passes:
 
     def _resume(self, position: Position) -> None:
         """Prepare the rest of the pass, in the random state in which the pass was started."""
-        self._prepared = iter(self.loader)
+        self._prepared = without_restart(iter(self.loader))
         self._discard(self._prepared, 0, position["given"])
 
     def _discard(self, source: Iterator[Any], given: int, done: int) -> None:
@@ -212,7 +213,8 @@ class StatefulPasses(Passes):
     def _resume(self, position: Position) -> None:
         whole = self._given >= length_of(self.loader)
         with restoring(self._name):
-            self._prepared = self._left = rest_of_pass(self.loader, position["loader"], whole)
+            self._left = rest_of_pass(self.loader, position["loader"], whole)
+        self._prepared = without_restart(self._left)
 
     @property
     def _name(self) -> str:

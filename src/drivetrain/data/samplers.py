@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.data.combined import without_restart
 from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import ConfigurationError
 
@@ -189,7 +190,7 @@ class RankBatches(SamplerProxy, ABC):
                 set_rng_state(own)
 
     def _drawn(self) -> Iterator[Any]:
-        order = iter(self._sampler)
+        order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
             first = list(itertools.islice(order, 1))  # draws the seed; what follows comes from a generator of its own
             return itertools.chain(first, order)

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import count, entry
 from drivetrain.base.tree import move, was_there
+from drivetrain.data.combined import without_restart
 from drivetrain.data.feed import set_epoch
 from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
 from drivetrain.precision.precision import in_default_dtype
@@ -358,7 +359,7 @@ class EngineLoader:
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._loader, self._passes)
         self._passes += 1
-        device, batches = self._device, iter(self._loader)
+        device, batches = self._device, without_restart(iter(self._loader))
         if device is None:
             return batches
         if self._mover is not None and (own := self._mover.batch_to_device) is not None:

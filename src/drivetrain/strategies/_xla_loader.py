@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from drivetrain.data.combined import without_restart
+
 _KEPT = ("dataset", "batch_sampler", "sampler", "generator", "num_workers", "batch_size", "drop_last")
 
 
@@ -51,7 +53,7 @@ def _device_loader() -> Any:
             torch_xla.sync(reset_scope=False)
 
         def _uploaded_ahead(self) -> Iterator[Any]:
-            source = iter(self._loader)
+            source = without_restart(iter(self._loader))
             first = next(source, _END)  # here and not in a thread: samplers draw now, and ask other ranks
             if first is _END:
                 return iter(())
