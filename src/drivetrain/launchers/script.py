@@ -20,8 +20,9 @@ from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import stacks
+from drivetrain.launchers._ending import Ending
 from drivetrain.launchers._folder import job_folder
-from drivetrain.launchers.board import BOARD, SAVE_BEGINS_S, SAVES, SAVING, Board
+from drivetrain.launchers.board import BOARD, Board
 from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of
 from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
@@ -166,24 +167,20 @@ def _first_failure(
         wait for each other.
     """
     watch = None if board is None else Watch(board)
-    first, ends_by, saves_until = 0, math.inf, math.inf
+    ending, sent = Ending(board, stop_timeout_s, _LAST_WORDS_S), sent or Sent()
+    first = 0
     while True:
         codes = [process.poll() for process in processes]
+        running = [rank for rank, code in enumerate(codes) if code is None]
         if not first and any(codes):
             first = next(code for code in codes if code)
+            if board is not None and not was_asked_to_end(first):
+                stacks.note_collectives(board, running)
+        if first:
             asked = was_asked_to_end(first)
-            saves = board is not None and board.any(SAVES, range(len(processes)))
-            last_words_s = SAVE_BEGINS_S if saves else _LAST_WORDS_S
-            ends_by = time.monotonic() + (stop_timeout_s if asked else last_words_s)
-            if asked:
+            if ending.look(running, asked=asked, failed=False) and asked:
                 _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
-            elif board is not None:
-                stacks.note_collectives(board, [rank for rank, code in enumerate(codes) if code is None])
-            saves_until = time.monotonic() + stop_timeout_s
-        running = [rank for rank, code in enumerate(codes) if code is None]
-        if first and board is not None and time.monotonic() < saves_until and board.any(SAVING, running):
-            ends_by = max(ends_by, time.monotonic() + _LAST_WORDS_S)
-        if not running or time.monotonic() >= min(ends_by, math.inf if sent is None else sent.deadline):
+        if not running or time.monotonic() >= min(ending.deadline, sent.deadline):
             return first
         if not first and watch is not None and (text := watch.look()):
             print(text, file=sys.stderr, flush=True)
