@@ -76,7 +76,7 @@ def test_t38_every_mode_of_a_combined_loader(make_trainer: Any, mode: str, expec
 
     assert [plain(b) for b in module.trained] == expected * 2
     assert trainer.num_training_batches == len(expected)
-    assert trainer.train_dataloader is combined
+    assert trainer.train_dataloader == combined.iterables
 
 
 def test_t38_training_on_a_sequence_of_loaders_is_an_error(make_trainer: Any) -> None:

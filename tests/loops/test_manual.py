@@ -414,6 +414,6 @@ def test_t23_outputs_of_a_manual_step_are_optional(make_trainer: Any, loader: Da
     seen: list[Any] = []
     make_trainer(limit_train_batches=2, callbacks=outputs_of_batch_end(seen)).fit(Returning(), loader)
 
-    assert seen[0] is None
+    assert seen[0] == {}
     assert seen[1]["idx"] == 1
     assert not seen[1]["loss"].requires_grad

@@ -699,16 +699,3 @@ def test_schedules_of_another_length_than_the_fit_are_warned_of(
 )  # fmt: skip
 def test_schedules_that_fit_are_not_warned_of(make_trainer: Any, loader: Any, model: Any) -> None:
     make_trainer(max_epochs=3).fit(model, loader)
-
-
-@pytest.mark.parametrize(("batch_size", "dropped"), [(5, 2), (8, 0)])
-def test_predictions_that_are_dropped_are_warned_of(
-    make_trainer: Any, data: Any, batch_size: int, dropped: int, recwarn: Any
-) -> None:
-    loader = DataLoader(data, batch_size=batch_size, drop_last=True)
-    found = make_trainer().predict(Predicts(True), loader)
-    told = [str(each.message) for each in recwarn if "has drop_last=True" in str(each.message)]
-    assert [f"there is no prediction for the last {dropped} of 32 samples" in each for each in told] == [True] * (
-        dropped > 0
-    )
-    assert sum(map(len, found)) == 32 - dropped

@@ -184,7 +184,7 @@ def test_a_checkpoint_keeps_what_the_phase_says_and_a_resumed_run_knows_it(
     resumed.begin_run(TrainerFn.FITTING)
     resumed.load_state_dict(state)
     assert (resumed.validation, resumed.epoch_ending) == (validation, ending)
-    assert resumed.stage is None
+    assert (resumed.stage, resumed.loop_stage) == (RunningStage.TRAINING, None)
     resumed.resume_at(Phase.BATCH_END)
     assert (resumed.validation, resumed.epoch_ending) == (validation, ending)
     assert resumed.stage is RunningStage.TRAINING

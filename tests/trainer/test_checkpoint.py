@@ -497,7 +497,7 @@ def test_with_weights_only_callbacks_are_not_asked(trainer_for: Any, tmp_path: P
     assert set(load(tmp_path / "run.ckpt")) == WEIGHTS_ONLY | {"from module", "seen"}
 
 
-def test_evaluation_takes_weights_and_leaves_the_callbacks_alone(trainer_for: Any, tmp_path: Path) -> None:
+def test_evaluation_takes_weights_and_the_states_of_callbacks_and_no_progress(trainer_for: Any, tmp_path: Path) -> None:
     trainer = trainer_for(1, callbacks=Keeping(7))
     trainer.fit(Hooked(), *loaders())
     trainer.save_checkpoint(tmp_path / "run.ckpt")
@@ -505,7 +505,11 @@ def test_evaluation_takes_weights_and_leaves_the_callbacks_alone(trainer_for: An
     evaluator = trainer_for(1, callbacks=callback)
     evaluator.validate(module, loaders()[1], ckpt_path=tmp_path / "run.ckpt", verbose=False)
     assert len(module.loaded) == 1
-    assert callback.events == []
+    assert [each if isinstance(each, str) else each[0] for each in callback.events] == [
+        "on_load_checkpoint",
+        "load_state_dict",
+    ]
+    assert callback.value == 7
     assert (evaluator.current_epoch, evaluator.global_step) == (0, 0)
 
 

@@ -263,7 +263,7 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_at_exception(self, trainer: Trainer) -> None:
         saved = self._written_at_step == trainer.global_step
-        begun = trainer.training or trainer.validating  # in set-up the steps may be those of an earlier fit
+        begun = trainer.progress.has_trained  # in set-up the steps may be those of an earlier fit
         if self.save_on_exception and begun and not saved and self._may_save(trainer):
             name = f"exception-{self.filename or f'epoch={trainer.current_epoch}-step={trainer.global_step}'}"
             metrics = {**trainer.callback_metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
@@ -402,8 +402,8 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_ranked(self, trainer: Trainer, score: Tensor, metrics: dict[str, Any]) -> list[str]:
         """Save if ``score`` is among the best; return the files that are to be removed for it."""
-        self.current_score = score
         newest_wins = self.monitor is None
+        self.current_score = None if newest_wins else score
         order, keeps = self._ranking(self.best_k_models), self.save_top_k
         dropped = [] if keeps == -1 else order[keeps - 1 :]
         if dropped and not newest_wins and not self._better(score, self.best_k_models[dropped[0]]):

@@ -58,7 +58,7 @@ class OnExceptionCheckpoint(Checkpoint):
         return [self.ckpt_path] if trainer.strategy.checkpoint_io.exists(self.ckpt_path) else []
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        begun = trainer.training or trainer.validating  # in set-up the steps may be those of an earlier fit
+        begun = trainer.progress.has_trained  # in set-up the steps may be those of an earlier fit
         if trainer.progress.fn == "fit" and begun and not trainer.fast_dev_run:
             rank_zero_info(save_after_exception(trainer, self.ckpt_path))
         elif trainer.progress.fn == "fit" and not trainer.fast_dev_run:

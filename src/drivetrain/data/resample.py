@@ -93,6 +93,21 @@ def without_shuffle(loader: Any) -> Any:
     return in_order
 
 
+def with_every_sample(loader: Any) -> Any:
+    """Return ``loader``, or, if it drops the samples that do not fill its last batch, a copy that does not.
+
+    Only a DataLoader's batch sampler drops samples here. An iterable-style dataset is left as it is.
+    """
+    if not isinstance(loader, DataLoader) or not getattr(loader.batch_sampler, "drop_last", False):
+        return loader
+    every: Any = copy.copy(loader.batch_sampler)
+    try:
+        every.drop_last = False
+    except AttributeError:  # a property of the user's
+        return loader
+    return replaced(loader, batch_sampler=every, drop_last=False)
+
+
 def replaced(loader: L, **attributes: Any) -> L:
     """Return a copy of ``loader`` without workers, with other ``attributes``, also those that a DataLoader protects."""
     copied = copy.copy(loader)

@@ -51,7 +51,7 @@ class Entry:
     """One logged name in one hook: its last value, and its running reduction over the epoch."""
 
     __slots__ = (
-        "name", "options", "on_step", "on_epoch", "to_logger", "to_bar", "reduction", "keep_graph",
+        "name", "options", "on_step", "on_epoch", "once", "to_logger", "to_bar", "reduction", "keep_graph",
         "dataloader_idx", "last", "fresh", "shared", "agreed", "_book", "_borrows", "_pending", "_pending_weight",
         "_restored", "_total", "_weight", "_last_weight", "_metric", "source",
     )  # fmt: skip
@@ -64,6 +64,7 @@ class Entry:
         self.options = options
         self.on_step = rule.on_step if options.on_step is None else options.on_step
         self.on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
+        self.once = not rule.step_allowed  # its hook runs once in an epoch, so that its value is known at once
         self.to_logger = options.logger is not False
         self.to_bar = options.prog_bar
         self.keep_graph = options.enable_graph

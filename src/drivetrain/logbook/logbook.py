@@ -313,14 +313,18 @@ class Logbook:
         return read
 
     def refresh(self) -> dict[str, Any]:
-        """Bring ``callback_metrics`` up to date with what is running, without any transfer, and return it."""
-        metrics, epoch = self.callback_metrics, self.epoch_done
+        """Bring ``callback_metrics`` up to date with what is running, without any transfer, and return it.
+
+        They hold values per step of training only: of an evaluation, its epoch counts.
+        """
+        metrics, trains = self.callback_metrics, self.group == "train"
         for entry in self._entries(self.group):
-            if entry.on_step and entry.last is not None:
+            if entry.on_step and entry.last is not None and trains:
                 name = _step_name(entry)  # of a value that the ranks share, callbacks see the last that they agreed on
                 value = self._agreed_steps.get(name) if entry.shared else None
                 metrics[entry.name] = metrics[name] = _tensor(entry.last_scalar() if value is None else value)
-            if epoch and entry.on_epoch and (value := entry.epoch_value()) is not None:
+            known = self.epoch_done or (entry.once and not entry.shared and entry.metric is None)
+            if known and entry.on_epoch and (value := entry.epoch_value()) is not None:
                 metrics[entry.name] = metrics[_epoch_name(entry)] = _tensor(value)
         return metrics
 

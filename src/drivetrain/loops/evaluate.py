@@ -142,10 +142,8 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
     evaluate(run, "predict", loaders, predictions=predictions)
     if not predictions.keeps:
         return []
-    # here, so that importing the Trainer stays quick
-    from drivetrain.loops.oversights import warn_of_dropped_samples, warn_of_predictions
+    from drivetrain.loops.oversights import warn_of_predictions  # here, so that importing the Trainer stays quick
 
-    warn_of_dropped_samples([each.loader for each in loaders])
     warn_of_predictions(run, predictions.outputs, [] if predictions.records else [each.loader for each in loaders])
     strategy = run.engine.strategy
     if strategy.is_distributed:
@@ -282,7 +280,9 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     book.refresh()
     rows: list[Row] = []
     if stage != "sanity_check":
-        rows = run.publish(book.epoch_values(group), progress.logger_step, read_all=progress.fn != "fit")
+        in_fit = progress.fn == "fit"
+        step = progress.logger_step if in_fit else progress.stepped_batches  # after a fit, the step that would follow
+        rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
     progress.enter(Phase(start + 3))  # a checkpoint that is saved from here on need not run it again
     hooks.call(f"on_{word}_end")

@@ -17,7 +17,7 @@ from drivetrain.data.feed import count_batches, count_of, fetches_ahead, seed_wo
 from drivetrain.data.kept import loader_states, set_loader_states
 from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses, passes_over
-from drivetrain.data.resample import without_shuffle
+from drivetrain.data.resample import with_every_sample, without_shuffle
 from drivetrain.errors import ConfigurationError
 from drivetrain.module.hooks import DataHooks
 from drivetrain.module.trainable import TrainableModule
@@ -274,9 +274,14 @@ class Loaders:
         return self._training
 
     def made(self, stage: str) -> Any:
-        """Return the loaders of ``stage`` in the nesting in which they were given; ``None`` before they are made."""
-        is_made = self._training is not None if stage == "fit" else stage in self._evaluation
-        return self._nested[stage] if is_made else None
+        """Return the loaders of ``stage`` in the nesting in which they were given; ``None`` before they are made.
+
+        Of a CombinedLoader it is the nesting that it holds.
+        """
+        if not (self._training is not None if stage == "fit" else stage in self._evaluation):
+            return None
+        given = self._nested[stage]
+        return given.iterables if isinstance(given, CombinedLoader) else given
 
     def count_training(self) -> float:
         """How many batches an epoch takes of the training loader; ``inf`` where that is unknown.
@@ -367,6 +372,8 @@ class Loaders:
             seed_workers(loader, part)
             if self._overfits and stage in ("fit", "validate"):
                 loader = without_shuffle(loader)
+            if stage == "predict":
+                loader = with_every_sample(loader)
             # Several loaders at once go round each at its own pace, so no batch of theirs may count for less.
             loader = loader if self._share is None else self._share(loader, self._splits, pads=several)
             return loader if self._process is None else self._process(loader)

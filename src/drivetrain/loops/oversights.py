@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
-from drivetrain.data.feed import sized_length
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
@@ -312,18 +311,6 @@ def warn_of_predictions(run: Run, outputs: list[list[Any]], loaders: Sequence[An
             "A loader for predictions shuffles, so they come in a random order, and not in that of the dataset. Write "
             "shuffle=False."
         )
-
-
-def warn_of_dropped_samples(loaders: Sequence[Any]) -> None:
-    """Warn if one of these loaders for predictions leaves out samples because they do not fill a batch."""
-    for loader in loaders:
-        if isinstance(loader, DataLoader) and loader.drop_last and isinstance(loader.batch_size, int):
-            samples = sized_length(loader.sampler)
-            if samples is not None and (left := samples % loader.batch_size):
-                rank_zero_warn(
-                    f"A loader for predictions has drop_last=True: there is no prediction for the last {left} of "
-                    f"{samples} samples, as they do not fill a batch of {loader.batch_size}. Write drop_last=False."
-                )
 
 
 def warn_of_nan(names: Sequence[str], step: int) -> None:

@@ -53,7 +53,7 @@ class TrainerStatus(str, Enum):
 
 
 class Phase(IntEnum):
-    """What a run is doing. The tens tell the stage: see :attr:`Progress.stage`.
+    """What a run is doing. The tens tell the stage: see :attr:`Progress.loop_stage`.
 
     An epoch of a fit goes through EPOCH_START, then for each batch FETCH to LOG_FLUSH, with a validation in between
     where one is due, then EPOCH_END and BETWEEN_EPOCHS.
@@ -110,6 +110,13 @@ _STAGES = (
     RunningStage.TESTING,
     RunningStage.PREDICTING,
 )
+
+_STAGE_OF = {
+    TrainerFn.FITTING: RunningStage.TRAINING,
+    TrainerFn.VALIDATING: RunningStage.VALIDATING,
+    TrainerFn.TESTING: RunningStage.TESTING,
+    TrainerFn.PREDICTING: RunningStage.PREDICTING,
+}
 
 
 @dataclass(slots=True)
@@ -175,9 +182,19 @@ class Progress:
         return Phase(self.slot[0]) if self.resume_phase is None else self.resume_phase
 
     @property
-    def stage(self) -> RunningStage | None:
+    def loop_stage(self) -> RunningStage | None:
         """Training, or which kind of evaluation, is running; ``None`` outside of the loops."""
         return _STAGES[self.slot[0] // 10]
+
+    @property
+    def stage(self) -> RunningStage | None:
+        """:attr:`loop_stage`; while a run is set up or torn down, the stage that its entry point is for."""
+        return _STAGE_OF[self.fn] if self.slot[0] == Phase.SET_UP and self.fn is not None else self.loop_stage
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the loop of a fit is running, and not its sanity check."""
+        return self.loop_stage in (RunningStage.TRAINING, RunningStage.VALIDATING)
 
     @property
     def epoch_ending(self) -> bool:

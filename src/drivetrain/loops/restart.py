@@ -91,7 +91,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
             state["samples"] = samples_done(run, state["data"])
             if "loader" not in state["data"]:
                 state["progress"]["is_last_batch"] = False  # it is not done yet
-    sanity = progress.stage is RunningStage.SANITY_CHECKING
+    sanity = progress.loop_stage is RunningStage.SANITY_CHECKING
     if sanity or progress.validation == "running":
         state.update(run.before_validation)
         state["progress"]["eval_steps"] = state.pop("eval_steps")

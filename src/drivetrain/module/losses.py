@@ -110,14 +110,17 @@ def cannot_be_differentiated(loss: Tensor, module: nn.Module | None = None) -> s
     return None
 
 
-def outputs_for_hooks(output: Any) -> dict[str, Any] | None:
-    """What ``on_train_batch_end`` gets: the unscaled loss and the extras, all detached: keeping them keeps no graph."""
+def outputs_for_hooks(output: Any) -> dict[str, Any]:
+    """What ``on_train_batch_end`` gets: the unscaled loss and the extras, all detached: keeping them keeps no graph.
+
+    A step that returned nothing gives an empty dictionary.
+    """
     if output is None:
-        return None
+        return {}
     if isinstance(output, Tensor):
         return {"loss": output.detach()}
     if isinstance(output, WeightedLoss):
         return {"loss": output.loss.detach(), "weight": output.weight}
     extras: dict[str, Any] = dict(output)
     loss = extras.pop("loss", None)  # under manual optimization there need not be one
-    return {**(outputs_for_hooks(loss) or {}), **detach(extras)}
+    return {**outputs_for_hooks(loss), **detach(extras)}

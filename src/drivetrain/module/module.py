@@ -244,7 +244,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @property
     def current_epoch(self) -> int:
         """Index of the running epoch, from 0; 0 without a Trainer."""
-        return 0 if self._trainer is None else self._trainer.progress.current_epoch
+        return 0 if self._trainer is None else self._trainer.current_epoch
 
     @property
     def global_step(self) -> int:

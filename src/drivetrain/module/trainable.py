@@ -161,3 +161,11 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
     def on_predict_model_eval(self) -> None:
         """Go into evaluation mode."""
         self.eval()
+
+    def on_validation_model_train(self) -> None:
+        """Go into training mode; called after validation only if overridden, else submodules get back their modes."""
+        self.train()
+
+    def on_test_model_train(self) -> None:
+        """Go into training mode; called after testing only if overridden, else submodules get back their modes."""
+        self.train()

@@ -368,7 +368,9 @@ def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
-    """Restore module, datamodule and, to resume training, callbacks; the optimizers do not exist yet.
+    """Restore module, datamodule and callbacks; the optimizers do not exist yet.
+
+    The states of drivetrain's own callbacks are about a fit, so that an evaluation leaves them out.
 
     Raises:
         CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
@@ -384,6 +386,9 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
             with restoring(f"the datamodule {type(datamodule).__name__}"):
                 datamodule.load_state_dict(state)
     if not fitting:
+        from drivetrain.trainer.callback_states import restore_outside_of_fit  # here, so that the import stays quick
+
+        restore_outside_of_fit(trainer, checkpoint)
         return
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
     with naming(path):

@@ -101,7 +101,7 @@ def _cure_of_schedule(error: Exception, scheduler: str) -> str:
 def _cure_of_batch(error: Exception, run: Run) -> str:
     """Return why a batch is a list or dictionary that the step did not expect; "" for another error."""
     progress, name = run.progress, type(run.module).__name__
-    if progress.stage is RunningStage.PREDICTING and not overrides(run.module, "predict_step", TrainableModule):
+    if progress.loop_stage is RunningStage.PREDICTING and not overrides(run.module, "predict_step", TrainableModule):
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         given = [frame.f_locals["args"] for frame in frames if frame.f_code is TrainableModule.predict_step.__code__]
         if given and isinstance(batch := given[0][0], (list, tuple, dict)):
@@ -112,7 +112,7 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
             )
     loader = run.loaders.made_training
     if (
-        progress.stage is RunningStage.TRAINING
+        progress.loop_stage is RunningStage.TRAINING
         and isinstance(loader, CombinedLoader)
         and isinstance(loader.iterables, (list, tuple))
         and isinstance(error, (TypeError, AttributeError, ValueError))
@@ -197,7 +197,7 @@ def _name_of(frame: FrameType) -> str:
 
 def _place(progress: Progress, fetching: bool) -> str:
     """The phase in words. ``fetching``: where the loop has asked for a batch, the loader is at work, and no hook."""
-    phase, stage, epoch, batch = progress.phase, progress.stage, progress.current_epoch, progress.batch_idx
+    phase, stage, epoch, batch = progress.phase, progress.loop_stage, progress.current_epoch, progress.batch_idx
     if stage is None:
         return f"while {progress.fn.value if progress.fn else 'the run'} was being set up"
     if stage is RunningStage.TRAINING:

@@ -127,6 +127,8 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         if loaded is not None:
             rank_zero_info(f"Resuming from {job.ckpt_path}: {_place(progress)}.")
     else:
+        with vote("logging the hyperparameters"):
+            attach.log_hyperparameters(trainer)
         strategy.connect_precision()
         if loaded is not None:
             rank_zero_info(f"{fn.value.capitalize()} runs with the weights of {job.ckpt_path}.")

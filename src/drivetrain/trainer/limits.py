@@ -168,7 +168,12 @@ class LimitsView:
     @accumulate_grad_batches.setter
     def accumulate_grad_batches(self, value: int) -> None:
         run = self._run_parts
-        if value != 1 and run is not None and run.progress.stage is not None and not run.module.automatic_optimization:
+        if (
+            value != 1
+            and run is not None
+            and run.progress.loop_stage is not None
+            and not run.module.automatic_optimization
+        ):
             raise ConfigurationError(
                 f"trainer.accumulate_grad_batches = {value!r} would do nothing under manual optimization. "
                 "Call optimizer.step() in every n-th training_step only."

@@ -132,7 +132,7 @@ class FitView(_LoopView):
     def epoch_progress(self) -> ProgressView:
         """Epochs of this fit and of those it resumed from."""
         p = self._progress
-        begun = p.current_epoch + (p.stage is not None and p.batch_idx >= 0)
+        begun = p.current_epoch + (p.loop_stage is not None and p.batch_idx >= 0)
         counts = Counts.of(begun, p.current_epoch)
         return ProgressView(total=counts, current=counts)
 
@@ -179,7 +179,7 @@ class EvaluationView(_LoopView):
     def batch_progress(self) -> ProgressView:
         """Batches of the current loader, and of all passes so far."""
         p = self._progress
-        running = p.stage is not None and p.stage.value in (self._stage, RunningStage.SANITY_CHECKING.value)
+        running = p.loop_stage is not None and p.loop_stage.value in (self._stage, RunningStage.SANITY_CHECKING.value)
         begun = p.eval_batch_idx + 1 if running else 0
         earlier = sum(p.eval_steps.get(self._stage, ()))
         return ProgressView(

@@ -61,7 +61,7 @@ def _batch_of(error: Exception) -> Any:
 
 def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
     """Return what to change, the most likely first."""
-    stage, strategy = run.progress.stage, run.engine.strategy
+    stage, strategy = run.progress.loop_stage, run.engine.strategy
     if stage is not RunningStage.TRAINING:
         cures = ["use a smaller batch_size in the loader of this stage"]
         if stage is RunningStage.PREDICTING:

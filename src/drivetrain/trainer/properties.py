@@ -18,7 +18,7 @@ from drivetrain.engine.ranks import RankFacts
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions, validation_follows
-from drivetrain.loops.progress import Progress, RunningStage, TrainerFn, TrainerStatus
+from drivetrain.loops.progress import Phase, Progress, RunningStage, TrainerFn, TrainerStatus
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.hooks import HookTable
 from drivetrain.module.optimizers import LRSchedulerConfig
@@ -125,7 +125,7 @@ class TrainerView(LimitsView, RankFacts):
     @optimizers.setter
     def optimizers(self, value: Sequence[Optimizer]) -> None:
         optimizers, run = [unwrapped(optimizer) for optimizer in value], self._run_parts
-        if run is not None and self.training:
+        if run is not None and self.progress.loop_stage is RunningStage.TRAINING:
             run.next_optimizers = optimizers  # the batch that is running is stepped by those it was begun with
             self._touch()
         else:
@@ -258,8 +258,9 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def current_epoch(self) -> int:
-        """Index of the running epoch; after fit, the number of epochs done."""
-        return self.progress.current_epoch
+        """Index of the running epoch; after fit, the number of epochs done; in ``on_train_start`` the coming one."""
+        progress = self.progress
+        return progress.epochs_done if progress.slot[0] == Phase.TRAIN_START else progress.current_epoch
 
     @property
     def global_step(self) -> int:
@@ -272,7 +273,7 @@ class TrainerView(LimitsView, RankFacts):
         progress = self.progress
         before_step = progress.batch_idx == -1 or progress.batch_idx >= progress.batches_done
         closed = progress.epoch_ending or progress.between_epochs
-        if progress.stage is RunningStage.TRAINING and not closed and before_step:
+        if progress.loop_stage is RunningStage.TRAINING and not closed and before_step:
             return progress.stepped_batches
         return progress.logger_step
 
@@ -411,7 +412,8 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def validation_follows(self) -> bool:
         """Whether a validation follows the training batch that has just ended."""
-        return self._run_parts is not None and self.training and validation_follows(self._run_parts)
+        run = self._run_parts
+        return run is not None and run.progress.loop_stage is RunningStage.TRAINING and validation_follows(run)
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -471,8 +473,8 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def evaluating(self) -> bool:
-        """Whether validation or testing is running."""
-        return self.validating or self.testing
+        """Whether validation, its trial before training, or testing is running."""
+        return self.progress.stage is not None and self.progress.stage.evaluating
 
     @property
     def interrupted(self) -> bool:
