@@ -118,7 +118,7 @@ OPEN = """
     fabric.Fabric.setup(_reapply_compile) fabric.Fabric.setup_module(_reapply_compile)
     fabric.loggers.* fabric.plugins.ClusterEnvironment
     fabric.plugins.collectives.* fabric.plugins.environments.* fabric.strategies.DataParallelStrategy
-    fabric.strategies.DeepSpeedStrategy fabric.strategies.FSDPStrategy fabric.strategies.ModelParallelStrategy
+    fabric.strategies.DeepSpeedStrategy
     fabric.strategies.SingleDeviceXLAStrategy fabric.strategies.XLAFSDPStrategy fabric.strategies.XLAStrategy
     fabric.utilities.distributed.* fabric.utilities.is_shared_filesystem fabric.utilities.spike.SpikeDetection
     pytorch.accelerators.CUDAAccelerator.set_nvidia_flags

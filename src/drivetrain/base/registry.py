@@ -282,6 +282,9 @@ class Registry(Generic[T]):
     def __contains__(self, name: object) -> bool:
         return name in self.available()
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.available())
+
     # ---- where they come from ------------------------------------------------------------------------------------
 
     def _is_own(self, cls: type[Any]) -> bool:

@@ -179,7 +179,7 @@ class FabricVerbs(Verbs):
         self.strategy.load_checkpoint(path=path, state=_bare(obj), strict=strict, **reading(weights_only))
 
 
-class _States:
+class States:
     """How a strategy for Fabric reads and loads the states of modules and optimizers."""
 
     loads_optimizers = False
@@ -239,6 +239,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
 
     _plain: type = plain.Strategy
     engine_verbs = FabricVerbs
+    states: type[States] = States
     _backward_sync_control: Any = None
     _precision: Precision
 
@@ -367,7 +368,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         filter: snapshots.Filters | None = None,
     ) -> None:
         """Write modules, optimizers, stateful objects and plain data, each under a name; every rank calls it."""
-        super().save_checkpoint(snapshots.of(state, filter or {}, _States(self)), path, storage_options)
+        super().save_checkpoint(snapshots.of(state, filter or {}, self.states(self)), path, storage_options)
 
     def load_checkpoint(  # type: ignore[override]
         self,
@@ -377,7 +378,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Read a file into the objects of ``state``, or into one module or optimizer; return what it holds besides."""
-        held, states = super().load_checkpoint(path, weights_only), _States(self)
+        held, states = super().load_checkpoint(path, weights_only), self.states(self)
         if isinstance(state, (nn.Module, Optimizer)):
             snapshots.into({"object": self._loaded(state)}, {"object": held}, strict, str(path), states)
             return {}

@@ -83,6 +83,8 @@ _ENVIRONMENTS = {
 _REDUCED_TYPES = f"{_C}.type_names: TBroadcast TReduce"
 _FABRIC_LOGGERS = f"{_C}.fabric_loggers: CSVLogger=FabricCSVLogger TensorBoardLogger=FabricTensorBoardLogger"
 _OF_FABRIC = f"{_C}.fabric_strategies"
+_SHARDED_OF_FABRIC = f"{_C}.fabric_sharded: FSDPStrategy=FabricFSDPStrategy"
+_SPLIT_OF_FABRIC = f"{_C}.fabric_sharded: ModelParallelStrategy=FabricModelParallelStrategy"
 
 SERVED: dict[str, tuple[str, ...]] = {
     "": (*_FRONT, "drivetrain.engine.engine: Fabric=Engine"),
@@ -289,9 +291,13 @@ SERVED: dict[str, tuple[str, ...]] = {
         # Their classes have names of their own, so that a bare DDPStrategy on a command line stays unambiguous.
         f"{_OF_FABRIC}: DDPStrategy=FabricDDPStrategy ParallelStrategy=FabricParallelStrategy "
         "SingleDeviceStrategy=FabricSingleDeviceStrategy Strategy",
+        _SHARDED_OF_FABRIC,
+        _SPLIT_OF_FABRIC,
         "drivetrain.strategies: STRATEGY_REGISTRY=StrategyRegistry",
     ),
     "fabric.strategies.ddp": (f"{_OF_FABRIC}: DDPStrategy=FabricDDPStrategy",),
+    "fabric.strategies.fsdp": (_SHARDED_OF_FABRIC,),
+    "fabric.strategies.model_parallel": (_SPLIT_OF_FABRIC,),
     "fabric.strategies.parallel": (f"{_OF_FABRIC}: ParallelStrategy=FabricParallelStrategy",),
     "fabric.strategies.single_device": (f"{_OF_FABRIC}: SingleDeviceStrategy=FabricSingleDeviceStrategy",),
     "fabric.strategies.strategy": (f"{_OF_FABRIC}: Strategy _BackwardSyncControl", _REDUCED_TYPES),

@@ -485,5 +485,11 @@ class Strategy(Stepping, ABC):
         """The run ends by ``exception``."""
 
 
-StrategyRegistry: Registry[Strategy] = Registry("drivetrain.strategies", "strategy", "strategy", by_file=False)
+class _Strategies(Registry[Strategy]):
+    def available_strategies(self) -> list[str]:
+        """Return the name of every strategy, sorted."""
+        return self.available()
+
+
+StrategyRegistry = _Strategies("drivetrain.strategies", "strategy", "strategy", by_file=False)
 """The strategies by name: those of the files beside this one, of users, and of installed packages."""

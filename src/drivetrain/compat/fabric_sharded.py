@@ -1,0 +1,190 @@
+"""``fabric.strategies`` for sharded models: FSDP and model parallelism, with Fabric's signatures.
+
+Both are FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain import strategies as plain
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.compiled import compiled_in_place
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States
+from drivetrain.errors import described
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies import fsdp_blocks
+from drivetrain.strategies import sharded_state as sharded
+from drivetrain.strategies.model_parallel import Size
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class _ShardedStates(States):
+    """How a strategy for sharded models loads the states of optimizers: each rank takes its own shards."""
+
+    loads_optimizers = True
+    _strategy: _Sharded
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        with self._strategy._on_all_ranks():
+            sharded.load_whole_optimizer_states([optimizer], [state])
+
+
+class _Sharded(FabricParallelStrategy, plain.FSDPStrategy):  # type: ignore[misc]  # Fabric's signatures, on purpose
+    """What both strategies share: modules stay where they are until they are sharded, and states are sharded."""
+
+    states = _ShardedStates
+
+    def module_to_device(self, module: nn.Module) -> None:
+        """Do nothing: the complete module may be larger than the device, and ``setup_module`` moves the shards."""
+
+    def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
+        """Context in which new layers are made in the precision; with ``empty_init`` without memory.
+
+        ``setup_module`` gives such layers memory after it has sharded them, and calls their ``reset_parameters``.
+        """
+        return self._new_layers(bool(empty_init))
+
+    @contextmanager
+    def _new_layers(self, on_meta: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            if on_meta:
+                stack.enter_context(torch.device("meta"))
+            if (context := self.precision_plugin.module_init_context()) is not None:
+                stack.enter_context(context)
+            stack.enter_context(self.module_sharded_context())
+            yield
+
+    def module_sharded_context(self) -> AbstractContextManager[Any]:
+        """Context in which layers may be sharded as they are made; ``setup_module`` shards those that are not."""
+        return self.model_sharded_context()
+
+    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """Return what a checkpoint holds of ``module``: shards, or complete tensors on rank 0; every rank calls it."""
+        return sharded.sharded_model_state(module) if self.saves_shards else sharded.whole_model_state(module)
+
+    def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Load complete tensors, or those of a folder with shards, into the shards of ``module``."""
+        with self._on_all_ranks():
+            sharded.load_whole_model_state(module, state_dict, strict)
+
+
+class FabricFSDPStrategy(_Sharded):
+    """FSDP2 for a loop of one's own; see :class:`drivetrain.strategies.FSDPStrategy`.
+
+    Args:
+        accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.
+        cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing, activation_checkpointing_policy,
+            sharding_strategy, device_mesh: as for drivetrain's, in the forms of torch's first FSDP too.
+        state_dict_type: "sharded": checkpoints are folders, into which each process writes its shards; "full": files.
+        others: arguments of torch's first FSDP that have no meaning here, which are ignored with a warning.
+    """
+
+    _plain: type = plain.FSDPStrategy
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        precision: Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = DEFAULT_TIMEOUT,
+        cpu_offload: Any = None,
+        mixed_precision: Any = None,
+        auto_wrap_policy: fsdp_blocks.Policy | None = None,
+        activation_checkpointing: fsdp_blocks.Policy | None = None,
+        activation_checkpointing_policy: fsdp_blocks.Policy | None = None,
+        sharding_strategy: Any = "FULL_SHARD",
+        state_dict_type: Literal["full", "sharded"] = "sharded",
+        device_mesh: tuple[int, int] | DeviceMesh | None = None,
+        **others: Any,
+    ) -> None:
+        plain.FSDPStrategy.__init__(
+            self, accelerator, parallel_devices, cluster_environment, None, precision, process_group_backend, timeout,
+            cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing, activation_checkpointing_policy,
+            sharding_strategy, state_dict_type, device_mesh,
+            gradient_exchange="window",  # a loop says by no_backward_sync which passes exchange nothing
+            **others,
+        )  # fmt: skip
+        self.mixed_precision = mixed_precision
+
+    @property
+    def cpu_offload(self) -> Any:
+        """Whether shards are kept in host memory, as torch's ``CPUOffload``."""
+        from torch.distributed.fsdp import CPUOffload
+
+        return CPUOffload(offload_params=self.options.offloads)
+
+    @property
+    def sharding_strategy(self) -> Any:
+        """What is sharded, as torch's ``ShardingStrategy``."""
+        from torch.distributed.fsdp import ShardingStrategy
+
+        return ShardingStrategy[self.options.sharding]
+
+    @property
+    def mixed_precision_config(self) -> Any:
+        """In which types parameters are gathered and gradients reduced; ``None``: in the parameters' own."""
+        return self.mixed_precision
+
+
+class FabricModelParallelStrategy(_Sharded, plain.ModelParallelStrategy):  # type: ignore[misc]  # as above
+    """A function of the user's splits and shards the model; see :class:`drivetrain.strategies.ModelParallelStrategy`.
+
+    Args:
+        parallelize_fn: called with the module and the device mesh, returns the module that is trained. Parameters
+            that it leaves complete are sharded over the dimension "data_parallel" of the mesh.
+        data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout: as for
+            drivetrain's.
+    """
+
+    _plain: type = plain.ModelParallelStrategy
+
+    def __init__(
+        self,
+        parallelize_fn: Callable[[Any, DeviceMesh], Any],
+        data_parallel_size: Size = "auto",
+        tensor_parallel_size: Size = "auto",
+        save_distributed_checkpoint: bool = True,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = DEFAULT_TIMEOUT,
+    ) -> None:
+        plain.ModelParallelStrategy.__init__(
+            self, data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout,
+            gradient_exchange="window",  # as above
+        )  # fmt: skip
+        self._parallelize_fn = parallelize_fn
+
+    def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
+        """Return what ``parallelize_fn`` makes of ``module``, with the weights of rank 0, sharded where it is not.
+
+        Raises:
+            TypeError: the function returns no module.
+        """
+        self._share(module)  # ranks may have drawn others
+        made = self._parallelize_fn(module, self.device_mesh)
+        if not isinstance(made, nn.Module):
+            raise TypeError(
+                f"ModelParallelStrategy(parallelize_fn=...): the function returned {described(made)}. Return the "
+                "module that is trained."
+            )
+        return super().setup_module(compiled_in_place(made))
+
+    def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
+        self._loads = bool(empty_init)  # a checkpoint will fill what no layer initialises
+        return super().module_init_context(empty_init)
+
+    def _split(self, module: nn.Module) -> None:
+        """Do nothing: ``parallelize_fn`` has split what it wants split."""
