@@ -226,6 +226,43 @@ def test_weights_of_one_process_are_read_into_shards(tmp_path: Path) -> None:
     engine.teardown()
 
 
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
+def test_states_under_the_names_that_lightnings_files_have(kind: str, tmp_path: Path) -> None:
+    def built() -> Any:
+        engine = drivetrain.Engine(accelerator="cpu", devices=1, strategy=STRATEGIES[kind]())
+        engine.launch()
+        net = Net()
+        reverse = [*net.parameters()][::-1] if loaded else net.parameters()
+        return engine, *engine.setup(net, torch.optim.Adam(reverse, lr=0.1))
+
+    loaded: dict[str, Any] = {}
+    engine, model, optimizer = built()
+    engine.backward(model(torch.ones(1, 4)).sum())
+    optimizer.step()
+    names = [name for name, _ in model.named_parameters()]
+    expected = {name: _whole(optimizer.state[each]["exp_avg"]) for name, each in model.named_parameters()}
+    moments = {
+        name: {key: _whole(value) for key, value in optimizer.state[each].items()}
+        for name, each in model.named_parameters()
+    }
+    group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+    loaded = {
+        "model": {name: _whole(each) for name, each in model.state_dict().items()},
+        "optimizer": {"state": moments, "param_groups": [{**group, "params": names}]},
+    }
+    torch.save(loaded, tmp_path / "x.ckpt")
+    engine.teardown()
+    engine, model, optimizer = built()  # with the parameters in another order
+    assert engine.load(tmp_path / "x.ckpt", {"model": model, "optimizer": optimizer}) == {}
+    found = {name: _whole(optimizer.state[each]["exp_avg"]) for name, each in model.named_parameters()}
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    del loaded["optimizer"]["state"]["out.bias"], loaded["optimizer"]["param_groups"][0]["params"][-1]
+    torch.save(loaded, tmp_path / "x.ckpt")
+    with pytest.raises(CheckpointError, match="optimizer"):  # the control: a name is missing
+        engine.load(tmp_path / "x.ckpt", {"optimizer": optimizer})
+    engine.teardown()
+
+
 def test_a_file_of_some_weights_only(tmp_path: Path) -> None:
     engine = drivetrain.Engine(accelerator="cpu", devices=1, strategy=STRATEGIES["fsdp, files"]())
     engine.launch()

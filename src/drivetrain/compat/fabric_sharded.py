@@ -5,9 +5,10 @@ Both are FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,6 +25,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.model_parallel import Size
+from drivetrain.strategies.optimizer_states import by_number, parameter_names
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 
 if TYPE_CHECKING:
@@ -38,13 +40,38 @@ class _ShardedStates(States):
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         with self._strategy._on_all_ranks():
-            sharded.load_whole_optimizer_states([optimizer], [state])
+            sharded.load_whole_optimizer_states([optimizer], [self._numbered(optimizer, state)])
+
+    def _numbered(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the state with numbers for parameters, in the place of the names that files of Lightning have."""
+        if not any(isinstance(each, str) for group in state["param_groups"] for each in group["params"]):
+            return state
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        modules = [each for each in self._strategy.loading if not own.isdisjoint(map(id, each.parameters()))]
+        return by_number(state, parameter_names(modules[0], optimizer)) if modules else state
 
 
 class _Sharded(FabricParallelStrategy, plain.FSDPStrategy):  # type: ignore[misc]  # Fabric's signatures, on purpose
     """What both strategies share: modules stay where they are until they are sharded, and states are sharded."""
 
     states = _ShardedStates
+    loading: Sequence[nn.Module] = ()  # what a checkpoint is being read into
+
+    def load_checkpoint(  # type: ignore[override]
+        self,
+        path: str | Path,
+        state: nn.Module | Optimizer | MutableMapping[str, Any] | None = None,
+        strict: bool = True,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Read a file or a folder into the objects of ``state``, each rank its own shards; return the rest."""
+        named = state if isinstance(state, Mapping) else {}
+        self.large = tuple(f"{name}." for name, each in named.items() if isinstance(each, (nn.Module, Optimizer)))
+        self.loading = [each for each in named.values() if isinstance(each, nn.Module)]
+        try:
+            return super().load_checkpoint(path, state, strict, weights_only)
+        finally:
+            self.loading = ()
 
     def module_to_device(self, module: nn.Module) -> None:
         """Do nothing: the complete module may be larger than the device, and ``setup_module`` moves the shards."""

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
     from drivetrain.strategies.local_passes import LocalPasses
 
+LARGE = ("model.", "optimizers.")
+"""How the names of tensors begin of which each rank reads its own shards."""
+
 
 class FSDPStrategy(ParallelStrategy):
     """torch's ``fully_shard`` around the blocks of the model, and around the model for what is in no block.
@@ -80,6 +83,7 @@ class FSDPStrategy(ParallelStrategy):
     calls_through_forward = True  # fully_shard gathers parameters around the module's __call__
     allows_inference_mode = False  # nor can it gather them under inference mode
     restore_checkpoint_after_setup = True  # weights are loaded into the shards
+    large = LARGE  # in the checkpoint that is read
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
@@ -387,7 +391,7 @@ class FSDPStrategy(ParallelStrategy):
         if isinstance(store, TorchCheckpointIO) and store.is_sharded(checkpoint_path):
             from drivetrain.checkpoints.sharded import place, read
 
-            found: dict[str, Any] = read(place(checkpoint_path), lazy=LARGE)
+            found: dict[str, Any] = read(place(checkpoint_path), lazy=self.large)
             return found
         return super().load_checkpoint(checkpoint_path, weights_only, into)
 
@@ -405,9 +409,6 @@ class FSDPStrategy(ParallelStrategy):
 
 
 _SHARDED: WeakSet[nn.Module] = WeakSet()  # modules that were set up; they stay sharded after a run
-
-LARGE = ("model.", "optimizers.")
-"""How the names of tensors begin of which each rank reads its own shards."""
 
 _ONE_BLOCK = (
     "FSDPStrategy found no repeated layers in {}, so the whole model is one block: each process gathers all parameters "
