@@ -117,9 +117,8 @@ OPEN = """
     fabric.Fabric.load(weights_only) fabric.Fabric.load_raw(weights_only) fabric.Fabric.seed_everything(verbose)
     fabric.Fabric.setup(_reapply_compile) fabric.Fabric.setup_module(_reapply_compile)
     fabric.loggers.* fabric.plugins.ClusterEnvironment
-    fabric.plugins.collectives.* fabric.plugins.environments.* fabric.strategies.DataParallelStrategy
+    fabric.plugins.collectives.* fabric.plugins.environments.*
     fabric.strategies.DeepSpeedStrategy
-    fabric.strategies.SingleDeviceXLAStrategy fabric.strategies.XLAFSDPStrategy fabric.strategies.XLAStrategy
     fabric.utilities.distributed.* fabric.utilities.is_shared_filesystem fabric.utilities.spike.SpikeDetection
     pytorch.accelerators.CUDAAccelerator.set_nvidia_flags
     pytorch.callbacks.progress.* pytorch.cli.* pytorch.core.optimizer.do_nothing_closure

@@ -85,6 +85,10 @@ _FABRIC_LOGGERS = f"{_C}.fabric_loggers: CSVLogger=FabricCSVLogger TensorBoardLo
 _OF_FABRIC = f"{_C}.fabric_strategies"
 _SHARDED_OF_FABRIC = f"{_C}.fabric_sharded: FSDPStrategy=FabricFSDPStrategy"
 _SPLIT_OF_FABRIC = f"{_C}.fabric_sharded: ModelParallelStrategy=FabricModelParallelStrategy"
+_DP_OF_FABRIC = f"{_C}.fabric_dp: DataParallelStrategy=FabricDataParallelStrategy"
+_XLA_OF_FABRIC = f"{_C}.fabric_xla: XLAStrategy=FabricXLAStrategy"
+_SINGLE_XLA_OF_FABRIC = f"{_C}.fabric_xla: SingleDeviceXLAStrategy=FabricSingleDeviceXLAStrategy"
+_XLA_FSDP_OF_FABRIC = f"{_C}.fabric_xla: XLAFSDPStrategy=FabricXLAFSDPStrategy"
 
 SERVED: dict[str, tuple[str, ...]] = {
     "": (*_FRONT, "drivetrain.engine.engine: Fabric=Engine"),
@@ -293,14 +297,22 @@ SERVED: dict[str, tuple[str, ...]] = {
         "SingleDeviceStrategy=FabricSingleDeviceStrategy Strategy",
         _SHARDED_OF_FABRIC,
         _SPLIT_OF_FABRIC,
+        _DP_OF_FABRIC,
+        _XLA_OF_FABRIC,
+        _SINGLE_XLA_OF_FABRIC,
+        _XLA_FSDP_OF_FABRIC,
         "drivetrain.strategies: STRATEGY_REGISTRY=StrategyRegistry",
     ),
     "fabric.strategies.ddp": (f"{_OF_FABRIC}: DDPStrategy=FabricDDPStrategy",),
+    "fabric.strategies.dp": (_DP_OF_FABRIC,),
     "fabric.strategies.fsdp": (_SHARDED_OF_FABRIC,),
     "fabric.strategies.model_parallel": (_SPLIT_OF_FABRIC,),
     "fabric.strategies.parallel": (f"{_OF_FABRIC}: ParallelStrategy=FabricParallelStrategy",),
     "fabric.strategies.single_device": (f"{_OF_FABRIC}: SingleDeviceStrategy=FabricSingleDeviceStrategy",),
+    "fabric.strategies.single_xla": (_SINGLE_XLA_OF_FABRIC,),
     "fabric.strategies.strategy": (f"{_OF_FABRIC}: Strategy _BackwardSyncControl", _REDUCED_TYPES),
+    "fabric.strategies.xla": (_XLA_OF_FABRIC,),
+    "fabric.strategies.xla_fsdp": (_XLA_FSDP_OF_FABRIC,),
     "fabric.utilities": (
         *_SAID_OF_BOTH,
         "drivetrain.engine.throughput: Throughput ThroughputMonitor=EngineThroughput",

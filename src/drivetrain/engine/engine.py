@@ -196,7 +196,7 @@ class Engine(StateFiles):
         if self.strategy.world.size > 1:
             self._compare(module, optimizers)
         prepared, made, scheduler = self._verbs.set_up(module, optimizers, scheduler, move_to_device)
-        model = EngineModule(prepared, module, self)
+        model = EngineModule(prepared, self._verbs.exposed(module, prepared), self)
         handles = [self._handle(optimizer) for optimizer in made]
         if callable(attach := getattr(module, "attach_engine", None)):
             attach(self, handles)

@@ -91,6 +91,10 @@ class Verbs:
         self.modules.append((module, ref(prepared)))
         return prepared, list(optimizers), scheduler
 
+    def exposed(self, module: nn.Module, prepared: nn.Module) -> nn.Module:
+        """Return what the program sees as its module: ``prepared`` where that has other parameters than ``module``."""
+        return module if _ids(module.parameters()) == _ids(prepared.parameters()) else prepared
+
     def set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return an optimizer that comes without its module as the strategy prepares it."""
         return optimizer

@@ -83,7 +83,7 @@ class FSDPStrategy(ParallelStrategy):
     calls_through_forward = True  # fully_shard gathers parameters around the module's __call__
     allows_inference_mode = False  # nor can it gather them under inference mode
     restore_checkpoint_after_setup = True  # weights are loaded into the shards
-    large = LARGE  # in the checkpoint that is read
+    large: tuple[str, ...] = LARGE  # in the checkpoint that is read
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:

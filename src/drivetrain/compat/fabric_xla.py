@@ -1,0 +1,325 @@
+"""``fabric.strategies`` for XLA devices, with Fabric's signatures; see docs/xla.md."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain import strategies as plain
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.compat.fabric_strategies import FabricParallelStrategy, FabricSingleDeviceStrategy
+from drivetrain.engine import snapshots
+from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies._xla import run_recorded
+
+_METADATA = "shard_metadata"  # where torch_xla looks for it when it consolidates checkpoints
+
+
+class FabricSingleDeviceXLAStrategy(FabricSingleDeviceStrategy, plain.SingleDeviceXLAStrategy):
+    """One XLA device, one process; see :class:`drivetrain.strategies.SingleDeviceXLAStrategy`.
+
+    Args:
+        device: where the model lives, a number or a device; ``None``: the first device.
+        accelerator, checkpoint_io, precision: as for every strategy.
+    """
+
+    _plain: type = plain.SingleDeviceXLAStrategy
+
+    def __init__(
+        self,
+        device: torch.device | str | int | None = None,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        plain.SingleDeviceXLAStrategy.__init__(self, device, accelerator, checkpoint_io, precision)
+
+    def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Step ``optimizer``, and let the device run what was recorded."""
+        return super().optimizer_step(optimizer, **kwargs)
+
+
+class _Replicas(FabricParallelStrategy, plain.XLAStrategy):  # type: ignore[misc]  # Fabric's signatures, on purpose
+    """What the strategies with a replica on each device share."""
+
+    def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Step ``optimizer``, and let the device run what was recorded."""
+        return super().optimizer_step(optimizer, **kwargs)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Return ``dataloader`` as torch_xla's ``MpDeviceLoader``, whose batches are on the device."""
+        return super().process_dataloader(dataloader)
+
+    def all_reduce(self, output: Any, group: Any = None, reduce_op: Any = None) -> Any:
+        """Return the reduction of ``output``, a tensor or a number, over the ranks; ``None``: the sum."""
+        if not isinstance(output, Tensor):
+            output = torch.tensor(output, device=self.root_device)
+        return super().all_reduce(output, group, "sum" if reduce_op is None else reduce_op)
+
+
+class FabricXLAStrategy(_Replicas):
+    """One replica per XLA device; see :class:`drivetrain.strategies.XLAStrategy`.
+
+    Args:
+        accelerator, parallel_devices, checkpoint_io, precision: as for every strategy.
+        sync_module_states: give all replicas the parameters and buffers of rank 0 before training.
+    """
+
+    _plain: type = plain.XLAStrategy
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision: Precision | None = None,
+        sync_module_states: bool = True,
+    ) -> None:
+        plain.XLAStrategy.__init__(
+            self, accelerator, parallel_devices, checkpoint_io, precision, sync_module_states=sync_module_states
+        )
+
+
+class FabricXLAFSDPStrategy(_Replicas):
+    """One replica per XLA device, with shards of the model: torch_xla's ``XlaFullyShardedDataParallel``.
+
+    Set the module up first, and then the optimizers that are built on its parameters. Checkpoints have torch_xla's
+    form: a folder with a file for each rank, or one file with all weights.
+
+    Args:
+        accelerator, parallel_devices, checkpoint_io, precision: as for every strategy. torch_xla shards parameters of
+            32 bits; a precision of 16 bits is what replicas gather and compute in.
+        auto_wrap_policy: which layers are gathered one at a time: a set of classes, or one of torch_xla's policies.
+        activation_checkpointing_policy: classes of those layers that compute their activations again in backward.
+        state_dict_type: "sharded": a checkpoint is a folder. "full": it is a file with the weights alone, which an
+            unsharded module loads.
+        sequential_save: the ranks of a machine write their files one after the other, which needs less memory.
+        fsdp_arguments: what else ``XlaFullyShardedDataParallel`` takes.
+
+    Raises:
+        ModuleNotFoundError: torch_xla is not installed.
+        ConfigurationError: an argument is wrong, or contradicts another.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision: Precision | None = None,
+        auto_wrap_policy: set[type[nn.Module]] | Callable[..., bool] | None = None,
+        activation_checkpointing_policy: set[type[nn.Module]] | None = None,
+        state_dict_type: Literal["full", "sharded"] = "sharded",
+        sequential_save: bool = False,
+        **fsdp_arguments: Any,
+    ) -> None:
+        plain.XLAStrategy.__init__(self, accelerator, parallel_devices, checkpoint_io, precision)
+        if state_dict_type not in ("full", "sharded"):
+            raise ConfigurationError(
+                f"XLAFSDPStrategy(state_dict_type={state_dict_type!r}) is unknown. "
+                f"{did_you_mean(str(state_dict_type), ('full', 'sharded'))}"
+            )
+        if activation_checkpointing_policy and "auto_wrapper_callable" in fsdp_arguments:
+            raise ConfigurationError(
+                "XLAFSDPStrategy got activation_checkpointing_policy and auto_wrapper_callable, which both say how "
+                "layers are wrapped. Pass one of them."
+            )
+        self._wraps_layers = auto_wrap_policy
+        self._checkpointed = tuple(activation_checkpointing_policy or ())
+        self._saves_shards = state_dict_type == "sharded"
+        self._sequential_save = sequential_save
+        self._fsdp_arguments = fsdp_arguments
+
+    # ---- set up --------------------------------------------------------------------------------------------------
+
+    def module_to_device(self, module: nn.Module) -> None:
+        """Do nothing: the complete module may be larger than the device, and ``setup_module`` moves the shards."""
+
+    def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
+        """Context in which new layers are made in the precision, on the host; with ``empty_init`` not drawn."""
+        return self._new_layers(bool(empty_init))
+
+    @contextmanager
+    def _new_layers(self, empty: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            if empty:
+                from drivetrain.engine.no_init import NoInit  # here, as the Engine does
+
+                stack.enter_context(NoInit())
+            if (context := self.precision_plugin.module_init_context()) is not None:
+                stack.enter_context(context)
+            yield
+
+    def module_sharded_context(self) -> AbstractContextManager[Any]:
+        """Context in which layers are made as they are; ``setup_module`` shards them."""
+        return self.model_sharded_context()
+
+    def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
+        """Return ``module`` in torch_xla's ``XlaFullyShardedDataParallel``."""
+        from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+
+        if type(module) is XlaFullyShardedDataParallel:
+            return module
+        computes_in = next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
+        arguments: dict[str, Any] = {"compute_dtype": computes_in, **self._fsdp_arguments}
+        policy = self._wraps_layers
+        if isinstance(policy, (set, frozenset)):
+            from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+            policy = partial(transformer_auto_wrap_policy, transformer_layer_cls=policy)
+        if policy is not None:
+            arguments["auto_wrap_policy"] = policy
+        if self._checkpointed:
+            arguments["auto_wrapper_callable"] = partial(_computed_again, self._checkpointed)
+        wrapped: nn.Module = XlaFullyShardedDataParallel(module.float(), **arguments)  # the only type that it shards
+        return wrapped
+
+    def setup_module_and_optimizers(
+        self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
+    ) -> tuple[nn.Module, list[Optimizer], Any]:
+        raise NotImplementedError(
+            "XLAFSDPStrategy replaces the module's parameters by shards, which these optimizers do not have. Call "
+            "model = fabric.setup_module(model), build the optimizer on model.parameters(), and call "
+            "fabric.setup_optimizers(optimizer)."
+        )
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Return ``optimizer`` itself.
+
+        Raises:
+            ValueError: none of its parameters is a shard.
+        """
+        if not any(getattr(each, "_is_sharded", False) for group in optimizer.param_groups for each in group["params"]):
+            raise ValueError(
+                f"The {type(optimizer).__name__} has no parameter that XLAFSDPStrategy has sharded. Build it on "
+                "model.parameters() after model = fabric.setup_module(model)."
+            )
+        return optimizer
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def accumulating(self, model: Any) -> Iterator[None]:
+        with model.no_sync():
+            yield
+        run_recorded()
+
+    def clip_gradients_norm(
+        self,
+        module: Any,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Tensor | None:
+        """Clip the gradients of all shards by their total norm, and return it; ``error_if_nonfinite`` is not used."""
+        self.precision_plugin.unscale(optimizer)
+        norm: Tensor = module.clip_grad_norm_(max_norm=max_norm, norm_type=norm_type)
+        return norm
+
+    def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
+        raise NotImplementedError(
+            "XLAFSDPStrategy cannot clip gradients by value, because torch_xla clips shards by their norm. Write "
+            "fabric.clip_gradients(model, optimizer, max_norm=...)."
+        )
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """Return the shards of this rank."""
+        state: dict[str, Any] = module.state_dict()
+        return state
+
+    def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        module.load_state_dict(state_dict, strict=strict)
+
+    def save_checkpoint(  # type: ignore[override]
+        self,
+        path: str | Path,
+        state: Mapping[str, Any],
+        storage_options: Any = None,
+        filter: snapshots.Filters | None = None,
+    ) -> None:
+        """Write a folder with a file for each rank, or one file with all weights; every rank calls it.
+
+        Raises:
+            FileExistsError: there is a folder with something in it.
+        """
+        from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
+
+        folder = Path(self.broadcast(path))
+        if folder.is_dir() and any(folder.iterdir()):
+            raise FileExistsError(f"The checkpoint {folder} exists. Remove it, or save under another name.")
+        modules = [each for each in state.values() if isinstance(each, XlaFullyShardedDataParallel)]
+        if len(modules) != 1:
+            raise ValueError(
+                f"A checkpoint of XLAFSDPStrategy holds one module that was set up, and this state has {len(modules)}. "
+                'Write fabric.save(path, {"model": model, ...}).'
+            )
+        run_recorded()
+        held = snapshots.of(state, filter or {}, self.states(self))
+        held[_METADATA] = modules[0].get_shard_metadata()
+        self.barrier("no rank has begun to write")
+        file = folder / f"checkpoint_rank-{self.global_rank:08d}-of-{self.world_size:08d}.pth"
+        for rank in range(self.num_processes) if self._sequential_save else (self.local_rank,):
+            if rank == self.local_rank:
+                self.checkpoint_io.save_checkpoint(held, file, storage_options)
+            if self._sequential_save:
+                self.barrier(f"rank {rank} has written")
+        if not self._saves_shards:
+            self._put_together(folder)
+
+    def _put_together(self, folder: Path) -> None:
+        """Put one file with all weights in the place of the folder with shards."""
+        if self.num_processes != self.world_size:
+            raise CheckpointError(
+                'XLAFSDPStrategy(state_dict_type="full"): the shards are on several machines, and one of them cannot '
+                'consolidate them. Write state_dict_type="sharded".'
+            )
+        from torch_xla.distributed.fsdp import consolidate_sharded_model_checkpoints
+
+        self.barrier("all shards are written")
+        if self.is_global_zero:
+            whole = folder.with_name(f"{folder.name}.consolidated")
+            consolidate_sharded_model_checkpoints(str(folder / "checkpoint"), "_rank-*-of-*.pth", str(whole))
+            shutil.rmtree(folder)
+            whole.rename(folder)
+        self.barrier("the shards are consolidated")
+
+    def load_checkpoint(  # type: ignore[override]
+        self,
+        path: str | Path,
+        state: nn.Module | Optimizer | MutableMapping[str, Any] | None = None,
+        strict: bool = True,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Read this rank's file of a folder, or a file with all weights into a module that is not set up yet."""
+        place = Path(self.broadcast(path))
+        if place.is_dir():
+            place = place / f"checkpoint_rank-{self.global_rank:08d}-of-{self.world_size:08d}.pth"
+            if not place.is_file():
+                raise CheckpointError(
+                    f"There is no {place}: another number of replicas has saved this checkpoint. Start as many, or "
+                    "consolidate it with python -m torch_xla.distributed.fsdp.consolidate_sharded_ckpts."
+                )
+        rest = super().load_checkpoint(place, state, strict, weights_only)
+        rest.pop(_METADATA, None)
+        return rest
+
+
+def _computed_again(classes: tuple[type[nn.Module], ...], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel, checkpoint_module
+
+    return XlaFullyShardedDataParallel(
+        checkpoint_module(module) if isinstance(module, classes) else module, *args, **kwargs
+    )
