@@ -28,6 +28,10 @@ class Parity:
             losses is divided by the weights of n + 1, of a window only the last batch counts, divided by the window,
             slopes are those over the rates, and each epoch is validated. Else rates are even, the mean is that of the
             windows' losses, slopes are those over the logarithms of the rates, and nothing is validated.
+        early_iterators: a pass over a loader starts before the hooks of the epoch's start: the first training pass
+            before ``on_train_start``, an evaluation before ``on_validation_start``. Loaders that are no DataLoader are
+            started once more when they are set up, and all training loaders when they are reloaded. Else a pass starts
+            after those hooks, and nothing else does.
         pickle: checkpoints may hold, and be read with, any Python object. Reading one runs what it says, so this is
             for files that one trusts.
     """
@@ -38,6 +42,7 @@ class Parity:
     batch_counted_schedulers: bool = False
     summary_draws: bool = False
     uneven_sweeps: bool = False
+    early_iterators: bool = False
     pickle: bool = False
 
 
@@ -48,6 +53,7 @@ NUMBERS = (
     "batch_counted_schedulers",
     "summary_draws",
     "uneven_sweeps",
+    "early_iterators",
 )
 """The switches that change numbers."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from drivetrain import parity
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_warn
 from drivetrain.base.seed import rng_state, worker_seed_init
 from drivetrain.base.tree import was_there
@@ -72,17 +73,21 @@ def _at_least_one_of(length: int) -> float:
     return float(ceil(scale / length) / scale)
 
 
-def fetches_ahead(loader: Any) -> bool:
+def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
     """Return whether the next batch is fetched before the current one is worked on.
 
     Only with workers, or where nothing else tells which batch is the last. With ``num_workers=0`` and a known length
-    never: it would shift the draws from the global random generators against those of a plain loop.
+    never: it would shift the draws from the global random generators against those of a plain loop. The switch
+    ``early_iterators`` counts a pass as known that a limit of ``num_batches`` ends.
     """
-    if isinstance(loader, CombinedLoader):
-        return sized_length(loader) is None or any(map(fetches_ahead, loader.flattened))
-    if getattr(loader, "num_workers", 0) > 0 or sized_length(loader) is None:
+    if any(getattr(part, "num_workers", 0) > 0 for part in _parts(loader)):
         return True
-    return isinstance(getattr(loader, "dataset", None), IterableDataset)  # its length may be a mere promise
+    if parity.current().early_iterators:
+        return num_batches == float("inf")
+    if sized_length(loader) is None:
+        return True
+    # The length of an iterable-style dataset may be a mere promise.
+    return any(isinstance(getattr(part, "dataset", None), IterableDataset) for part in _parts(loader))
 
 
 def feed(
@@ -91,6 +96,7 @@ def feed(
     move: Callable[[Any], Any] | None,
     ahead: bool,
     resumed: Resumed | None = None,
+    started: Iterator[Any] | None = None,
 ) -> Iterator[tuple[Any, bool]]:
     """Yield ``(batch, is_last)``.
 
@@ -105,10 +111,11 @@ def feed(
             too, and it is not called again in this pass.
         ahead: see :func:`fetches_ahead`.
         resumed: the pass resumes in its middle; its iterator is already there.
+        started: the iterator over ``batches``, where one was made before.
     """
     done = 0 if resumed is None else resumed.done
-    items = without_restart(iter(batches))
-    if isinstance(batches, CombinedLoader):
+    items = without_restart(iter(batches)) if started is None else started
+    if isinstance(batches, CombinedLoader) and started is None:
         items = (item[0] for item in items)
     source = islice(items, None if num_batches == float("inf") else max(int(num_batches) - done, 0))
     if ahead:
@@ -125,11 +132,12 @@ def feed(
         yield batch, position == num_batches
     if position < num_batches < float("inf"):
         loader = _behind(batches)
-        cure = "Correct its __len__."
+        promise = "has a length that promised" if sized_length(loader) is not None else "was limited to"
+        cure = "Correct its __len__." if sized_length(loader) is not None else "Limit it to the batches that it has."
         if any(map(_is_its_own_iterator, _parts(loader))):
             cure = "Pass the loader itself instead of its iterator, or correct its __len__."
         rank_zero_warn(
-            f"The loader {type(loader).__name__} has a length that promised {num_batches:.0f} batches, and "
+            f"The loader {type(loader).__name__} {promise} {num_batches:.0f} batches, and "
             f"gave {position}. What belongs to the last batch of an epoch was left out. {cure}"
         )
         return

@@ -6,7 +6,7 @@ This file has what all kinds of loaders share, and two kinds; ``sampled_passes.p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class Passes:
 
     def start_epoch(self) -> None:
         """The next pass is the first of an epoch."""
-        self._begun, self.flight = 0, None
+        self._begun, self.flight = int(self._prepared is not None), None
 
     def close(self) -> None:
         """Let workers that persist end."""
@@ -71,14 +71,22 @@ class Passes:
         if self._prepared is not None:
             source, self._prepared = self._prepared, None
         else:
-            self._leave()
-            self._given, self._ended = 0, False
-            self._begun += 1
-            self._before = random_state(self._generators)
-            source = self._start()
+            source = self._new_pass()
         if self.limit != _INF:
             source = islice(source, max(int(self.limit) - self._given, 0))
         return self._count(source)
+
+    def _new_pass(self) -> Iterator[Any]:
+        self._leave()
+        self._given, self._ended = 0, False
+        self._begun += 1
+        self._before = random_state(self._generators)
+        return self._start()
+
+    def start_early(self, takes_first: bool) -> None:
+        """Start the next pass now, and take its first batch if ``takes_first``; the next iteration continues it."""
+        source = self._new_pass()
+        self._prepared = chain(list(islice(source, int(takes_first))), source)
 
     def _leave(self) -> None:
         """Another pass is about to begin, and the one before may have been left early."""

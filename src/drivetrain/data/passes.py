@@ -84,6 +84,11 @@ class CombinedPasses:
         over, self._over = self._over, False
         return iter(()) if over else (batch for batch, _, _ in self._combined)
 
+    def start_early(self, takes_first: bool) -> None:
+        """Start the next pass of every loader now, and take the first batches if ``takes_first``."""
+        for part in self._parts:
+            part.start_early(takes_first)
+
     def position(self, states: bool = True) -> Position:
         """Return the position of every loader."""
         return {"parts": [part.position(states) for part in self._parts]}

@@ -194,7 +194,8 @@ def validate(run: Run) -> None:
     if not run.holds_gradients:
         run.hooks.call_method("on_validation_model_zero_grad")
     run.book.refresh()  # so that what the training batch logged is there while validation runs
-    run.loaders.reload("validate", run.limits.reload_every)
+    if run.loaders.reload("validate", run.limits.reload_every):
+        run.loaders.tried.discard("validate")
     loaders = run.loaders.evaluation("validate")
     run.loaders.count_evaluation("validate")
     evaluate(run, "validate", loaders)
@@ -219,7 +220,7 @@ def batches_and_step(run: Run, loader: Any, resumed: Resumed | None = None) -> t
 def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
     move, transfer = run.transfer
     passes, num_batches = run.loaders.passes(), run.loaders.count_own_training()
-    source = feed(passes, num_batches, None if transfer else move, fetches_ahead(loader), resumed)
+    source = feed(passes, num_batches, None if transfer else move, fetches_ahead(loader, num_batches), resumed)
     if run.window.gather is None:
         return source
     from drivetrain.loops.uneven import UnevenInputs  # here, so that importing the Trainer stays quick

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
+from drivetrain import parity
 from drivetrain.base.introspect import positional_arity, takes_iterator
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import move_to_host
@@ -261,6 +262,10 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     group, word, start = _KINDS[stage]
     book.leave_batch()
     book.begin(group)
+    if parity.current().early_iterators and not (predictions and predictions.records):
+        from drivetrain.loops.early import start_evaluation  # here, so that importing the Trainer stays quick
+
+        start_evaluation(run, group, loaders)
     hooks.call_method(f"on_{word}_model_eval")
     hooks.call(f"on_{word}_start")
     hooks.call(f"on_{word}_epoch_start")
@@ -312,7 +317,8 @@ def _evaluate_loader(
     scope = hooks.scope(f"{word}_step", index)
     recording = None if predictions is None else _Recording(predictions, source.loader)
     loader = source.loader if recording is None else recording.loader
-    batches = feed(loader, source.num_batches, None if transfer else move, source.ahead)
+    batches = feed(loader, source.num_batches, None if transfer else move, source.ahead, started=source.started)
+    source.started = None
     uneven = None
     if run.window.gather is not None:
         from drivetrain.loops.uneven import UnevenInputs  # here, so that importing the Trainer stays quick

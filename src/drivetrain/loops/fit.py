@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 
+from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.epoch import run_batches
@@ -113,6 +114,10 @@ def _prepare(run: Run) -> None:
     if validates:
         val_check_every(limits, progress.num_training_batches)
     warn_of_what_never_comes(run, validates)
+    if run.restart is None and parity.current().early_iterators:
+        from drivetrain.loops.early import start_first_epoch  # here, so that importing the Trainer stays quick
+
+        start_first_epoch(run)
 
 
 def _end_epoch(run: Run) -> None:

@@ -115,13 +115,15 @@ def _own(loader: Any) -> Any:
 class EvalLoader:
     """One evaluation loader, how many of its batches a pass takes, and whether it is fetched ahead.
 
-    ``counts`` holds the number of batches of every rank, once the ranks have exchanged them.
+    ``counts`` holds the number of batches of every rank, once the ranks have exchanged them. ``started`` is the
+    iterator of the next pass, if one was made early.
     """
 
     loader: Any
     num_batches: float
     ahead: bool
     counts: list[float] = field(default_factory=list)
+    started: Any = None
 
 
 class Loaders:
@@ -177,6 +179,8 @@ class Loaders:
         self._passes: Passes | CombinedPasses | None = None
         self._made_in: dict[str, int] = {}
         self._made_before: dict[str, int] = {}
+        self.tried: set[str] = set()
+        """The stages whose loaders were started when they were set up: see the switch ``early_iterators``."""
 
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[str], Any], epoch: Callable[[], int]
@@ -185,7 +189,7 @@ class Loaders:
         other = copy.copy(self)
         other._limit, other._call, other._epoch = limit, call, epoch
         other._evaluation, other._training, other._lengths, other._passes = {}, None, [], None
-        other._made_in, other._made_before = {}, {}
+        other._made_in, other._made_before, other.tried = {}, {}, set()
         return other
 
     def is_passed(self, stage: str) -> bool:
@@ -329,20 +333,24 @@ class Loaders:
         """The evaluation loaders that were made already, by stage."""
         return self._evaluation
 
-    def reload(self, stage: str, every: int) -> None:
-        """Forget the loaders of ``stage`` if they are ``every`` epochs old; 0: never.
+    def reload(self, stage: str, every: int) -> bool:
+        """Forget the loaders of ``stage`` if they are ``every`` epochs old; 0: never. Return whether they are.
 
         Loaders that were passed are what they are: only a hook can make new ones.
         """
         age = self._epoch() - self._made_in.get(stage, self._epoch())
-        if not every or age < every or self._passed.get(stage) is not None:
-            return
+        if not every or age < every:
+            return False
+        if self._passed.get(stage) is not None:
+            self._made_in[stage] = self._epoch()
+            return True
         if stage == "fit":
             self.close()
             self._training = self._passes = None
             self._lengths = []
         else:
             self._evaluation.pop(stage, None)
+        return True
 
     def _owner(self, stage: str) -> Any:
         hook = LOADER_HOOKS[stage]

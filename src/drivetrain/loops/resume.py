@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import naming, restoring
 from drivetrain.base.seed import rng_state, set_rng_state
@@ -59,11 +60,15 @@ def _start(run: Run) -> Epoch:
     run.book.leave_batch()
     run.book.begin("train")
     run.window.batches_done, run.window.size = 0, 1
-    loaders.reload("fit", run.limits.reload_every)
+    reloaded = loaders.reload("fit", run.limits.reload_every)
     loader = loaders.training()
     progress.expect_batches(loaders.count_training())  # the limit may have been changed
     set_epoch(loader, progress.current_epoch)
     loaders.passes().start_epoch()
+    if reloaded and parity.current().early_iterators:
+        from drivetrain.loops.early import start_again  # here, so that importing the Trainer stays quick
+
+        start_again(run)
     run.window_start = None
     run.at_epoch_start = states_now(run)
     run.hooks.call("on_train_epoch_start")

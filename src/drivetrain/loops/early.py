@@ -1,0 +1,67 @@
+"""Start loaders when Lightning does: the switch ``early_iterators``.
+
+A loader that draws random numbers in ``__iter__``, as a DataLoader does for its workers' seed, then draws them in the
+same order as there. Nothing here runs without the switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from drivetrain.data.combined import BatchList, CombinedLoader, without_restart
+from drivetrain.data.feed import fetches_ahead
+from drivetrain.loops.evaluate import validates_in
+from drivetrain.loops.loaders import EvalLoader
+from drivetrain.loops.run import Run
+
+_ENDLESS = float("inf")
+
+
+def start_first_epoch(run: Run) -> None:
+    """Start the first pass over the training loader, before ``on_train_start``."""
+    loader, num_batches = run.loaders.training(), run.loaders.count_own_training()
+    _try_out(run, "fit", [loader])
+    run.loaders.passes().start_early(takes_first=num_batches == _ENDLESS)
+    if run.validates() and validates_in(run, run.progress.current_epoch):
+        _try_out(run, "validate", [source.loader for source in run.loaders.evaluation("validate")])
+
+
+def start_again(run: Run) -> None:
+    """Start reloaded training loaders once, before ``on_train_epoch_start``; the epoch's own pass starts later."""
+    loader, num_batches = run.loaders.training(), run.loaders.count_own_training()
+    run.loaders.tried.discard("fit")
+    _try_out(run, "fit", [loader])
+    for part in loader.flattened if isinstance(loader, CombinedLoader) else [loader]:
+        _started(part, num_batches == _ENDLESS)
+
+
+def start_evaluation(run: Run, group: str, loaders: list[EvalLoader]) -> None:
+    """Start the pass over the first evaluation loader, before ``on_validation_start`` or that of another stage."""
+    _try_out(run, group, [source.loader for source in loaders])
+    for source in loaders:
+        source.ahead = fetches_ahead(source.loader, source.num_batches)
+    if loaders[0].num_batches:
+        loaders[0].started = _started(loaders[0].loader, any(source.num_batches == _ENDLESS for source in loaders))
+
+
+def _started(loader: Any, takes_first: bool) -> Iterator[Any]:
+    """Return an iterator over ``loader``'s batches; with ``takes_first`` the first one was fetched already."""
+    source = without_restart(iter(loader))
+    if isinstance(loader, CombinedLoader):
+        source = (item[0] for item in source)
+    return chain(list(islice(source, int(takes_first))), source)
+
+
+def _try_out(run: Run, stage: str, loaders: list[Any]) -> None:
+    """Call ``iter`` of the stage's loaders once, when they are set up; of a DataLoader it is known that it works."""
+    if stage in run.loaders.tried:
+        return
+    run.loaders.tried.add(stage)
+    for loader in loaders:
+        for part in loader.flattened if isinstance(loader, CombinedLoader) else [loader]:
+            if not isinstance(part, (DataLoader, BatchList)):
+                iter(part)
