@@ -177,6 +177,38 @@ def test_what_is_logged_when_an_epoch_starts_can_be_read_at_once(make_trainer: A
     assert seen == [0.0, 1.0]
 
 
+class Logged(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("hidden", loss, logger=False)
+        self.log("count", torch.tensor(batch_idx))
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.at_end = dict(self.trainer.logged_metrics)
+
+
+@pytest.mark.filterwarnings("ignore:.*no logger has seen it")
+@pytest.mark.parametrize("logger", [False, True])
+def test_logged_metrics_are_tensors_of_the_logged_names_also_without_a_logger(
+    make_trainer: Any, loader: Any, logger: bool
+) -> None:
+    model = Logged()
+    trainer = make_trainer(logger=Keeps() if logger else False)  # 4 steps, so that no step is logged
+    trainer.fit(model, loader, loader)
+    assert set(model.at_end) == {"loss_step", "loss_epoch", "count", "val_loss_step", "val_loss_epoch", "of_step"}
+    assert set(trainer.logged_metrics) == set(model.at_end)
+    assert all(value.ndim == 0 and value.is_floating_point() for value in trainer.logged_metrics.values())
+    assert trainer.logged_metrics["count"].item() == 3
+
+
+def test_a_whole_number_is_a_float_in_callback_metrics(make_trainer: Any, loader: Any) -> None:
+    trainer = make_trainer()
+    trainer.fit(Logged(), loader)
+    assert trainer.callback_metrics["count"].is_floating_point()
+
+
 def test_the_loaders_of_a_combined_loader_are_those_that_it_holds(make_trainer: Any, loader: Any) -> None:
     class Takes(Net):
         def loss(self, batch: Any) -> torch.Tensor:

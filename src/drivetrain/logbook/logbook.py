@@ -67,7 +67,7 @@ class Logbook:
         callback_metrics: the latest value of every name, as tensors on their own device.
         bar_metrics: what the progress bar shows: plain floats of the last flush, replaced as a whole, so a thread may
             read it at any time.
-        logged_metrics: what the loggers were given last.
+        logged_metrics: the latest value of every name that loggers get, under the name that they get, likewise.
         flushes: how often values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 wherever the device has it.
         gather: where several ranks see different samples, the numbers of each, one row each, after a check that all
@@ -90,7 +90,7 @@ class Logbook:
         self.epoch_done = False
         self.callback_metrics: dict[str, Any] = {}
         self.bar_metrics: dict[str, float] = {}
-        self.logged_metrics: dict[str, float] = {}
+        self.logged_metrics: dict[str, Any] = {}
         self.flushes = 0
         self._groups: dict[str, dict[str, Scope]] = {}
         self._compared_sizes = False
@@ -190,10 +190,11 @@ class Logbook:
     def forget_results(self) -> None:
         """Forget what a trial has logged."""
         self.callback_metrics.clear()
+        self.logged_metrics.clear()
         self.bar_metrics = {}
 
     def restore_results(
-        self, callback_metrics: dict[str, Any], bar_metrics: dict[str, float], logged_metrics: dict[str, float]
+        self, callback_metrics: dict[str, Any], bar_metrics: dict[str, float], logged_metrics: dict[str, Any]
     ) -> None:
         """Take over the results of a run in another process."""
         self.callback_metrics, self.bar_metrics, self.logged_metrics = callback_metrics, bar_metrics, logged_metrics
@@ -313,29 +314,27 @@ class Logbook:
         return read
 
     def refresh(self) -> dict[str, Any]:
-        """Bring ``callback_metrics`` up to date with what is running, without any transfer, and return it.
+        """Bring both kinds of metrics up to date with what is running, without any transfer; return those of callbacks.
 
-        They hold values per step of training only: of an evaluation, its epoch counts.
+        Those hold values per step of training only: of an evaluation, its epoch counts.
         """
         metrics, trains = self.callback_metrics, self.group == "train"
         for entry in self._entries(self.group):
-            if entry.on_step and entry.last is not None and trains:
+            if entry.on_step and entry.last is not None:
                 name = _step_name(entry)  # of a value that the ranks share, callbacks see the last that they agreed on
-                value = self._agreed_steps.get(name) if entry.shared else None
-                metrics[entry.name] = metrics[name] = _tensor(entry.last_scalar() if value is None else value)
+                agreed = self._agreed_steps.get(name) if entry.shared else None
+                value = _tensor(entry.last_scalar() if agreed is None else agreed)
+                if trains:
+                    metrics[entry.name] = metrics[name] = value
+                if entry.to_logger:
+                    self.logged_metrics[name] = value
             known = self.epoch_done or (entry.once and not entry.shared and entry.metric is None)
-            if known and entry.on_epoch and (value := entry.epoch_value()) is not None:
-                metrics[entry.name] = metrics[_epoch_name(entry)] = _tensor(value)
+            if known and entry.on_epoch and (result := entry.epoch_value()) is not None:
+                name = _epoch_name(entry)
+                metrics[entry.name] = metrics[name] = value = _tensor(result)
+                if entry.to_logger:
+                    self.logged_metrics[name] = value
         return metrics
-
-    def logged_by_now(self) -> dict[str, float]:
-        """Return :attr:`logged_metrics` with the step values that loggers will get next; these are read now.
-
-        Values that several ranks share are there once they have agreed on them.
-        """
-        waiting = [each for each in self._entries(self.group) if each.on_step and each.to_logger and not each.shared]
-        values = {_step_name(each): each.last_scalar() for each in waiting if each.fresh}
-        return {**self.logged_metrics, **{name: float(value) for name, value in values.items() if value is not None}}
 
     def state_dict(self, group: str) -> list[dict[str, Any]]:
         """Every running reduction of ``group``, with the hook that it belongs to."""
@@ -490,4 +489,6 @@ def _epoch_name(entry: Entry) -> str:
 
 
 def _tensor(value: Value | None) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, dtype=torch.float64)
+    return value if value.is_floating_point() else value.to(torch.float32)

@@ -75,7 +75,7 @@ class Outcome:
     optimizers: list[Optimizer]
     schedulers: list[LRSchedulerConfig]
     progress: Progress
-    metrics: tuple[dict[str, Any], dict[str, float], dict[str, float]]
+    metrics: tuple[dict[str, Any], dict[str, float], dict[str, Any]]
     callbacks: list[tuple[str, dict[str, Any]]]
     datamodule: dict[str, Any]
     precision: dict[str, Any]
@@ -105,7 +105,11 @@ class Outcome:
             optimizers=optimizers,
             schedulers=schedulers,
             progress=trainer.progress,
-            metrics=(move(trainer.callback_metrics, torch.device("cpu")), book.bar_metrics, book.logged_metrics),
+            metrics=(
+                move(trainer.callback_metrics, torch.device("cpu")),
+                book.bar_metrics,
+                move(book.logged_metrics, torch.device("cpu")),
+            ),
             callbacks=[(callback.state_key, whole_state(callback.state_dict())) for callback in trainer.callbacks],
             datamodule={} if trainer.datamodule is None else trainer.datamodule.state_dict(),
             precision=strategy.precision_plugin.state_dict(),

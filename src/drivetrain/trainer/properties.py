@@ -194,7 +194,6 @@ class TrainerView(LimitsView, RankFacts):
         given = dict(metrics)
         step = int(given.pop("step", step))
         given.setdefault("epoch", self.progress.current_epoch)
-        self.logbook.logged_metrics.update(given)
         if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
             from drivetrain.trainer.telling import tell  # here, so that importing the Trainer stays quick
 
@@ -243,13 +242,10 @@ class TrainerView(LimitsView, RankFacts):
         return self.logbook.refresh()
 
     @property
-    def logged_metrics(self) -> dict[str, float]:
-        """What the loggers were given last, by name, and the values of this step that they will get.
-
-        The latter are read from their device by this question. With ``sync_dist`` they are there when the ranks have
-        exchanged them, every ``log_every_n_steps`` steps.
-        """
-        return self.logbook.logged_by_now()
+    def logged_metrics(self) -> dict[str, Any]:
+        """The latest value of every name that loggers get, or would get, as tensors on their own device."""
+        self.logbook.refresh()
+        return self.logbook.logged_metrics
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
