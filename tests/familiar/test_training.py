@@ -243,6 +243,61 @@ def test_logged_metrics_holds_what_loggers_get_before_the_first_flush_too(make_t
     assert {"late", "at_both_epoch"} <= set(trainer.logged_metrics)
 
 
+class Reads(Net):
+    """Logs in steps and for the epoch, and keeps what the two dictionaries hold at the end of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {"train": [], "validation": [], "batch": []}
+        self.count = 0
+
+    def keep(self, where: str) -> None:
+        trainer = self.trainer
+        if not trainer.sanity_checking:
+            self.kept[where].append((dict(trainer.logged_metrics), dict(trainer.callback_metrics)))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("count", float(batch_idx), on_step=True, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", float(batch_idx), on_step=True, on_epoch=True)
+        self.log("val_single", float(batch_idx), on_step=True, on_epoch=False)
+
+    def on_train_epoch_end(self) -> None:
+        self.keep("train")
+
+    def on_validation_epoch_end(self) -> None:
+        self.keep("validation")
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self.keep("batch")
+
+
+@pytest.mark.filterwarnings("ignore:.*no logger has seen it")
+@pytest.mark.parametrize("has_logger", [True, False])
+def test_logged_metrics_has_the_last_step_and_at_an_epochs_end_the_epoch(make_trainer: Any, has_logger: bool) -> None:
+    model, batches = Reads(), [[torch.ones(2, 4)]] * 3
+    trainer = make_trainer(max_epochs=2, logger=Keeps() if has_logger else False)  # log_every_n_steps=50: no flush
+    trainer.fit(model, batches, batches)
+    steps, validated = {"count_step": 2.0}, {"val_step": 2.0, "val_single": 2.0, "val_epoch": 1.0}
+    epoch = {**steps, "count_epoch": 1.0, **validated}
+    assert [logged for logged, _ in model.kept["train"]] == [epoch, epoch]
+    assert model.kept["validation"][0][0] == {**steps, **validated}
+    assert trainer.logged_metrics == epoch  # the logger gets "epoch" too, and nobody has logged it
+
+
+def test_callback_metrics_never_hold_a_value_of_one_validation_batch(make_trainer: Any) -> None:
+    model, batches = Reads(), [[torch.ones(2, 4)]] * 3
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(model, batches, batches)
+    assert [sorted(metrics) for _, metrics in model.kept["batch"]] == [["count", "count_step"]] * 3
+    assert sorted(trainer.callback_metrics) == ["count", "count_epoch", "count_step", "val", "val_epoch"]
+    trainer.validate(model, batches, verbose=False)
+    assert sorted(trainer.callback_metrics) == ["val", "val_epoch"]
+    assert model.kept["batch"][1][0]["val_step"] == 1.0  # loggers get it
+
+
 def test_a_name_logged_in_the_step_and_at_the_epochs_end_shows_the_latter(make_trainer: Any, loader: Any) -> None:
     class Both(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
