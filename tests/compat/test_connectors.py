@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
 import torch
 
+from drivetrain.compat import connectors, finder
 from drivetrain.compat.connectors import _AcceleratorConnector, _MockOptimizer
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, NotSupportedError
 
 
 @pytest.mark.parametrize(
@@ -45,3 +47,26 @@ def test_a_scheduler_can_be_tried_on_an_optimizer_without_parameters() -> None:
     torch.optim.lr_scheduler.StepLR(optimizer, 2)
     with pytest.raises(TypeError):
         torch.optim.lr_scheduler.StepLR(optimizer, 2, wrong=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["_get_full_state_dict_context", "_setup_activation_checkpointing"])
+def test_what_is_for_fsdp1_says_so_when_it_is_called(name: str) -> None:
+    """finetuning-scheduler imports both, and calls them under FSDP only."""
+    with pytest.raises(NotSupportedError, match=f"{name} is for FullyShardedDataParallel of torch .FSDP1.*Write "):
+        getattr(connectors, name)(module=None)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("trainer.connectors.accelerator_connector", ["_AcceleratorConnector"]),
+        ("trainer.connectors.callback_connector", ["_CallbackConnector"]),
+        ("trainer.connectors.checkpoint_connector", ["_CheckpointConnector"]),
+        ("trainer.connectors.logger_connector.result", ["_ResultCollection", "_ResultMetric"]),
+        ("core.optimizer", ["_MockOptimizer"]),
+    ],
+)
+def test_private_names_that_libraries_import(module: str, names: list[str]) -> None:
+    for name in names:
+        home, ours = finder.find(f"pytorch.{module}", name) or ("", "")
+        assert isinstance(getattr(importlib.import_module(home), ours), type)

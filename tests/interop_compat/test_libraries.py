@@ -30,12 +30,14 @@ COUNTERPARTS = {
     "The checkpoint holds the state of callbacks that this Trainer does not have": "callbacks used to create the",
     "no logger has seen it, because log_every_n_steps=": "is smaller than the logging interval",
 }
+"""What we warn of in our own words, and how the original warns of the same."""
+
 OURS = (
     "was asked for its end",  # scvi-tools: its loader fails there, where the original does not ask
     "This fit never validates: check_val_every_n_epoch=",  # scvi-tools asks for no validation so
+    "batch norm layers are frozen",  # finetuning-scheduler lets their statistics follow the data, unless it is told
 )
 """What we warn of and the original does not, with the reason."""
-"""What we warn of in our own words, and how the original warns of the same."""
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +104,7 @@ LIBRARIES = {
     "chemprop": ("chemprop_solubility.py", "bonds/predictions"),
     "pytorch-tabular": ("tabular_incomes.py", "embeddings/predicted"),
     "deeptab": ("deeptab_prices.py", "residual/predicted"),
+    "finetuning-scheduler": ("finetuning_digits.py", "explicit/resumed/weights"),
 }
 """For each library its program, and the number of it that the page shows."""
 

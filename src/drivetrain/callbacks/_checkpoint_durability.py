@@ -58,12 +58,22 @@ class StoredCheckpoint(NamedCheckpoint):
     kth_best_model_path: str
     kth_value: Tensor | None
     last_model_path: str
+    monitor: str | None
     save_top_k: int
+    save_on_train_epoch_end: bool | None
     mode: str
     verbose: bool
     _newest_path: str
     _written_at_step: int
     _under_way: UnderWay | None
+
+    @property
+    def _save_on_train_epoch_end(self) -> bool | None:  # the name by which libraries read and set it
+        return self.save_on_train_epoch_end
+
+    @_save_on_train_epoch_end.setter
+    def _save_on_train_epoch_end(self, value: bool | None) -> None:
+        self.save_on_train_epoch_end = value
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         """Return whether a checkpoint of the score ``current`` would be among the best; the same on every rank."""
@@ -73,6 +83,15 @@ class StoredCheckpoint(NamedCheckpoint):
             return True
         better = bool(current < self.kth_value if self.mode == "min" else current > self.kth_value)
         return trainer.strategy.reduce_boolean_decision(better)
+
+    def _ranking(self, scores: dict[str, Tensor]) -> list[str]:
+        """Paths, best first. Without ``monitor`` the newest is the best; of equal scores the older is better."""
+        if self.monitor is None:
+            return list(reversed(scores))
+        return sorted(scores, key=lambda path: float(scores[path]), reverse=self.mode == "max")
+
+    def _better(self, score: Tensor, than: Tensor) -> bool:
+        return bool(score < than) if self.mode == "min" else bool(score > than)
 
     def _ranked(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _RANKING}

@@ -64,6 +64,7 @@ class BatchSizeFinder(Callback):
         margin: float = 0.05,
         max_val: int = 8192,
     ) -> None:
+        super().__init__()
         if mode not in self.SUPPORTED_MODES:
             raise wrong_value("BatchSizeFinder", "mode", mode, '"power" or "binsearch"', 'mode="power"')
         counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}

@@ -33,6 +33,7 @@ class DeviceStatsMonitor(Callback):
     """
 
     def __init__(self, cpu_stats: bool | None = None) -> None:
+        super().__init__()
         if cpu_stats not in (None, True, False):
             raise wrong_value("DeviceStatsMonitor", "cpu_stats", cpu_stats, "True, False or None", "cpu_stats=True")
         self.cpu_stats = cpu_stats

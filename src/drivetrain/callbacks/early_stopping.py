@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import WrongForm, count, entry, expect, number
 from drivetrain.callback import Callback
@@ -98,6 +99,7 @@ class EarlyStopping(Callback):
         check_on_train_epoch_end: bool | None = None,
         log_rank_zero_only: bool = False,
     ) -> None:
+        super().__init__()
         mode = mode_or_default("EarlyStopping", mode, monitor)
         if mode not in ("min", "max"):
             raise ConfigurationError(f'EarlyStopping(mode={mode!r}): mode is "min" or "max". Write one of the two.')
@@ -121,6 +123,8 @@ class EarlyStopping(Callback):
             )
         self.monitor = monitor
         self.min_delta = abs(min_delta)
+        if mode == "min" and overrides(self, "_evaluate_stopping_criteria", EarlyStopping):
+            self.min_delta = -self.min_delta  # they subtract it from the value, whatever the mode
         self.patience = patience
         self.verbose = verbose
         self.mode = mode
@@ -213,18 +217,27 @@ class EarlyStopping(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._checks_at_epoch_end(trainer):
-            self._check(trainer)
+            self._run_early_stopping_check(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and not self._checks_at_epoch_end(trainer):
-            self._check(trainer)
+            self._run_early_stopping_check(trainer)
 
     def _checks_at_epoch_end(self, trainer: Trainer) -> bool:
         if self.check_on_train_epoch_end is not None:
             return self.check_on_train_epoch_end
         return trainer.judges_at_epoch_end
 
-    def _check(self, trainer: Trainer) -> None:
+    @property
+    def _check_on_train_epoch_end(self) -> bool | None:  # the name by which libraries read and set it
+        return self.check_on_train_epoch_end
+
+    @_check_on_train_epoch_end.setter
+    def _check_on_train_epoch_end(self, value: bool | None) -> None:
+        self.check_on_train_epoch_end = value
+
+    def _run_early_stopping_check(self, trainer: Trainer) -> None:
+        """Look at the metric, and ask the Trainer to stop where it is time. Programs call it by this name."""
         if trainer.fast_dev_run or trainer.progress.fn != "fit":
             return
         metrics = trainer.callback_metrics
@@ -245,13 +258,13 @@ class EarlyStopping(Callback):
                 f"EarlyStopping watches {self.monitor!r}, which is logged for each step, so it judges by the last "
                 f"batch alone. Write self.log({self.monitor!r}, ..., on_epoch=True), or watch a value of validation."
             )
-        reason, message = self._judge(float(metrics[self.monitor]))
-        if reason is not EarlyStoppingReason.NOT_STOPPED:
-            self.stopping_reason, self.stopping_reason_message = reason, message
+        stops, judgement = self._evaluate_stopping_criteria(metrics[self.monitor])
+        if stops:
+            self.stopping_reason_message = judgement
             self.stopped_epoch, self._max_epochs = trainer.current_epoch, trainer.max_epochs
             trainer.should_stop = True
-        if message and (self.verbose or reason is not EarlyStoppingReason.NOT_STOPPED):
-            rank_zero_info(message)
+        if judgement and (self.verbose or stops):
+            rank_zero_info(judgement)
 
     @property
     def monitor_op(self) -> Callable[..., Any]:
@@ -260,6 +273,16 @@ class EarlyStopping(Callback):
 
     def _better(self, value: float, than: float) -> bool:
         return value < than if self.mode == "min" else value > than
+
+    def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
+        """Take one value; return whether to stop, and a sentence about it. Private in name only: libraries override it.
+
+        An override finds ``min_delta`` with the sign that it has there: negative where lower values are better.
+        """
+        reason, message = self._judge(float(current))
+        if stops := reason is not EarlyStoppingReason.NOT_STOPPED:
+            self.stopping_reason = reason
+        return stops, message or None
 
     def _judge(self, value: float) -> tuple[EarlyStoppingReason, str]:
         """Take one value; return whether and why to stop, with a sentence about it."""
@@ -276,13 +299,13 @@ class EarlyStopping(Callback):
                 EarlyStoppingReason.DIVERGENCE_THRESHOLD,
                 f"{name} = {value:.6g} has passed divergence_threshold={self.divergence_threshold}: stopping.",
             )
-        margin = self.min_delta if self.mode == "min" else -self.min_delta
+        margin = abs(self.min_delta) if self.mode == "min" else -abs(self.min_delta)
         best = float(self.best_score)
         if self._better(value + margin, best):
             self.best_score, self.wait_count = torch.tensor(value, dtype=torch.float64), 0
             return EarlyStoppingReason.NOT_STOPPED, f"{name} improved from {best:.6g} to {value:.6g}."
         self.wait_count += 1
-        least = f", min_delta={self.min_delta:g}" if self.min_delta else ""
+        least = f", min_delta={abs(self.min_delta):g}" if self.min_delta else ""
         if self.wait_count >= self.patience:
             return (
                 EarlyStoppingReason.PATIENCE_EXHAUSTED,

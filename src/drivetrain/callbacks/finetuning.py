@@ -52,8 +52,11 @@ class BaseFinetuning(Callback):
     changes_in_validation = False
 
     def __init__(self) -> None:
+        super().__init__()
         self._state: dict[str, Any] = {}
         self._restored: Mapping[str, Any] | None = None
+        self._internal_optimizer_metadata: dict[int, list[dict[str, Any]]] = {}
+        self._restarting = False
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
@@ -150,6 +153,27 @@ class BaseFinetuning(Callback):
             rate = optimizer.param_groups[0]["lr"] / initial_denom_lr if lr is None else float(lr)
             optimizer.add_param_group({"params": new, "lr": rate})
 
+    # ---- for subclasses that keep the groups themselves, under names that are private and that libraries use -----
+
+    @staticmethod
+    def _apply_mapping_to_param_groups(param_groups: list[dict[str, Any]], mapping: Mapping[Any, Any]) -> list[Any]:
+        """Return the groups with names in the place of parameters, or parameters in the place of names."""
+        return [{**group, "params": [mapping[each] for each in group["params"]]} for group in param_groups]
+
+    def _store(
+        self,
+        pl_module: LightningModule,
+        opt_idx: int,
+        num_param_groups: int,
+        current_param_groups: list[dict[str, Any]],
+    ) -> None:
+        """Note the groups of optimizer ``opt_idx`` after the first ``num_param_groups``, by parameter name."""
+        names = {parameter: name for name, parameter in pl_module.named_parameters()}
+        known = self._internal_optimizer_metadata.get(opt_idx)
+        new = current_param_groups if known is None else current_param_groups[num_param_groups:]
+        kept = self._apply_mapping_to_param_groups(new, names)
+        self._internal_optimizer_metadata.setdefault(opt_idx, []).extend(kept)
+
     # ---- the run -------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -159,6 +183,13 @@ class BaseFinetuning(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Thaw what was thawed when the checkpoint was saved, and add the groups that the optimizers had then."""
+        if self._restarting:  # a subclass has restored _internal_optimizer_metadata
+            named = dict(pl_module.named_parameters())
+            for index, groups in self._internal_optimizer_metadata.items():
+                there = len((optimizer := trainer.optimizers[index]).param_groups)
+                optimizer.param_groups = self._apply_mapping_to_param_groups(groups, named)
+                _extend_schedulers(trainer, optimizer, there)
+            self._restarting = False
         if self._restored is not None:
             _restore(pl_module, trainer, self._restored)
             self._restored = None
@@ -341,7 +372,7 @@ def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
     torch's schedulers keep lists with one entry for each group, and raise an error where the lengths differ.
     """
     groups = optimizer.param_groups
-    if len(groups) == before:
+    if len(groups) <= before:
         return
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
     for group in groups[before:]:

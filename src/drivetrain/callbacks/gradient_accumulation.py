@@ -29,6 +29,7 @@ class GradientAccumulationScheduler(Callback):
     needs_every_rank = True
 
     def __init__(self, scheduling: Mapping[int, int]) -> None:
+        super().__init__()
         if not scheduling:
             raise ConfigurationError(
                 "GradientAccumulationScheduler(scheduling={}) schedules nothing. Write for example scheduling={0: 4}."

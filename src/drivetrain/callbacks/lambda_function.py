@@ -32,6 +32,7 @@ class LambdaCallback(Callback):
     """
 
     def __init__(self, **hooks: Callable[..., Any] | None) -> None:
+        super().__init__()
         for name, function in hooks.items():
             if name not in _HOOKS:
                 raise UnknownArgumentError(f"A callback has no hook {name!r}. {did_you_mean(name, _HOOKS)}")

@@ -142,6 +142,7 @@ class LearningRateFinder(Callback):
         update_attr: bool = True,
         attr_name: str = "",
     ) -> None:
+        super().__init__()
         if mode not in self.SUPPORTED_MODES:
             raise wrong_value("LearningRateFinder", "mode", mode, '"linear" or "exponential"', 'mode="exponential"')
         if not (is_number(min_lr) and is_number(max_lr) and 0 < min_lr < max_lr):

@@ -47,6 +47,7 @@ class LearningRateMonitor(Callback):
         log_momentum: bool = False,
         log_weight_decay: bool = False,
     ) -> None:
+        super().__init__()
         if logging_interval not in (None, "step", "epoch"):
             raise ConfigurationError(
                 f"LearningRateMonitor got logging_interval={logging_interval!r}. Pass 'step', 'epoch' or None."

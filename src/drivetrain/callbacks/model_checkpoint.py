@@ -97,6 +97,7 @@ class ModelCheckpoint(StoredCheckpoint):
         save_on_train_epoch_end: bool | None = None,
         enable_version_counter: bool = True,
     ) -> None:
+        super().__init__()
         check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)
         check_types(dirpath, filename, monitor, save_top_k)
         mode = mode_or_default("ModelCheckpoint", mode, monitor)
@@ -128,6 +129,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._under_way = None
         self._saved_at_step = self._written_at_step = self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
+        self._dropped: list[str] = []  # by the save that is under way: files that others have taken the place of
         self._awaited_at_step = -1  # of a save that is due when the validation after this step has ended
         self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
         self._validated = self._told_age = False
@@ -249,7 +251,7 @@ class ModelCheckpoint(StoredCheckpoint):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(trainer)
         if self.save_last is True and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
-            metrics = self._metrics(trainer)
+            metrics = self._monitor_candidates(trainer)
             with self._naming_last(trainer, metrics) as before:
                 self._save_last(trainer, metrics, before)
             self._settle(trainer)
@@ -308,7 +310,7 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save(self, trainer: Trainer) -> None:
         self._settle(trainer)
-        metrics = self._metrics(trainer)
+        metrics = self._monitor_candidates(trainer)
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
         self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
         saved_before = self._saved_at_step
@@ -331,9 +333,9 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_ranked_and_last(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         with self._naming_last(trainer, metrics) as before:
-            dropped: list[str] = []
-            if self.save_top_k != 0 and (score := self._score(trainer, metrics)) is not None:
-                dropped = self._save_ranked(trainer, score, metrics)
+            self._dropped = []
+            self._save_topk_checkpoint(trainer, metrics)
+            dropped = self._dropped
             try:
                 if self.save_last:
                     self._save_last(trainer, metrics, before)
@@ -344,6 +346,11 @@ class ModelCheckpoint(StoredCheckpoint):
             finally:  # only now: a crash in between leaves one file too many, and no link to a file that is gone
                 for name in dropped:
                     self._remove(trainer, name)
+
+    def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
+        """Save if this checkpoint is among the best. Private in name only: libraries override it."""
+        if self.save_top_k != 0 and (score := self._score(trainer, monitor_candidates)) is not None:
+            self._dropped = self._save_ranked(trainer, score, monitor_candidates)
 
     @contextmanager
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
@@ -367,7 +374,8 @@ class ModelCheckpoint(StoredCheckpoint):
         if before not in ("", self.last_model_path):
             self._remove(trainer, before)
 
-    def _metrics(self, trainer: Trainer) -> dict[str, Any]:
+    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Any]:
+        """Return what may rank checkpoints and stand in their names. Private in name only: libraries override it."""
         found = {
             **trainer.callback_metrics,
             "epoch": torch.tensor(trainer.current_epoch),
@@ -429,15 +437,6 @@ class ModelCheckpoint(StoredCheckpoint):
                 return [name for name in dropped if name != path]
             vars(self).update(before)
             taken.append(path)
-
-    def _ranking(self, scores: dict[str, Tensor]) -> list[str]:
-        """Paths, best first. Without ``monitor`` the newest is the best; of equal scores the older is better."""
-        if self.monitor is None:
-            return list(reversed(scores))
-        return sorted(scores, key=lambda path: float(scores[path]), reverse=self.mode == "max")
-
-    def _better(self, score: Tensor, than: Tensor) -> bool:
-        return bool(score < than) if self.mode == "min" else bool(score > than)
 
     def _write(self, trainer: Trainer, path: str, replaces: bool) -> bool:
         """Save to ``path``; False if another run has put a file there meanwhile, which stays."""

@@ -135,6 +135,7 @@ class ModelSummary(Callback):
     """
 
     def __init__(self, max_depth: int = 1, **summarize_kwargs: Any) -> None:
+        super().__init__()
         _check_depth(max_depth)
         self.max_depth = max_depth
         self._summarize_kwargs = summarize_kwargs

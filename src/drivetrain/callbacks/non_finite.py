@@ -42,6 +42,7 @@ class TerminateOnNaN(Callback):
     needs_every_rank = True
 
     def __init__(self, every_n_batches: int = 1) -> None:
+        super().__init__()
         if not is_count(every_n_batches, 1):
             raise wrong_value("TerminateOnNaN", "every_n_batches", every_n_batches, "a number from 1 on", "1")
         self.every_n_batches = every_n_batches

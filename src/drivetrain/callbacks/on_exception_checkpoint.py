@@ -41,6 +41,7 @@ class OnExceptionCheckpoint(Checkpoint):
     saves_on_exception = True
 
     def __init__(self, dirpath: str | Path, filename: str = "on_exception") -> None:
+        super().__init__()
         if not filename or not isinstance(filename, str):
             raise ConfigurationError(
                 f'OnExceptionCheckpoint(filename={filename!r}) names no file. Write filename="on_exception".'

@@ -52,6 +52,7 @@ class BasePredictionWriter(Callback):
     needs_batch_indices = True
 
     def __init__(self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch") -> None:
+        super().__init__()
         known = [interval.value for interval in WriteInterval]
         if write_interval not in known:
             raise ConfigurationError(

@@ -43,6 +43,7 @@ class ProgressBar(Callback):
     """How often the thread looks, in seconds."""
 
     def __init__(self, refresh_rate: int = 1, leave: bool = False) -> None:
+        super().__init__()
         if refresh_rate < 0:
             raise ConfigurationError(
                 f"{type(self).__name__} got refresh_rate={refresh_rate}. Pass a number of batches, or 0 for no bar."

@@ -82,6 +82,7 @@ class ModelPruning(KeepsWeights):
         verbose: int = 0,
         prune_on_train_epoch_end: bool = True,
     ) -> None:
+        super().__init__()
         self._names = tuple(parameter_names or self.PARAMETER_NAMES)
         if wrong := [name for name in self._names if name not in self.PARAMETER_NAMES]:
             raise wrong_value("ModelPruning", "parameter_names", wrong, '"weight" and "bias"', '["weight"]')

@@ -45,6 +45,7 @@ class Requeue(Callback):
     _fits = 0  # begun in this process: a program may have several, and a file belongs to one of them
 
     def __init__(self, environment: ClusterEnvironment) -> None:
+        super().__init__()
         self.environment = environment
         self._told = self._saves = False
         self._before: Callable[[int, FrameType | None], Any] | int | None = None

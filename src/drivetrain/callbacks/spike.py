@@ -68,6 +68,7 @@ class SpikeDetection(Callback):
         exclude_batches_path: str | Path | None = None,
         finite_only: bool = True,
     ) -> None:
+        super().__init__()
         if mode not in ("min", "max"):
             raise wrong_value("SpikeDetection", "mode", mode, '"min" or "max"', 'mode="min"')
         if not is_count(window, 1) or not is_count(warmup):

@@ -48,6 +48,7 @@ class ThroughputMonitor(Callback):
         window_size: int = 100,
         separator: str = "/",
     ) -> None:
+        super().__init__()
         for name, value in (("batch_size_fn", batch_size_fn), ("length_fn", length_fn)):
             if not callable(value) and not (name == "length_fn" and value is None):
                 raise ConfigurationError(

@@ -45,6 +45,7 @@ class Timer(Callback):
         interval: str = "step",
         verbose: bool = True,
     ) -> None:
+        super().__init__()
         if interval not in ("step", "epoch"):
             raise ConfigurationError(
                 f'Timer(interval={interval!r}): a timer looks after each "step" or "epoch". Write one of the two.'

@@ -58,6 +58,7 @@ class WeightAveraging(KeepsWeights):
         avg_fn: Callable[[Tensor, Tensor, Any], Tensor] | None = None,
         multi_avg_fn: Callable[[list[Tensor], list[Tensor], Any], None] | None = None,
     ) -> None:
+        super().__init__()
         if avg_fn is not None and multi_avg_fn is not None:
             raise ConfigurationError(
                 f"{type(self).__name__} got both avg_fn and multi_avg_fn. Pass one of them, or none for an average in "

@@ -1,12 +1,13 @@
-"""``trainer.connectors`` and ``core.optimizer``: private names that libraries import."""
+"""``trainer.connectors``, ``core.optimizer`` and ``strategies.fsdp``: private names that libraries import."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from drivetrain.errors import NotSupportedError
 from drivetrain.plan import resolve
 from drivetrain.settings import Settings
 from drivetrain.trainer.connector_views import AcceleratorView
@@ -37,3 +38,20 @@ class _MockOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Call ``closure``."""
         return None if closure is None else closure()
+
+
+def _get_full_state_dict_context(*_: Any, **__: Any) -> NoReturn:
+    """Refused: there is no FSDP1 here whose wrappers it could switch."""
+    raise _only_fsdp2("_get_full_state_dict_context", "trainer.strategy.lightning_module_state_dict()")
+
+
+def _setup_activation_checkpointing(*_: Any, **__: Any) -> NoReturn:
+    """Refused for the same reason."""
+    raise _only_fsdp2("_setup_activation_checkpointing", "FSDPStrategy(activation_checkpointing_policy=...)")
+
+
+def _only_fsdp2(name: str, instead: str) -> NotSupportedError:
+    return NotSupportedError(
+        f'drivetrain.compat: {name} is for FullyShardedDataParallel of torch (FSDP1), and strategy="fsdp" is FSDP2 '
+        f"here. Write {instead}, or run the program with Lightning itself."
+    )

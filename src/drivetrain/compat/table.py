@@ -89,6 +89,7 @@ _DP_OF_FABRIC = f"{_C}.fabric_dp: DataParallelStrategy=FabricDataParallelStrateg
 _XLA_OF_FABRIC = f"{_C}.fabric_xla: XLAStrategy=FabricXLAStrategy"
 _SINGLE_XLA_OF_FABRIC = f"{_C}.fabric_xla: SingleDeviceXLAStrategy=FabricSingleDeviceXLAStrategy"
 _XLA_FSDP_OF_FABRIC = f"{_C}.fabric_xla: XLAFSDPStrategy=FabricXLAFSDPStrategy"
+_CONNECTORS = "drivetrain.trainer.connector_views"
 
 SERVED: dict[str, tuple[str, ...]] = {
     "": (*_FRONT, "drivetrain.engine.engine: Fabric=Engine"),
@@ -217,6 +218,12 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.trainer": ("drivetrain: Trainer", _SEED_EVERYTHING),
     "pytorch.trainer.connectors": (),
     "pytorch.trainer.connectors.accelerator_connector": (f"{_C}.connectors: _AcceleratorConnector",),
+    "pytorch.trainer.connectors.callback_connector": (f"{_CONNECTORS}: _CallbackConnector=CallbackView",),
+    "pytorch.trainer.connectors.checkpoint_connector": (f"{_CONNECTORS}: _CheckpointConnector=CheckpointView",),
+    "pytorch.trainer.connectors.logger_connector": (),
+    "pytorch.trainer.connectors.logger_connector.result": (
+        f"{_CONNECTORS}: _ResultCollection=ResultsView _ResultMetric=ResultView",
+    ),
     "pytorch.trainer.states": (
         "drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",
     ),
@@ -305,7 +312,10 @@ SERVED: dict[str, tuple[str, ...]] = {
     ),
     "fabric.strategies.ddp": (f"{_OF_FABRIC}: DDPStrategy=FabricDDPStrategy",),
     "fabric.strategies.dp": (_DP_OF_FABRIC,),
-    "fabric.strategies.fsdp": (_SHARDED_OF_FABRIC,),
+    "fabric.strategies.fsdp": (
+        _SHARDED_OF_FABRIC,
+        f"{_C}.connectors: _get_full_state_dict_context _setup_activation_checkpointing",
+    ),
     "fabric.strategies.model_parallel": (_SPLIT_OF_FABRIC,),
     "fabric.strategies.parallel": (f"{_OF_FABRIC}: ParallelStrategy=FabricParallelStrategy",),
     "fabric.strategies.single_device": (f"{_OF_FABRIC}: SingleDeviceStrategy=FabricSingleDeviceStrategy",),
@@ -325,7 +335,10 @@ SERVED: dict[str, tuple[str, ...]] = {
         _ATTRIBUTE_DICT,
         f"{_C}.batches: has_iterable_dataset has_len sized_len suggested_max_num_workers",
     ),
-    "fabric.utilities.distributed": (f"{_C}.samplers: DistributedSamplerWrapper", "torch.distributed: group"),
+    "fabric.utilities.distributed": (
+        f"{_C}.samplers: DistributedSamplerWrapper",
+        "torch.distributed: ReduceOp group",
+    ),
     "fabric.utilities.enums": (f"{_C}.enums: LightningEnum",),
     "fabric.utilities.exceptions": (_MISCONFIGURATION,),
     "fabric.utilities.imports": (

@@ -47,6 +47,17 @@ class Options(NamedTuple):
     sync_dist: bool = False
 
 
+class Logged(NamedTuple):
+    """How one name was logged: in each step, over the epoch, to the progress bar, across ranks, as a metric object."""
+
+    name: str
+    on_step: bool
+    on_epoch: bool
+    prog_bar: bool
+    sync_dist: bool
+    is_metric: bool
+
+
 class Entry:
     """One logged name in one hook: its last value, and its running reduction over the epoch."""
 
@@ -83,6 +94,11 @@ class Entry:
         self.shared = options.sync_dist and book.gather is not None  # the ranks' values are one value
         self.agreed: Value | None = None  # what they have agreed on for this epoch
         self._borrows = False  # the epoch's first value under this name was the fresh result of an operation
+
+    def logged(self) -> Logged:
+        """Return how it was logged."""
+        options = self.options
+        return Logged(self.name, self.on_step, self.on_epoch, self.to_bar, options.sync_dist, self._metric is not None)
 
     def push(self, value: Any, batch_size: float | None) -> None:
         """Store one value, without a transfer; [Note: when a value is copied] lists when it is copied."""

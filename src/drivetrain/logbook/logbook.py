@@ -30,7 +30,7 @@ from torch import Tensor
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes
 from drivetrain.errors import CheckpointError, LoggingError
-from drivetrain.logbook.entry import Entry, LogRule, Options, Value, check_arguments, same_options
+from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, check_arguments, same_options
 
 
 class Row(NamedTuple):
@@ -94,6 +94,7 @@ class Logbook:
         self.flushes = 0
         self._groups: dict[str, dict[str, Scope]] = {}
         self._compared_sizes = False
+        self._logged_before: dict[str, list[Logged]] = {}  # by group
         self._agreed_steps: dict[str, Value] = {}  # by name: what all ranks have in place of a step's value
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}  # by full name: where; None: it was warned of
 
@@ -113,6 +114,7 @@ class Logbook:
         for group in self._groups:
             self.reset(group)  # a metric object keeps its state otherwise, also from a run that was interrupted
         self._groups.clear()
+        self._logged_before.clear()
         self._logged_first.clear()
         self._agreed_steps.clear()
         self.group = "train"
@@ -134,10 +136,15 @@ class Logbook:
 
     def reset(self, group: str) -> None:
         """End an epoch of ``group``: its running reductions start again, ``callback_metrics`` keep what they were."""
+        self._logged_before[group] = self.logged(group)
         for scope in self._groups.get(group, {}).values():
             for entry in scope.entries.values():
                 entry.reset()
             scope.entries.clear()
+
+    def logged(self, group: str) -> list[Logged]:
+        """How each name was logged in the epoch of ``group`` that runs; before its first value, in the last epoch."""
+        return [entry.logged() for entry in self._entries(group)] or self._logged_before.get(group, [])
 
     def begin(self, group: str) -> None:
         """What runs is ``group``: "train", "validate", "test" or "predict"."""

@@ -43,6 +43,7 @@ class FolderLogger(Logger):
     def __init__(
         self, save_dir: str | os.PathLike[str], name: str | None, version: int | str | None, prefix: str
     ) -> None:
+        super().__init__()
         if not isinstance(save_dir, (str, os.PathLike)):
             raise wrong_value(type(self).__name__, "save_dir", save_dir, "a path", 'save_dir="runs"')
         if version is not None and (isinstance(version, bool) or not isinstance(version, (int, str))):

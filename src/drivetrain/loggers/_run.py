@@ -33,6 +33,7 @@ class RunLogger(Logger):
     """
 
     def __init__(self, prefix: str, run_id: str | None, module: str, install: str) -> None:
+        super().__init__()
         if importlib.util.find_spec(module) is None:
             raise ConfigurationError(
                 f"{type(self).__name__} needs the package {install}, which is not installed. "

@@ -18,6 +18,7 @@ class DummyLogger(Logger):
     """
 
     def __init__(self, save_dir: str | None = None) -> None:
+        super().__init__()
         self.experiment: Any = Nothing()
 
     def __getattr__(self, name: str) -> Any:

@@ -230,7 +230,10 @@ class Run:
         self.handles = [LightningOptimizer(optimizer, self.module) for optimizer in self.engine.strategy.optimizers]
 
     def swap_optimizers(self) -> None:
-        """Use the optimizers that user code has set meanwhile."""
+        """Use the optimizers that user code has set meanwhile, on the Trainer or on its strategy."""
+        own, bound = self.engine.strategy.optimizers, [handle.optimizer for handle in self.handles]
+        if self.has_optimizers and self.next_optimizers is None and list(map(id, own)) != list(map(id, bound)):
+            self.next_optimizers = own
         if self.next_optimizers is not None:
             self.engine.bind_optimizers(self.next_optimizers, self.engine.strategy.lr_scheduler_configs)
             self.next_optimizers = None

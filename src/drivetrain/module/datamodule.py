@@ -32,6 +32,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
     name: str | None = None
 
     def __init__(self) -> None:
+        super().__init__()
         self.trainer: Trainer | None = None
 
     def state_dict(self) -> dict[str, Any]:

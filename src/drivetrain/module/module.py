@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from drivetrain.base.compiled import own_names
+from drivetrain.base.compiled import context_of, own_names
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
@@ -224,6 +224,11 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """Whether the parameters lie on an accelerator."""
         current = torch.accelerator.current_accelerator()
         return current is not None and self.device.type == current.type
+
+    @property
+    def _compiler_ctx(self) -> dict[str, Any] | None:  # the name by which libraries ask whether it is compiled
+        context = context_of(self)
+        return None if context is None else {"compiler": "dynamo", "dynamo_ctx": context}
 
     @property
     def device_mesh(self) -> Any:

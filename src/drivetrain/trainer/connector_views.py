@@ -1,19 +1,38 @@
-"""``trainer._accelerator_connector``: what was decided about devices, under the names that third parties read."""
+"""``trainer._checkpoint_connector`` and its relatives: parts of a Trainer under the names that libraries know.
+
+They are private in name only. finetuning-scheduler, PINA and scvi-tools use them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from drivetrain.base import files
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.registry import Entry
+from drivetrain.callback import Callback
+from drivetrain.errors import NotSupportedError
+from drivetrain.logbook.entry import Logged
+from drivetrain.logbook.logbook import Logbook
+from drivetrain.strategies.strategy import Strategy
+from drivetrain.trainer import attach, checkpoint, weights
 
 if TYPE_CHECKING:
     from drivetrain.plan import Plan
+    from drivetrain.trainer.trainer import Trainer
 
 
 class AcceleratorView:
-    """A plan under other names. Private in name only: PINA and scvi-tools read it.
+    """A plan under other names.
 
     Attributes:
         accelerator: the accelerator.
         _accelerator_flag: its name.
+        _strategy_flag: the name of the strategy; the strategy itself where an instance was passed.
         _devices_flag: how many processes on a CPU; the indices of other devices.
         _parallel_devices: the devices of this machine.
     """
@@ -21,6 +40,167 @@ class AcceleratorView:
     def __init__(self, plan: Plan) -> None:
         self.accelerator = plan.accelerator
         self._accelerator_flag = plan.accelerator.name
+        self._strategy_flag = plan.strategy.name if isinstance(plan.strategy, Entry) else plan.strategy
         self._parallel_devices = list(plan.devices)
         on_cpu = plan.devices[0].type == "cpu"
         self._devices_flag: Any = len(plan.devices) if on_cpu else [device.index or 0 for device in plan.devices]
+
+
+class CallbackView:
+    """The order of a Trainer's callbacks."""
+
+    @staticmethod
+    def _reorder_callbacks(callbacks: Sequence[Callback]) -> list[Callback]:
+        return attach.ordered(list(callbacks))
+
+
+class CheckpointView:
+    """Restores parts of a checkpoint into a run that is under way, each by a call of its own.
+
+    To resume a fit from a file, pass ``ckpt_path``: that also restores where training was, and checks that all fits.
+    Here nothing is checked but what torch checks.
+
+    Attributes:
+        _loaded_checkpoint: what :meth:`resume_start` has read, until :meth:`resume_end`; it may be replaced.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._path: str | None = None
+        self._loaded_checkpoint: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_path": None, "_loaded_checkpoint": {}}
+
+    def resume_start(self, checkpoint_path: str | Path | None = None, weights_only: bool | None = None) -> None:
+        """Read the checkpoint, if a path is given.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        self._path = None if not checkpoint_path else files.spelled(checkpoint_path)
+        if self._path is not None:
+            rank_zero_info(f"Restoring parts of {self._path}.")
+            self._loaded_checkpoint = checkpoint.load(self.trainer, self._path, weights_only)
+
+    def restore(self, checkpoint_path: str | Path | None = None, weights_only: bool | None = None) -> None:
+        """Read the checkpoint, and restore all but the place of the run."""
+        self.resume_start(checkpoint_path, weights_only)
+        self.restore_datamodule()
+        self.restore_model()
+        self.restore_callbacks()
+        self.restore_precision_plugin_state()
+        if self.trainer.progress.fn == "fit":
+            self.restore_optimizers_and_schedulers()
+        self.resume_end()
+
+    def restore_datamodule(self) -> None:
+        """Give the datamodule its state."""
+        datamodule = self.trainer.datamodule
+        if datamodule is not None and (name := type(datamodule).__qualname__) in self._loaded_checkpoint:
+            datamodule.load_state_dict(self._loaded_checkpoint[name])
+
+    def restore_model(self) -> None:
+        """Call the module's ``on_load_checkpoint``, and load the weights."""
+        if self._loaded_checkpoint:
+            self.trainer.hooks.call_method("on_load_checkpoint", self._loaded_checkpoint)
+            weights.restore(self.trainer, self._loaded_checkpoint, self.trainer.progress.fn == "fit")
+
+    def restore_callbacks(self) -> None:
+        """Call ``on_load_checkpoint`` of the callbacks, and give them their states."""
+        if self._loaded_checkpoint:
+            self.trainer.hooks.call_callbacks("on_load_checkpoint", self._loaded_checkpoint)
+            states = self._loaded_checkpoint.get("callbacks", {})
+            for callback in self.trainer.callbacks:
+                if callback.state_key in states:
+                    callback.load_state_dict(states[callback.state_key])
+
+    def restore_precision_plugin_state(self) -> None:
+        """Give the precision its state, such as a scaler's."""
+        precision = self.trainer.precision_plugin
+        if (state := self._loaded_checkpoint.get(type(precision).__qualname__)) is not None:
+            precision.load_state_dict(state)
+
+    def restore_optimizers_and_schedulers(self) -> None:
+        """Give the optimizers and the schedulers their states.
+
+        Raises:
+            KeyError: the checkpoint has none.
+        """
+        if not self._loaded_checkpoint:
+            return
+        for part in ("optimizer_states", "lr_schedulers"):
+            if part not in self._loaded_checkpoint:
+                raise KeyError(
+                    f"{self._path} has no {part!r}: it was saved with save_weights_only=True. Save it without that."
+                )
+        if self.trainer.strategy.lightning_restore_optimizer:
+            self.restore_optimizers()
+        self.restore_lr_schedulers()
+
+    def restore_optimizers(self) -> None:
+        """Give the optimizers their states."""
+        strategy = self.trainer.strategy
+        if overrides(strategy, "load_optimizer_state_dict", Strategy):
+            strategy.load_optimizer_state_dict(self._loaded_checkpoint)
+            return
+        for optimizer, state in zip(strategy.optimizers, self._loaded_checkpoint["optimizer_states"], strict=False):
+            optimizer.load_state_dict(state)
+
+    def restore_lr_schedulers(self) -> None:
+        """Give the schedulers their states."""
+        states = self._loaded_checkpoint["lr_schedulers"]
+        for config, state in zip(self.trainer.lr_scheduler_configs, states, strict=False):
+            config.scheduler.load_state_dict(state)
+
+    def restore_loops(self) -> None:
+        """Refused.
+
+        Raises:
+            NotSupportedError: a run that is under way stays where it is.
+        """
+        raise NotSupportedError(
+            "The progress of a run that is under way cannot be restored. Resume from the checkpoint instead: "
+            "trainer.fit(model, ckpt_path=...)."
+        )
+
+    restore_training_state = restore_loops
+
+    def resume_end(self) -> None:
+        """Drop what was read, and wait for the other ranks."""
+        self._loaded_checkpoint = {}
+        self.trainer.strategy.barrier("resume_end")
+
+    def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
+        """Return what ``trainer.save_checkpoint`` would write; every rank must call it."""
+        return checkpoint.dump(self.trainer, bool(weights_only))
+
+
+class ResultView:
+    """One logged name.
+
+    Attributes:
+        meta: how it was logged: ``name``, ``on_step``, ``on_epoch``, ``prog_bar``, and ``sync.should``.
+        is_tensor: numbers were logged, and no metric object.
+    """
+
+    def __init__(self, logged: Logged) -> None:
+        self.meta = SimpleNamespace(
+            name=logged.name,
+            on_step=logged.on_step,
+            on_epoch=logged.on_epoch,
+            prog_bar=logged.prog_bar,
+            sync=SimpleNamespace(should=logged.sync_dist),
+        )
+        self.is_tensor = not logged.is_metric
+
+
+class ResultsView:
+    """What was logged in the epoch of the stage that runs.
+
+    Attributes:
+        result_metrics: one entry for each name.
+    """
+
+    def __init__(self, book: Logbook) -> None:
+        self.result_metrics = [ResultView(each) for each in book.logged(book.group)]

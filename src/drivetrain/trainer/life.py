@@ -39,7 +39,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     progress.begin_run(fn)
     trainer.ranks_of_job = []
     datamodule = trainer.datamodule = job.datamodule
-    trainer.ckpt_path = job.ckpt_path
+    trainer._ckpt_path = job.ckpt_path
     trainer._run_parts, trainer._optimizers_made = None, False
     trainer.predictions.records = any(callback.needs_batch_indices for callback in trainer.callbacks)
     trainer.logbook.start_run()

@@ -5,8 +5,10 @@ There are no loop objects: these are views over :class:`~drivetrain.loops.progre
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain.base.registry import load
 from drivetrain.loops.progress import RunningStage
 
 if TYPE_CHECKING:
@@ -215,3 +217,46 @@ class PredictionView(EvaluationView):
         """The numbers of the samples of the current batch."""
         loaders = self._trainer.predictions.batch_indices
         return loaders[-1][-1] if loaders and loaders[-1] else []
+
+
+class ViewsOfTrainer:
+    """The Trainer's views: loops, and what libraries read of it under names that are private."""
+
+    @property
+    def fit_loop(self) -> FitView:
+        """The counters of training under their usual names; so do the next three."""
+        return FitView(self)  # type: ignore[arg-type]  # this class is the Trainer's base
+
+    @property
+    def validate_loop(self) -> EvaluationView:
+        """Of validation."""
+        return EvaluationView(self, "validate")  # type: ignore[arg-type]
+
+    @property
+    def test_loop(self) -> EvaluationView:
+        """Of testing."""
+        return EvaluationView(self, "test")  # type: ignore[arg-type]
+
+    @property
+    def predict_loop(self) -> PredictionView:
+        """Of prediction; also what was predicted."""
+        return PredictionView(self)  # type: ignore[arg-type]
+
+    # Loaded by name, so that importing the Trainer stays quick.
+
+    @property
+    def _accelerator_connector(self) -> Any:
+        return load("drivetrain.trainer.connector_views:AcceleratorView")(self.plan)  # type: ignore[attr-defined]
+
+    @property
+    def _callback_connector(self) -> Any:
+        return load("drivetrain.trainer.connector_views:CallbackView")()
+
+    @cached_property
+    def _checkpoint_connector(self) -> Any:
+        return load("drivetrain.trainer.connector_views:CheckpointView")(self)
+
+    @property
+    def _results(self) -> Any:
+        trainer: Any = self
+        return load("drivetrain.trainer.connector_views:ResultsView")(trainer.logbook) if trainer.state.stage else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,16 +27,15 @@ from drivetrain.plan import Plan
 from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.limits import LimitsView
-from drivetrain.trainer.loop_views import EvaluationView, FitView, PredictionView
+from drivetrain.trainer.loop_views import ViewsOfTrainer
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from drivetrain.loggers.logger import Logger
-    from drivetrain.trainer.connector_views import AcceleratorView
 
 
-class TrainerView(LimitsView, RankFacts):
+class TrainerView(LimitsView, RankFacts, ViewsOfTrainer):
     """The Trainer's properties. It decides nothing; a part that is written takes effect at the next batch."""
 
     settings: Settings
@@ -51,6 +51,8 @@ class TrainerView(LimitsView, RankFacts):
     _profiler: Any
     _hooks: HookTable | None
     _run_parts: Run | None
+    _ckpt_path: str | None
+    _set_ckpt_path: str | Path | None
 
     @property
     def hooks(self) -> HookTable:
@@ -62,14 +64,6 @@ class TrainerView(LimitsView, RankFacts):
     def strategy(self) -> Strategy:
         """How the model is trained on its devices."""
         return self.engine.strategy
-
-    @property
-    def _accelerator_connector(self) -> AcceleratorView:
-        from drivetrain.trainer.connector_views import (
-            AcceleratorView,
-        )  # here, so that importing the Trainer stays quick
-
-        return AcceleratorView(self.plan)
 
     @property
     def accelerator(self) -> Accelerator:
@@ -142,6 +136,19 @@ class TrainerView(LimitsView, RankFacts):
     def lr_scheduler_configs(self, value: Sequence[LRSchedulerConfig]) -> None:
         self.strategy.lr_scheduler_configs = list(value)
         self._touch()
+
+    @property
+    def ckpt_path(self) -> str | None:
+        """The checkpoint with which the run, or the last one, began.
+
+        One that you set is what each later run begins with to which none is passed, until you set ``None``.
+        """
+        return self._ckpt_path
+
+    @ckpt_path.setter
+    def ckpt_path(self, value: str | Path | None) -> None:
+        self._set_ckpt_path = value
+        self._ckpt_path = None if value is None else str(value)
 
     @property
     def scaler(self) -> Any:
@@ -373,26 +380,6 @@ class TrainerView(LimitsView, RankFacts):
     def why_not_validated(self) -> str:
         """Why the fit does not validate, as a sentence for messages and a space; "" if it does."""
         return "" if self._run_parts is None else self._run_parts.why_not_validated()
-
-    @property
-    def fit_loop(self) -> FitView:
-        """The counters of training under their usual names; so do the next three."""
-        return FitView(self)  # type: ignore[arg-type]  # this class is the Trainer's base
-
-    @property
-    def validate_loop(self) -> EvaluationView:
-        """Of validation."""
-        return EvaluationView(self, "validate")  # type: ignore[arg-type]
-
-    @property
-    def test_loop(self) -> EvaluationView:
-        """Of testing."""
-        return EvaluationView(self, "test")  # type: ignore[arg-type]
-
-    @property
-    def predict_loop(self) -> PredictionView:
-        """Of prediction; also what was predicted."""
-        return PredictionView(self)  # type: ignore[arg-type]
 
     @property
     def judges_at_epoch_end(self) -> bool:

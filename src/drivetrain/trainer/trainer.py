@@ -18,7 +18,7 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import encodable, spelled
 from drivetrain.base.introspect import is_own_class, overrides
-from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import Entry
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
@@ -182,7 +182,8 @@ class Trainer(TrainerView):
         self.predictions = Predictions()
         self.ranks_of_job: list[dict[str, Any]] = []  # see Outcome.ranks
         self.datamodule: LightningDataModule | None = None
-        self.ckpt_path: str | None = None
+        self._ckpt_path: str | None = None
+        self._set_ckpt_path: str | Path | None = None
         self._plan_shown = False
 
     # ---- entry points --------------------------------------------------------------------------------------------
@@ -366,9 +367,19 @@ class Trainer(TrainerView):
                 f"trainer.{fn.value}() has no model, and none was run before. Write trainer.{fn.value}(model)."
             )
         best: str = getattr(self.checkpoint_callback, "best_model_path", "")
-        if ckpt_path is None and best:
+        if ckpt_path is None and self._set_ckpt_path is None and best:
             ckpt_path = "best"
         return self.lightning_module, ckpt_path
+
+    def _passed_or_set(self, fn: TrainerFn, ckpt_path: str | Path | None) -> str | Path | None:
+        """Return ``ckpt_path``, or what ``trainer.ckpt_path`` was set to."""
+        if ckpt_path is not None and self._set_ckpt_path is not None:
+            rank_zero_warn(
+                f"trainer.{fn.value} was passed ckpt_path={str(ckpt_path)!r}, and trainer.ckpt_path was set to "
+                f"{str(self._set_ckpt_path)!r}, which is dropped. Set or pass one of them."
+            )
+            self._set_ckpt_path = None
+        return self._set_ckpt_path if ckpt_path is None else ckpt_path
 
     def _job(
         self,
@@ -381,6 +392,7 @@ class Trainer(TrainerView):
     ) -> Job:
         """Check the arguments of an entry point and return the job; nothing is built."""
         model = compiled_in_place(model)
+        ckpt_path = self._passed_or_set(fn, ckpt_path)
         first = next(iter(passed))
         if isinstance(passed[first], LightningDataModule):
             passed, datamodule = {**passed, first: None}, passed[first]

@@ -1,0 +1,193 @@
+"""The parts of a Trainer that libraries reach under private names, in fits that use them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from drivetrain import Callback, LightningDataModule
+from drivetrain.callbacks import EarlyStopping, ModelCheckpoint
+from drivetrain.errors import CheckpointError, NotSupportedError
+
+
+class GoesBack(Callback):
+    """Restores a checkpoint of epoch 0 when epoch 2 begins, step by step as finetuning-scheduler does."""
+
+    def __init__(self, path: Path, change: Any = None) -> None:
+        self.path, self.change, self.seen = path, change, []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch != 2:
+            return
+        connector = trainer._checkpoint_connector
+        connector.resume_start(checkpoint_path=self.path)
+        connector.restore_datamodule()
+        if self.change is not None:
+            connector._loaded_checkpoint = self.change(connector._loaded_checkpoint)
+        connector.restore_model()
+        connector.restore_precision_plugin_state()
+        connector.restore_optimizers_and_schedulers()
+        self.seen = [trainer.current_epoch, trainer.global_step, dict(connector._loaded_checkpoint)]
+        connector.resume_end()
+        self.weights = copy.deepcopy(pl_module.state_dict())
+        self.moment = copy.deepcopy(trainer.optimizers[0].state_dict())
+        self.rates = trainer.lr_scheduler_configs[0].scheduler.state_dict()
+
+
+class Remembers(LightningDataModule):
+    def __init__(self, data: Any) -> None:
+        super().__init__()
+        self.data, self.restored = data, []
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.data, batch_size=8)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.trainer.current_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.restored.append(state_dict)
+
+
+@pytest.fixture
+def scheduled(regression: Any) -> Any:
+    class Scheduled(regression):  # type: ignore[misc]
+        loaded = 0
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.loaded += 1
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.05)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+    return Scheduled()
+
+
+def saver(folder: Path, **options: Any) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, monitor="epoch", mode="max", **options)
+
+
+def test_a_fit_takes_back_weights_optimizers_and_schedulers_and_stays_where_it_is(
+    make_trainer: Any, scheduled: Any, data: Any, tmp_path: Path
+) -> None:
+    datamodule, back = Remembers(data), GoesBack(tmp_path / "epoch=0.ckpt")
+    trainer = make_trainer(max_epochs=3, callbacks=[back, saver(tmp_path)], enable_checkpointing=True)
+    trainer.fit(scheduled, datamodule=datamodule)
+    kept = torch.load(tmp_path / "epoch=0.ckpt", weights_only=False)
+    assert back.seen[:2] == [2, 8]
+    assert back.seen[2].keys() >= {"state_dict", "optimizer_states", "lr_schedulers", "epoch"}
+    torch.testing.assert_close(back.weights, kept["state_dict"], rtol=0, atol=0)
+    torch.testing.assert_close(back.moment["state"], kept["optimizer_states"][0]["state"], rtol=0, atol=0)
+    assert back.rates["last_epoch"] == 1
+    assert (scheduled.loaded, datamodule.restored) == (1, [{"epoch": 0}])
+    assert (trainer.current_epoch, trainer.global_step) == (3, 12)
+    assert trainer._checkpoint_connector._loaded_checkpoint == {}
+
+
+def test_what_was_read_may_be_changed_before_it_is_restored(
+    make_trainer: Any, scheduled: Any, loader: Any, tmp_path: Path
+) -> None:
+    def zeros(checkpoint: dict[str, Any]) -> dict[str, Any]:
+        return {**checkpoint, "state_dict": {k: torch.zeros_like(v) for k, v in checkpoint["state_dict"].items()}}
+
+    back = GoesBack(tmp_path / "epoch=0.ckpt", zeros)
+    trainer = make_trainer(max_epochs=3, callbacks=[back, saver(tmp_path)], enable_checkpointing=True)
+    trainer.fit(scheduled, loader)
+    assert not any(weight.any() for weight in back.weights.values())
+
+
+def test_a_checkpoint_of_weights_alone_is_a_key_error(
+    make_trainer: Any, scheduled: Any, loader: Any, tmp_path: Path
+) -> None:
+    back = GoesBack(tmp_path / "epoch=0.ckpt")
+    callbacks = [back, saver(tmp_path, save_weights_only=True)]
+    with pytest.raises(KeyError, match="has no 'optimizer_states': it was saved with save_weights_only=True"):
+        make_trainer(max_epochs=3, callbacks=callbacks, enable_checkpointing=True).fit(scheduled, loader)
+
+
+def test_all_of_it_at_once_but_never_the_progress(
+    make_trainer: Any, scheduled: Any, loader: Any, tmp_path: Path
+) -> None:
+    class All(GoesBack):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 2:
+                trainer.early_stopping_callbacks[0].wait_count = 7
+                trainer._checkpoint_connector.restore(self.path)
+                self.weights = copy.deepcopy(pl_module.state_dict())
+                with pytest.raises(NotSupportedError, match=r"Resume from the checkpoint instead: trainer\.fit"):
+                    trainer._checkpoint_connector.restore_training_state()
+
+    back, stopping = All(tmp_path / "epoch=0.ckpt"), EarlyStopping("epoch", mode="max", strict=False)
+    trainer = make_trainer(max_epochs=3, callbacks=[back, stopping, saver(tmp_path)], enable_checkpointing=True)
+    with pytest.warns(UserWarning, match="was not logged"):
+        trainer.fit(scheduled, loader)
+    kept = torch.load(tmp_path / "epoch=0.ckpt", weights_only=False)
+    torch.testing.assert_close(back.weights, kept["state_dict"], rtol=0, atol=0)
+    assert (stopping.wait_count, trainer.current_epoch) == (0, 3)
+
+
+def test_without_a_path_nothing_is_restored(make_trainer: Any, scheduled: Any, loader: Any) -> None:
+    trainer = make_trainer()
+    trainer.fit(scheduled, loader)
+    connector, before = trainer._checkpoint_connector, copy.deepcopy(scheduled.state_dict())
+    connector.restore()
+    connector.restore_optimizers_and_schedulers()
+    torch.testing.assert_close(scheduled.state_dict(), before, rtol=0, atol=0)
+    with pytest.raises(CheckpointError, match="missing"):
+        connector.resume_start("missing.ckpt")
+
+
+def test_a_dump_is_what_would_be_saved(make_trainer: Any, scheduled: Any, loader: Any, tmp_path: Path) -> None:
+    trainer = make_trainer()
+    trainer.fit(scheduled, loader)
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    dumped = trainer._checkpoint_connector.dump_checkpoint()
+    assert dumped.keys() == torch.load(tmp_path / "saved.ckpt", weights_only=False).keys()
+    assert "optimizer_states" not in trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
+
+
+def test_what_was_read_does_not_travel_into_other_processes(make_trainer: Any) -> None:
+    trainer = make_trainer()
+    trainer._checkpoint_connector._loaded_checkpoint = {"state_dict": lambda: 0}  # cannot be pickled
+    assert pickle.loads(pickle.dumps(trainer))._checkpoint_connector._loaded_checkpoint == {}
+
+
+def test_callbacks_in_the_order_in_which_they_run(make_trainer: Any, tmp_path: Path) -> None:
+    stopping, saves = EarlyStopping("loss"), saver(tmp_path)
+    ordered = make_trainer()._callback_connector._reorder_callbacks([saves, stopping])
+    assert ordered == [stopping, saves]
+
+
+def test_the_strategy_by_the_name_or_the_object_that_was_given(make_trainer: Any) -> None:
+    flag = make_trainer(strategy="ddp", devices=2)._accelerator_connector._strategy_flag
+    assert flag == "ddp"
+    trainer = make_trainer()
+    assert getattr(trainer._accelerator_connector._strategy_flag, "strategy_name", None) or isinstance(
+        trainer._accelerator_connector._strategy_flag, str
+    )
+
+
+def test_how_a_name_was_logged(make_trainer: Any, validated: Any, loader: Any) -> None:
+    class Asks(Callback):
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            self.found = {each.meta.name: each for each in trainer._results.result_metrics}
+
+    class Logs(validated):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("alone", 1.0, prog_bar=True)
+            self.log("shared", 1.0, sync_dist=True)
+
+    asks = Asks()
+    trainer = make_trainer(callbacks=asks)
+    trainer.fit(Logs(), loader, loader)
+    assert {name: each.meta.sync.should for name, each in asks.found.items()} == {"alone": False, "shared": True}
+    assert {name: each.meta.prog_bar for name, each in asks.found.items()} == {"alone": True, "shared": False}
+    assert all(each.is_tensor and each.meta.on_epoch for each in asks.found.values())
+    assert trainer._results is None
