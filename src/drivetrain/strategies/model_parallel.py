@@ -82,6 +82,7 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
     """
 
     splits_on_oom = False
+    strategy_name = "modelparallelstrategy"  # where the field's has no name, libraries take that of the class
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
