@@ -46,7 +46,8 @@ ON_PURPOSE = {
     "`name` is a property, as on other parts.": "*Accelerator.name",
     "The average is kept in another way; the methods by which the original keeps it are not called.":
         "pytorch.callbacks.StochasticWeightAveraging.*",
-    "The running mean is kept in another way.": "pytorch.callbacks.SpikeDetection.running_mean",
+    "The last losses are kept as numbers, and no metric of torchmetrics is made of them.":
+        "*.SpikeDetection.running_mean",
     "Override `filter_parameters_to_prune`; the others are checked when a fit begins.":
         "pytorch.callbacks.ModelPruning.sanitize_parameters_to_prune",
     "A class with `register_accelerators` is registered when it is defined.":
@@ -114,16 +115,9 @@ NOT_HERE = {
 """What needs hardware, a cloud service, or the original's own project."""
 
 OPEN = """
-    fabric.Fabric.load(weights_only) fabric.Fabric.load_raw(weights_only) fabric.Fabric.seed_everything(verbose)
-    fabric.Fabric.setup(_reapply_compile) fabric.Fabric.setup_module(_reapply_compile)
-    fabric.loggers.* fabric.plugins.ClusterEnvironment
-    fabric.plugins.collectives.* fabric.plugins.environments.*
     fabric.strategies.DeepSpeedStrategy
-    fabric.utilities.distributed.* fabric.utilities.is_shared_filesystem fabric.utilities.spike.SpikeDetection
-    pytorch.accelerators.CUDAAccelerator.set_nvidia_flags
-    pytorch.callbacks.progress.* pytorch.cli.* pytorch.core.optimizer.do_nothing_closure
-    pytorch.core.saving.* pytorch.utilities.data.* pytorch.utilities.deepspeed.*
-    pytorch.utilities.exceptions.* pytorch.utilities.migration.* pytorch.utilities.model_helpers.*
-    pytorch.loggers.TensorBoardLogger.sub_dir pytorch.utilities.parsing.* pytorch.utilities.upgrade_checkpoint.*
+    pytorch.utilities.deepspeed.convert_zero_checkpoint_to_fp32_state_dict pytorch.utilities.deepspeed.ds_checkpoint_dir
+    pytorch.utilities.migration.migrate_checkpoint pytorch.utilities.migration.pl_legacy_patch
+    pytorch.utilities.upgrade_checkpoint.main
 """
-"""What is not here yet."""
+"""What is not here yet. Each name in full, so that a new difference beside one of these fails the test."""

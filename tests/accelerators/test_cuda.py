@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -75,6 +76,23 @@ def test_s0_5_why_there_is_none(built: Any, why: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.version, "hip", built[1], raising=False)
     assert not CUDAAccelerator.is_available()
     assert CUDAAccelerator.why_unavailable() == why
+
+
+@pytest.mark.usefixtures("gpus")
+def test_gpus_are_numbered_as_nvidia_smi_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    with caplog.at_level("INFO", logger="drivetrain"):
+        CUDAAccelerator.set_nvidia_flags(2)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+        CUDAAccelerator.set_nvidia_flags(local_rank=0)
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert caplog.messages == [
+        "Local rank 2 sees the CUDA devices [0,1,2,3].",
+        "Local rank 0 sees the CUDA devices [3,1].",
+    ]
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------

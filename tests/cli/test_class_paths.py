@@ -15,6 +15,7 @@ from drivetrain.cli import (
     LightningCLI,
     LRSchedulerCallable,
     OptimizerCallable,
+    ReduceLROnPlateau,
     instantiate_class,
 )
 from drivetrain.errors import ConfigurationError
@@ -28,6 +29,12 @@ def test_a_class_is_made_of_its_description() -> None:
     assert type(optimizer) is torch.optim.SGD
     assert optimizer.param_groups[0]["lr"] == 0.5
     assert type(instantiate_class(2, {"class_path": "torch.nn.ReflectionPad1d"})) is nn.ReflectionPad1d
+
+
+def test_a_plateau_scheduler_takes_torchs_arguments_in_their_order() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = ReduceLROnPlateau(optimizer, "val_loss", "max", 0.5, patience=3)
+    assert (scheduler.monitor, scheduler.mode, scheduler.factor, scheduler.patience) == ("val_loss", "max", 0.5, 3)
 
 
 @pytest.mark.parametrize(

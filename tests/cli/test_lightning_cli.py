@@ -460,3 +460,18 @@ def test_objects_where_classes_belong_are_answered_with_their_classes(cli: Make,
 def test_a_misspelt_argument_of_the_cli_is_answered(program: Any) -> None:
     with pytest.raises(UnknownArgumentError, match="Did you mean 'model_class'"):
         LightningCLI(model_clas=program.Net)  # type: ignore[call-arg]
+
+
+def test_what_was_parsed_is_there_as_plain_data(cli: Make) -> None:
+    made = cli("fit", "--trainer.max_epochs=2", "--seed_everything=3", parser_kwargs={"fit": {"description": "x"}})
+    assert made.parser_kwargs == {"fit": {"description": "x"}}
+    assert made.config_dump["trainer"]["max_epochs"] == 2
+    assert made.config_dump["seed_everything"] == 3
+    assert type(made.config_dump["model"]) is dict
+    without = cli(run=False)
+    assert "subcommand" not in without.config_dump
+    assert without.parser_kwargs == {"exit_on_error": False}
+
+
+def test_a_parser_takes_arguments_by_position() -> None:
+    assert LightningArgumentParser("program").prog == "program"

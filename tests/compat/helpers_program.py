@@ -5,9 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from lightning.fabric.utilities import is_shared_filesystem
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars, convert_to_tensors
 from lightning.fabric.utilities.data import has_iterable_dataset, sized_len, suggested_max_num_workers
 from lightning.fabric.utilities.logger import (
@@ -18,7 +22,16 @@ from lightning.fabric.utilities.logger import (
     _sanitize_params,
 )
 from lightning.fabric.utilities.rank_zero import _get_rank, rank_prefixed_message
-from lightning.pytorch.core.saving import update_hparams
+from lightning.fabric.utilities.spike import SpikeDetection, TrainingSpikeException
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks.progress.tqdm_progress import convert_inf
+from lightning.pytorch.core.optimizer import do_nothing_closure
+from lightning.pytorch.core.saving import (
+    convert,
+    load_hparams_from_tags_csv,
+    save_hparams_to_tags_csv,
+    update_hparams,
+)
 from lightning.pytorch.demos.boring_classes import BoringModel, DemoModel, RandomDataset, RandomIterableDataset
 from lightning.pytorch.loggers.logger import merge_dicts
 from lightning.pytorch.utilities import (
@@ -29,13 +42,14 @@ from lightning.pytorch.utilities import (
     rank_zero_only,
     set_shared_parameters,
 )
-from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.data import extract_batch_size, has_len_all_ranks
 from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.memory import is_oom_error
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.model_summary import ModelSummary, parse_batch_shape
 from lightning.pytorch.utilities.parsing import (
+    collect_init_args,
     get_init_args,
     lightning_getattr,
     lightning_hasattr,
@@ -62,6 +76,33 @@ class Given:
     def hook(self, batch: Any, batch_idx: int) -> None: ...
 
     def starred(self, *args: Any) -> None: ...
+
+
+class Collected:
+    def __init__(self, a: int = 1) -> None:
+        super().__init__()
+        self.found = collect_init_args(inspect.currentframe(), [], classes=(Collected,))  # type: ignore[arg-type]
+
+
+class CollectedToo(Collected):
+    def __init__(self, b: int, **more: int) -> None:
+        super().__init__(a=b + 1)
+
+
+def tags(values: dict[str, Any]) -> list[Any]:
+    save_hparams_to_tags_csv("tags.csv", values)
+    return [Path("tags.csv").read_bytes().decode(), load_hparams_from_tags_csv("tags.csv")]
+
+
+def spike(losses: list[float], **arguments: Any) -> Any:
+    """The batch at which the loop ends, and what is written for the next run."""
+    fabric = Fabric(accelerator="cpu", callbacks=[SpikeDetection(exclude_batches_path="bad/list.json", **arguments)])
+    for batch_idx, loss in enumerate(losses):
+        try:
+            fabric.call("on_train_batch_end", fabric, torch.tensor(loss), None, batch_idx)
+        except TrainingSpikeException:
+            return [batch_idx, json.loads(Path("bad/list.json").read_text())]
+    return None
 
 
 def outcome(fn: Any) -> Any:
@@ -126,6 +167,31 @@ def main() -> None:
         "modes": [summary.training_modes, summary.total_training_modes, summary.in_sizes, summary.total_flops],
         "shapes": [parse_batch_shape(torch.ones(1, 2)), parse_batch_shape([torch.ones(1), "x"]), parse_batch_shape(3)],
         "update": updated({"a": {"b": 1}}, {"a": {"c": 2}, "d": 1}),
+        "literals": [convert(text) for text in ("1", "1.5", "True", "[1]", "a b", "./x", "")],
+        "tags": tags({"lr": 0.1, "name": 'a "b", c', "flags": [1, True], "nothing": None}),
+        "collected": [Collected().found, CollectedToo(3, c=4).found],
+        "bars": [convert_inf(number) for number in (3, 2.5, None, float("inf"), float("nan"))],
+        "port": find_free_network_port() > 0,
+        "closure": do_nothing_closure(),  # type: ignore[func-returns-value]
+        "shared files": is_shared_filesystem(Fabric(accelerator="cpu").strategy),
+        "all ranks": [
+            has_len_all_ranks(loader, Trainer(accelerator="cpu", logger=False).strategy)
+            for loader in ([1], [], iter([]))
+        ],
+        "spikes": [
+            spike(losses, **arguments)
+            for losses, arguments in (
+                ([1.0, 1.1, 5.0], {}),
+                ([1.0, 1.1, 2.5], {}),
+                ([1.0, 1.1, 2.5], {"rtol": 0.5}),
+                ([1.0, 9.0, 9.0], {"warmup": 2}),
+                ([1.0, 1.0, float("nan")], {}),
+                ([5.0, 5.0, 5.0, 0.1], {"mode": "max", "rtol": 0.5}),
+                ([1.0, 9.0], {"rtol": None, "atol": 10.0}),
+                ([9.0, 1.0, 1.0, 4.5], {"window": 2}),
+                ([9.0, 1.0, 1.0, 4.5], {"window": 3}),
+            )
+        ],
         "data": [len(RandomDataset(3, 5)), list(RandomDataset(3, 5)[0].shape)],
     }
     print(json.dumps(answers, indent=1, default=str))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from drivetrain.compat.batches import (
     extract_batch_size,
     has_iterable_dataset,
     has_len,
+    has_len_all_ranks,
     move_data_to_device,
     sized_len,
     suggested_max_num_workers,
@@ -62,6 +64,42 @@ def test_questions_about_a_loader() -> None:
     assert not has_iterable_dataset([1])
     with pytest.warns(UserWarning, match="length 0"):
         assert has_len([])
+
+
+class Ranks:
+    """A strategy on one of several ranks, whose loaders have these lengths in all."""
+
+    root_device = torch.device("cpu")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+
+    def reduce(self, tensor: torch.Tensor, group: Any = None, reduce_op: str = "mean") -> torch.Tensor:
+        assert reduce_op == "sum"
+        return tensor.new_tensor(self.total)
+
+
+class Counted(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2])
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_whether_every_rank_has_a_length() -> None:
+    def ask(loader: Any, total: int, *arguments: bool) -> bool:
+        return has_len_all_ranks(loader, Ranks(total), *arguments)  # type: ignore[arg-type]
+
+    assert ask([1, 2], 3)
+    assert not ask(iter([1]), 3)
+    with pytest.warns(UserWarning, match="length 0 on every rank"):
+        assert ask([], 0)
+    with pytest.raises(RuntimeError, match="this rank, and other ranks have 3 batches"):
+        ask([], 3)
+    assert ask([], 3, True)
+    with pytest.warns(UserWarning, match="IterableDataset with a length"):
+        assert ask(DataLoader(Counted()), 2)
 
 
 def test_workers_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drivetrain.compat import connectors, finder
-from drivetrain.compat.connectors import _AcceleratorConnector, _MockOptimizer
+from drivetrain.compat.connectors import _AcceleratorConnector, _MockOptimizer, do_nothing_closure
 from drivetrain.errors import ConfigurationError, NotSupportedError
 
 
@@ -70,3 +70,10 @@ def test_private_names_that_libraries_import(module: str, names: list[str]) -> N
     for name in names:
         home, ours = finder.find(f"pytorch.{module}", name) or ("", "")
         assert isinstance(getattr(importlib.import_module(home), ours), type)
+
+
+def test_a_closure_that_does_nothing() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    assert torch.optim.SGD([weight], lr=0.5).step(do_nothing_closure) is None  # type: ignore[func-returns-value]
+    assert weight.item() == 0.5

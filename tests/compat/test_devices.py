@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import torch
 
@@ -25,3 +27,12 @@ def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 def test_a_gpu_is_asked_by_number_or_device(monkeypatch: pytest.MonkeyPatch, device: int | str | torch.device) -> None:
     monkeypatch.setattr(CUDAAccelerator, "get_device_stats", lambda self, place: {str(place): 1.0})
     assert devices.get_nvidia_gpu_stats(device) == {"cuda:1": 1.0}
+
+
+def test_a_port_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STANDALONE_PORT", raising=False)
+    with socket.socket() as taken:
+        taken.bind(("", devices.find_free_network_port()))
+        assert devices.find_free_network_port() != taken.getsockname()[1]
+    monkeypatch.setenv("STANDALONE_PORT", "12345")
+    assert devices.find_free_network_port() == 12345

@@ -3,9 +3,12 @@ from __future__ import annotations
 import importlib.util
 import io
 import pickle
+import threading
 from argparse import Namespace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +16,12 @@ import torch
 from drivetrain import parity
 from drivetrain.compat.files import (
     _load,
+    convert,
     get_filesystem,
+    is_shared_filesystem,
+    load_hparams_from_tags_csv,
     load_hparams_from_yaml,
+    save_hparams_to_tags_csv,
     save_hparams_to_yaml,
     update_hparams,
 )
@@ -83,3 +90,91 @@ def test_updates_reach_into_mappings() -> None:
 def test_hyperparameters_at_an_address() -> None:
     save_hparams_to_yaml("memory://hparams/a.yaml", {"lr": 0.1})
     assert load_hparams_from_yaml("memory://hparams/a.yaml") == {"lr": 0.1}
+
+
+def test_hyperparameters_in_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "tags.csv"
+    given = Namespace(batch_size=32, lr=0.001, name='a "word", and more', flags=[1, 2], nothing=None)
+    save_hparams_to_tags_csv(path, given)
+    assert path.read_text().splitlines()[:2] == ["key,value", "batch_size,32"]
+    read = load_hparams_from_tags_csv(path)
+    assert read == {**vars(given), "nothing": ""}  # as in every table, nothing is an empty cell
+    save_hparams_to_tags_csv(str(path), {"a": "1e-3"})
+    assert load_hparams_from_tags_csv(path) == {"a": 0.001}
+    with pytest.warns(RuntimeWarning, match=r"no file .*absent\.csv"):
+        assert load_hparams_from_tags_csv(tmp_path / "absent.csv") == {}
+    with pytest.raises(RuntimeError, match="There is no folder"):
+        save_hparams_to_tags_csv(tmp_path / "absent" / "tags.csv", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", 1), ("1.5", 1.5), ("True", True), ("[1]", [1]), ("a b", "a b"), ("./x", "./x"), ("", "")]
+)
+def test_text_becomes_the_literal_that_it_spells(text: str, value: Any) -> None:
+    found = convert(text)
+    assert (found, type(found)) == (value, type(value))
+
+
+class Rank:
+    """A rank of two, in a thread; ``sees`` is what it learns of what rank 0 sends."""
+
+    world_size = 2
+
+    def __init__(self, rank: int, meeting: threading.Barrier, box: list[Any], sees: Any = lambda value: value) -> None:
+        self.is_global_zero = rank == 0
+        self.meeting, self.box, self.sees = meeting, box, sees
+
+    def broadcast(self, value: Any) -> Any:
+        if self.is_global_zero:
+            self.box.append(value)
+        self.meeting.wait()
+        sent = self.box[-1]
+        self.meeting.wait()
+        return sent if self.is_global_zero else self.sees(sent)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        self.box.append(decision)
+        self.meeting.wait()
+        everywhere = self.box[-1] and self.box[-2]
+        self.meeting.wait()
+        return everywhere
+
+
+def of_two_ranks(path: Any, sees: Any = lambda value: value) -> list[Any]:
+    """What each of two ranks answers, or the error that it raises."""
+    meeting, box = threading.Barrier(2, timeout=20), []  # type: ignore[var-annotated]
+    answers: list[Any] = [None, None]
+
+    def ask(rank: int) -> None:
+        try:
+            answers[rank] = is_shared_filesystem(Rank(rank, meeting, box, sees), path, timeout=0.1)
+        except FileNotFoundError as error:
+            answers[rank] = error
+
+    threads = [threading.Thread(target=ask, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def test_whether_ranks_see_the_same_files(tmp_path: Path) -> None:
+    alone = SimpleNamespace(world_size=1)
+    assert is_shared_filesystem(alone)
+    assert is_shared_filesystem(Rank(1, threading.Barrier(2), []), "s3://bucket/folder")
+    assert of_two_ranks(tmp_path) == [True, True]
+    (tmp_path / "file").touch()
+    assert of_two_ranks(tmp_path / "file") == [True, True]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]  # its own file is gone
+
+
+def test_a_rank_with_other_files_is_noticed(tmp_path: Path) -> None:
+    """Rank 1 looks for rank 0's file on a disk of its own; and where it has another working folder."""
+
+    def elsewhere(sent: str) -> str:
+        return sent if sent == str(tmp_path) else f"{sent}-on-another-disk"
+
+    assert of_two_ranks(tmp_path, elsewhere) == [False, False]
+    assert of_two_ranks(tmp_path, lambda sent: "/another/folder") == [False, False]
+    assert all(isinstance(answer, FileNotFoundError) for answer in of_two_ranks(tmp_path / "absent"))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import importlib.machinery
 import inspect
+import sys
 from argparse import Namespace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ import pytest
 from drivetrain import Callback, LightningDataModule, LightningModule
 from drivetrain.compat.parsing import (
     clean_namespace,
+    collect_init_args,
     get_init_args,
+    get_torchvision_model,
     is_overridden,
     is_param_in_hook_signature,
     is_picklable,
@@ -63,6 +67,37 @@ def test_the_arguments_of_a_constructor() -> None:
     assert Model(0.5, depth=3).seen == {"lr": 0.5, "depth": 3}
     assert Model(0.5).hparams == {"lr": 0.5}
     assert get_init_args(inspect.currentframe()) == {}  # type: ignore[arg-type]  # this is no method
+
+
+def test_the_arguments_of_every_constructor_of_an_object() -> None:
+    class Base:
+        def __init__(self, a: int = 1) -> None:
+            super().__init__()
+            self.collected = collect_init_args(inspect.currentframe(), [], classes=(Base,))  # type: ignore[arg-type]
+
+    class Child(Base):
+        def __init__(self, b: int, **more: Any) -> None:
+            super().__init__(a=b + 1)
+
+    class Owner:
+        def __init__(self, c: int) -> None:
+            super().__init__()
+            self.child = Child(c, d=5)
+
+    assert Owner(3).child.collected == [{"a": 4}, {"b": 3, "d": 5}]
+    assert Base().collected == [{"a": 1}]
+
+
+def test_a_model_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = object()
+    torchvision = ModuleType("torchvision")
+    torchvision.__spec__ = importlib.machinery.ModuleSpec("torchvision", None)
+    torchvision.models = SimpleNamespace(get_model=lambda name, **kwargs: (made, name, kwargs))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", torchvision)
+    assert get_torchvision_model("resnet18", num_classes=3) == (made, "resnet18", {"num_classes": 3})  # type: ignore[comparison-overlap]
+    monkeypatch.setattr("drivetrain.compat.parsing.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="pip install torchvision"):
+        get_torchvision_model("resnet18")
 
 
 def test_how_a_constructor_calls_its_parameters() -> None:

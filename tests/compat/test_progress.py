@@ -20,7 +20,7 @@ def test_fractions_have_a_width_of_five_in_a_bar(number: Any, text: str) -> None
     ("given", "end"), [(3, 3), (2.5, 2.5), (None, None), (float("inf"), None), (float("nan"), None)]
 )
 def test_an_infinite_total_is_none(given: Any, end: Any) -> None:
-    assert convert_inf(given) == end
+    assert convert_inf(given) == convert_inf(x=given) == end
 
 
 @pytest.mark.parametrize(

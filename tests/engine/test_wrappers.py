@@ -137,6 +137,10 @@ def test_a_compiled_module_and_compiling_the_wrapper(net: Net) -> None:
     model = engine.setup(torch.compile(net, backend="eager"))
     assert torch.equal(model(x), expected)
     assert model.module is net  # compiled in place
+    other = Engine(accelerator="cpu")
+    for made in (other.setup, other.setup_module):
+        again = made(torch.compile(copy.deepcopy(net), backend="eager"), _reapply_compile=False)
+        assert not any("_orig_mod" in name for name in again.state_dict())
     assert not [name for name in model.state_dict() if "_orig_mod" in name]
 
 

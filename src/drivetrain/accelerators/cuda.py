@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
+from drivetrain.base.rank_zero import log
 from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
 
@@ -29,6 +31,16 @@ class CUDAAccelerator(TorchDeviceAccelerator):
         if torch.version.cuda is None and torch.version.hip is None:
             return "this build of torch has no CUDA"
         return "torch.cuda sees no device: look at the driver and at CUDA_VISIBLE_DEVICES"
+
+    @staticmethod
+    def set_nvidia_flags(local_rank: int) -> None:
+        """Number GPUs as nvidia-smi does, and log which of them the process of ``local_rank`` sees.
+
+        Call it before torch first uses a GPU.
+        """
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
+        log.info("Local rank %s sees the CUDA devices [%s].", local_rank, seen)
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
         """Return the caching allocator's counters; with nvidia-ml-py also ``utilization_percent``, ``power_watts`` and

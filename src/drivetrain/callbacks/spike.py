@@ -35,7 +35,96 @@ class TrainingSpikeException(DrivetrainError, RuntimeError):
         self.batch_idx = batch_idx
 
 
-class SpikeDetection(Callback):
+class LossWatch:
+    """Tells a spike from the losses before it, and writes down which batches to leave out.
+
+    Args:
+        arguments: see :class:`SpikeDetection`.
+    """
+
+    def __init__(
+        self,
+        mode: Literal["min", "max"] = "min",
+        window: int = 10,
+        warmup: int = 1,
+        atol: float | None = None,
+        rtol: float | None = 2.0,
+        exclude_batches_path: str | Path | None = None,
+        finite_only: bool = True,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise wrong_value("SpikeDetection", "mode", mode, '"min" or "max"', 'mode="min"')
+        if not is_count(window, 1) or not is_count(warmup):
+            raise ConfigurationError(
+                f"SpikeDetection(window={window!r}, warmup={warmup!r}): both are numbers of batches. Write window=10, "
+                "warmup=1."
+            )
+        for name, value in (("atol", atol), ("rtol", rtol)):
+            if value is not None and not is_number(value):
+                raise wrong_value("SpikeDetection", name, value, "a number or None", f"{name}=2.0")
+        self.mode, self.window, self.warmup, self.atol, self.rtol = mode, window, warmup, atol, rtol
+        self.exclude_batches_path, self.finite_only = exclude_batches_path, finite_only
+        self.last_val = 0.0 if mode == "max" else math.inf
+        self.bad_batches: list[int] = []
+        self._losses: deque[float] = deque(maxlen=window)
+
+    def is_spike(self, value: float) -> bool:
+        """Return whether a loss is a spike after those that were added."""
+        if not math.isfinite(value):
+            return self.finite_only
+        if not self._losses or (value <= self.last_val if self.mode == "min" else value >= self.last_val):
+            return False
+        difference = abs(value - self._mean())
+        far = self.atol is None or difference >= abs(self.atol)
+        return far and (self.rtol is None or difference >= abs(self.rtol * self._mean()))
+
+    def add(self, value: float) -> None:
+        """Count a loss for the mean; one that is not finite is passed over."""
+        if math.isfinite(value):
+            self._losses.append(value)
+            self.last_val = value
+
+    def exclude(self, batch_idx: int, place: str | Path, writes: bool) -> str:
+        """Leave out this batch and the one before it.
+
+        Args:
+            batch_idx: the batch of the spike.
+            place: the file of all such batches, or the folder for it.
+            writes: whether this rank writes the file.
+
+        Returns:
+            The file.
+        """
+        self.bad_batches += [batch_idx] if batch_idx == 0 else [batch_idx - 1, batch_idx]
+        path = spelled(place)
+        path = path if path.endswith(".json") else os.path.join(path, "skip_batches.json")
+        if writes:
+            if not is_remote(path):
+                os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            write(path, json.dumps(self.bad_batches, indent=4).encode())
+        return path
+
+    def what_happened(self, batch_idx: int | str, value: float, rank: int, path: str) -> str:
+        """Return the message of the exception."""
+        return (
+            f"Training spike: the loss of batch {batch_idx} leapt on at least one rank. On rank {rank} it is "
+            f"{value:.6g}, after a mean of {self._mean():.6g}. The batches to leave out are in {path}. Resume from an "
+            "earlier checkpoint with a sampler that leaves them out."
+        )
+
+    def _mean(self) -> float:
+        return sum(self._losses) / max(1, len(self._losses))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_val": self.last_val, "bad_batches": list(self.bad_batches), "losses": list(self._losses)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.last_val = float(entry(state_dict, "last_val", (int, float, Tensor)))
+        self.bad_batches = list(entry(state_dict, "bad_batches", list))
+        self._losses = deque(state_dict.get("losses", ()), maxlen=self.window)
+
+
+class SpikeDetection(LossWatch, Callback):
     """Stops training when the loss of a batch leaps, on any rank, and writes down which batches to leave out.
 
     A loss is a spike if it is worse than the one before, and differs from the mean of the last ``window`` losses by at
@@ -68,22 +157,7 @@ class SpikeDetection(Callback):
         exclude_batches_path: str | Path | None = None,
         finite_only: bool = True,
     ) -> None:
-        super().__init__()
-        if mode not in ("min", "max"):
-            raise wrong_value("SpikeDetection", "mode", mode, '"min" or "max"', 'mode="min"')
-        if not is_count(window, 1) or not is_count(warmup):
-            raise ConfigurationError(
-                f"SpikeDetection(window={window!r}, warmup={warmup!r}): both are numbers of batches. Write window=10, "
-                "warmup=1."
-            )
-        for name, value in (("atol", atol), ("rtol", rtol)):
-            if value is not None and not is_number(value):
-                raise wrong_value("SpikeDetection", name, value, "a number or None", f"{name}=2.0")
-        self.mode, self.window, self.warmup, self.atol, self.rtol = mode, window, warmup, atol, rtol
-        self.exclude_batches_path, self.finite_only = exclude_batches_path, finite_only
-        self.last_val = 0.0 if mode == "max" else math.inf
-        self.bad_batches: list[int] = []
-        self._losses: deque[float] = deque(maxlen=window)
+        super().__init__(mode, window, warmup, atol, rtol, exclude_batches_path, finite_only)
         self._batches = 0
         self._said = False  # that there is no loss to look at
 
@@ -98,48 +172,19 @@ class SpikeDetection(Callback):
                 "has returned none. Return the loss from training_step."
             )
         value = math.nan if loss is None else float(loss)
-        is_spike = loss is not None and self._batches >= self.warmup and self._is_spike(value)
+        is_spike = loss is not None and self._batches >= self.warmup and self.is_spike(value)
         if trainer.strategy.reduce_boolean_decision(is_spike, all=False):
-            self._stop(trainer, batch_idx, value)
+            path = self.exclude(
+                batch_idx, self.exclude_batches_path or trainer.default_root_dir, trainer.is_global_zero
+            )
+            where = f"{batch_idx} in epoch {trainer.current_epoch}"
+            raise TrainingSpikeException(batch_idx, self.what_happened(where, value, trainer.global_rank, path))
         self._batches += 1
-        if math.isfinite(value):
-            self._losses.append(value)
-            self.last_val = value
-
-    def _is_spike(self, value: float) -> bool:
-        if not math.isfinite(value):
-            return self.finite_only
-        if not self._losses or (value <= self.last_val if self.mode == "min" else value >= self.last_val):
-            return False
-        mean = sum(self._losses) / len(self._losses)
-        difference = abs(value - mean)
-        far = self.atol is None or difference >= abs(self.atol)
-        return far and (self.rtol is None or difference >= abs(self.rtol * mean))
-
-    def _stop(self, trainer: Trainer, batch_idx: int, value: float) -> None:
-        self.bad_batches += [batch_idx] if batch_idx == 0 else [batch_idx - 1, batch_idx]
-        path = spelled(self.exclude_batches_path or trainer.default_root_dir)
-        path = path if path.endswith(".json") else os.path.join(path, "skip_batches.json")
-        if trainer.is_global_zero:
-            if not is_remote(path):
-                os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            write(path, json.dumps(self.bad_batches, indent=4).encode())
-        mean = sum(self._losses) / max(1, len(self._losses))
-        raise TrainingSpikeException(
-            batch_idx,
-            f"Training spike: the loss of batch {batch_idx} in epoch {trainer.current_epoch} leapt on at least one "
-            f"rank. On rank {trainer.global_rank} it is {value:.6g}, after a mean of {mean:.6g}. The batches to leave "
-            f"out are in {path}. Resume from an earlier checkpoint with a sampler that leaves them out.",
-        )
+        self.add(value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "last_val": self.last_val, "bad_batches": list(self.bad_batches), "losses": list(self._losses),
-            "batches": self._batches,
-        }  # fmt: skip
+        return {**super().state_dict(), "batches": self._batches}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.last_val = float(entry(state_dict, "last_val", (int, float, Tensor)))
-        self.bad_batches = list(entry(state_dict, "bad_batches", list))
-        self._losses = deque(state_dict.get("losses", ()), maxlen=self.window)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
         self._batches = int(state_dict.get("batches", self.warmup))

@@ -45,7 +45,7 @@ class LightningArgumentParser(ArgumentParser):
     An option must be written in full; where one is wrong, the message says what it may have been meant to be.
 
     Args:
-        kwargs: of ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from the
+        args, kwargs: of ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from the
             environment: ``PL_FIT__TRAINER__MAX_EPOCHS`` is ``fit --trainer.max_epochs``.
 
     Attributes:
@@ -53,8 +53,8 @@ class LightningArgumentParser(ArgumentParser):
         optimizers, lr_schedulers: under each key, what may stand there, and what it is linked to.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"env_prefix": "PL", "allow_abbrev": False, **kwargs})
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"env_prefix": "PL", "allow_abbrev": False, **kwargs})
         self.callback_keys: list[str] = []
         self.optimizers: dict[str, tuple[type | tuple[type, ...], str]] = {}
         self.lr_schedulers: dict[str, tuple[type | tuple[type, ...], str]] = {}

@@ -25,11 +25,11 @@ class ReduceLROnPlateau(lr_scheduler.ReduceLROnPlateau):
     Args:
         optimizer: whose learning rates it reduces.
         monitor: the name of the value, as it was given to ``self.log``.
-        kwargs: torch's own arguments.
+        args, kwargs: torch's own arguments, from ``mode`` on.
     """
 
-    def __init__(self, optimizer: Optimizer, monitor: str, **kwargs: Any) -> None:
-        super().__init__(optimizer, **kwargs)
+    def __init__(self, optimizer: Optimizer, monitor: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(optimizer, *args, **kwargs)
         self.monitor = monitor
 
 

@@ -51,7 +51,7 @@ def hyperparameters(
         among the arguments of this one.
     """
     try:
-        values: dict[str, Any] = _plain(parser, config).get(key) or {}
+        values: dict[str, Any] = as_plain(parser, config).get(key) or {}
     except Exception:  # whatever writing a user's object as text raises
         return None
     path = values.get("class_path")
@@ -96,12 +96,12 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
     if not values or (any_class and class_path is None and "class_path" not in before):
         return config
     if class_path is None:
-        current = _plain(parser, config).get(subcommand, {}).get("model") or {}
+        current = as_plain(parser, config).get(subcommand, {}).get("model") or {}
         current = current.get("init_args", current)
     else:
         check_names({"class_path": class_path})
         of_class = _parser_of(_imported(class_path))
-        current = _plain(of_class, of_class.get_defaults()).get("module") or {}
+        current = as_plain(of_class, of_class.get_defaults()).get("module") or {}
     check_names({name: value for name, value in values.items() if _differs(value, current.get(name))})
     if any_class:
         model: dict[str, Any] = {"class_path": class_path or before["class_path"], "init_args": values}
@@ -163,7 +163,7 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
     """
     parser = _parser_of(cls, given)
     options = {action.dest.removeprefix("module.") for action in parser._actions}
-    defaults = _plain(parser, parser.get_defaults()).get("module") or {}
+    defaults = as_plain(parser, parser.get_defaults()).get("module") or {}
     kept = {key: value for key, value in saved.items() if key not in given and _differs(value, defaults.get(key))}
     check_names(kept)
     config = {key: value for key, value in kept.items() if key in options}
@@ -184,7 +184,8 @@ def _parser_of(cls: type, given: Collection[str] = ()) -> ArgumentParser:
     return parser
 
 
-def _plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
+def as_plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
+    """Return what ``parser`` has parsed as plain data, objects by their class paths."""
     import yaml  # type: ignore[import-untyped]
 
     text = parser.dump(config, skip_link_targets=False, skip_unset=False, skip_validation=True)

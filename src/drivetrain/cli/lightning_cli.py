@@ -137,6 +137,7 @@ class LightningCLI:
         self.trainer_class = trainer_class
         self.trainer_defaults = trainer_defaults or {}
         self.seed_everything_default = seed_everything_default
+        self.parser_kwargs = parser_kwargs or {}
         self.parser_class = parser_class
         self.subclass_mode_model = model_class is None or subclass_mode_model
         self.subclass_mode_data = datamodule_class is None or subclass_mode_data
@@ -147,8 +148,8 @@ class LightningCLI:
         self._subparsers: dict[str, LightningArgumentParser] = {}
         self._method_options: dict[str, list[str]] = {}
 
-        own = {key: value for key, value in (parser_kwargs or {}).items() if key not in self.subcommands()}
-        of_subcommands = {key: value for key, value in (parser_kwargs or {}).items() if key not in own}
+        own = {key: value for key, value in self.parser_kwargs.items() if key not in self.subcommands()}
+        of_subcommands = {key: value for key, value in self.parser_kwargs.items() if key not in own}
         self.setup_parser(run, own, of_subcommands)
         self.parse_arguments(self.parser, args)
         self.subcommand = self.config["subcommand"] if run else None
@@ -325,6 +326,13 @@ class LightningCLI:
 
     def _own_parser(self) -> LightningArgumentParser:
         return self.parser if self.subcommand is None else self._subparsers[self.subcommand]
+
+    @functools.cached_property
+    def config_dump(self) -> dict[str, Any]:
+        """What ``self.config`` says for the subcommand, as plain data; later changes of it do not show."""
+        from drivetrain.cli.from_checkpoint import as_plain  # here, because few programs ask
+
+        return as_plain(self._own_parser(), self._own(self.config))
 
     def _own(self, config: Namespace) -> Namespace:
         """Return the part of ``config`` that belongs to the subcommand."""

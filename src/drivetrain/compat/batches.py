@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,13 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes, map_leaves, move
 from drivetrain.data.feed import sized_length
 from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.strategies import Strategy
+
+
+class NoBatchError(ConfigurationError, RuntimeError):
+    """A rank has no batch, and another has some."""
 
 
 def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:
@@ -62,6 +69,41 @@ def has_len(dataloader: object) -> bool:
     if length == 0:
         rank_zero_warn(f"{type(dataloader).__name__} has the length 0: it gives no batch.")
     return length is not None
+
+
+def has_len_all_ranks(
+    dataloader: object, strategy: Strategy, allow_zero_length_dataloader_with_multiple_devices: bool = False
+) -> bool:
+    """Return whether ``dataloader`` has a length; every rank must call this.
+
+    Rank 0 warns if no rank has a batch, and if the length is that of an iterable-style dataset.
+
+    Args:
+        dataloader: any iterable.
+        strategy: adds up the lengths of all ranks.
+        allow_zero_length_dataloader_with_multiple_devices: whether this rank may have no batch where another has some.
+
+    Raises:
+        NoBatchError: this rank has none, and another has some.
+    """
+    length = sized_len(dataloader)
+    if length is None:
+        return False
+    name = type(dataloader).__name__
+    total = int(strategy.reduce(torch.tensor(length, device=strategy.root_device), reduce_op="sum"))
+    if total == 0:
+        rank_zero_warn(f"{name} has the length 0 on every rank: it yields no batch.")
+    elif length == 0 and not allow_zero_length_dataloader_with_multiple_devices:
+        raise NoBatchError(
+            f"{name} has the length 0 on this rank, and other ranks have {total} batches. Give each rank at least one, "
+            "or set allow_zero_length_dataloader_with_multiple_devices = True on the module or data module."
+        )
+    if has_iterable_dataset(dataloader):
+        rank_zero_warn(
+            f"{name} has an IterableDataset with a length. With several workers, that length is wrong unless each "
+            "worker yields a part of the samples."
+        )
+    return True
 
 
 def has_iterable_dataset(dataloader: object) -> bool:

@@ -1,4 +1,4 @@
-"""``trainer.connectors``, ``core.optimizer`` and ``strategies.fsdp``: private names that libraries import."""
+"""``trainer.connectors``, ``core.optimizer`` and ``strategies.fsdp``: names that libraries import, most of them private."""
 
 from __future__ import annotations
 
@@ -55,3 +55,7 @@ def _only_fsdp2(name: str, instead: str) -> NotSupportedError:
         f'drivetrain.compat: {name} is for FullyShardedDataParallel of torch (FSDP1), and strategy="fsdp" is FSDP2 '
         f"here. Write {instead}, or run the program with Lightning itself."
     )
+
+
+def do_nothing_closure() -> None:
+    """Return ``None``: the closure of a step that evaluates nothing."""

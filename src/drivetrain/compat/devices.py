@@ -1,10 +1,13 @@
-"""``accelerators.cpu``, ``cuda`` and ``mps``: functions that libraries import beside the accelerators."""
+"""``accelerators.cpu``, ``cuda``, ``mps`` and ``environments.lightning``: functions beside the classes there."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 
 from drivetrain.accelerators import CPUAccelerator, CUDAAccelerator, MPSAccelerator
+from drivetrain.clusters.local import free_port
 
 
 def get_cpu_stats() -> dict[str, float]:
@@ -31,3 +34,8 @@ def num_cuda_devices() -> int:
 def is_cuda_available() -> bool:
     """Return whether this process sees a GPU."""
     return num_cuda_devices() > 0
+
+
+def find_free_network_port() -> int:
+    """Return a free TCP port, or the one that the variable ``STANDALONE_PORT`` names."""
+    return int(os.environ["STANDALONE_PORT"]) if "STANDALONE_PORT" in os.environ else free_port()

@@ -1,9 +1,14 @@
-"""``utilities.cloud_io`` and ``core.saving``: files wherever they are, and hyperparameters in them."""
+"""``utilities.cloud_io``, ``distributed`` and ``core.saving``: files wherever they are, and hyperparameters in them."""
 
 from __future__ import annotations
 
+import ast
+import csv
 import importlib.util
+import io
 import os
+import time
+import uuid
 from argparse import Namespace
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -14,7 +19,18 @@ import torch
 from drivetrain import parity
 from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, WrongTypeError
+
+CHECKPOINT_PAST_HPARAMS_KEYS = ("hparams", "module_arguments")
+"""Keys of the hyperparameters in checkpoints of before 0.9."""
+
+
+class NoPathError(ConfigurationError, FileNotFoundError):
+    """There is nothing at a path."""
+
+
+class NoFolderError(ConfigurationError, RuntimeError):
+    """A file is to be written to a folder that does not exist."""
 
 
 def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
@@ -23,6 +39,44 @@ def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
 
     filesystem, _ = fsspec.core.url_to_fs(str(path), **kwargs)
     return filesystem
+
+
+def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout: float = 3) -> bool:
+    """Return whether all ranks see the same files at ``path``; every rank must call this.
+
+    Rank 0 writes a file there, for which the others look.
+
+    Args:
+        strategy: of a Trainer or of Fabric.
+        path: a folder to write to, or a file in it; ``None``: the working folder.
+        timeout: the seconds after which a rank that does not see the file says so.
+
+    Raises:
+        NoPathError: ``path`` does not exist on every rank.
+    """
+    if path is not None and files.is_remote(path):
+        return True
+    place = Path(path or Path.cwd()).resolve()
+    if getattr(strategy, "world_size", 1) == 1:
+        return True
+    if not strategy.reduce_boolean_decision(strategy.broadcast(str(place)) == str(place)):
+        return False
+    if not strategy.reduce_boolean_decision(place.exists()):
+        raise NoPathError(f"is_shared_filesystem({str(place)!r}): this path does not exist on every rank. Make it.")
+    folder = place.parent if place.is_file() else place
+    mark = None
+    if strategy.is_global_zero:
+        mark = str(folder / f".shared-{uuid.uuid4().hex}")
+        Path(mark).touch(exist_ok=False)
+    name = strategy.broadcast(mark)  # the file is there when the others learn its name
+    found, deadline = os.path.exists(name), time.monotonic() + timeout
+    while not found and time.monotonic() < deadline:
+        time.sleep(0.05)  # a network file system shows another machine's files after a while
+        found = os.path.exists(name)
+    everywhere: bool = strategy.reduce_boolean_decision(found)
+    if mark is not None:
+        os.unlink(mark)
+    return everywhere
 
 
 def _load(path_or_url: IO[bytes] | str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
@@ -47,14 +101,13 @@ def save_hparams_to_yaml(
     """Write hyperparameters as YAML; what YAML does not take is left out, with a warning.
 
     Raises:
-        ConfigurationError: the folder does not exist, or ``hparams`` is no mapping.
+        NoFolderError: the folder does not exist.
+        WrongTypeError: ``hparams`` is no mapping.
     """
     values = vars(hparams) if isinstance(hparams, Namespace) else hparams
     if not isinstance(values, Mapping):
-        raise ConfigurationError(f"hparams is a {type(hparams).__name__}. Pass a dictionary or a Namespace.")
-    folder = os.path.dirname(os.path.abspath(config_yaml))
-    if not files.is_remote(config_yaml) and not os.path.isdir(folder):
-        raise ConfigurationError(f"There is no folder {folder} to write {config_yaml} to. Make it first.")
+        raise WrongTypeError(f"hparams is a {type(hparams).__name__}. Pass a dictionary or a Namespace.")
+    _check_folder(config_yaml)
     kept = {}
     for name, value in values.items():
         if yaml_text.is_plain(value):
@@ -77,6 +130,38 @@ def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) 
     return dict(loaded or {})
 
 
+def save_hparams_to_tags_csv(tags_csv: str | Path, hparams: Mapping[str, Any] | Namespace) -> None:
+    """Write hyperparameters as a table with the columns "key" and "value".
+
+    Raises:
+        NoFolderError: the folder does not exist.
+    """
+    _check_folder(tags_csv)
+    text = io.StringIO(newline="")
+    rows = csv.writer(text)
+    rows.writerow(("key", "value"))
+    rows.writerows((vars(hparams) if isinstance(hparams, Namespace) else hparams).items())
+    files.write(tags_csv, text.getvalue().encode())
+
+
+def load_hparams_from_tags_csv(tags_csv: str | Path) -> dict[str, Any]:
+    """Hyperparameters from such a table, each as :func:`convert` reads it; empty, with a warning, without the file."""
+    if not files.is_file(tags_csv):
+        rank_zero_warn(f"There is no file {tags_csv}, so there are no hyperparameters.", category=RuntimeWarning)
+        return {}
+    rows = csv.reader(io.StringIO(files.read(tags_csv).decode(), newline=""))
+    next(rows, None)  # the titles
+    return {row[0]: convert(row[1]) for row in rows}
+
+
+def convert(val: str) -> Any:
+    """Return the number, bool or other literal of Python that ``val`` spells; any other text as it is."""
+    try:
+        return ast.literal_eval(val)
+    except (ValueError, SyntaxError):
+        return val
+
+
 def update_hparams(hparams: MutableMapping[str, Any], updates: Mapping[str, Any]) -> None:
     """Change ``hparams`` in place; mappings in it are updated, not replaced."""
     for name, value in updates.items():
@@ -84,6 +169,12 @@ def update_hparams(hparams: MutableMapping[str, Any], updates: Mapping[str, Any]
             update_hparams(hparams[name], value)
         else:
             hparams[name] = value
+
+
+def _check_folder(path: str | Path) -> None:
+    folder = os.path.dirname(os.path.abspath(path))
+    if not files.is_remote(path) and not os.path.isdir(folder):
+        raise NoFolderError(f"There is no folder {folder} to write {path} to. Make it first.")
 
 
 def _yaml() -> Any:

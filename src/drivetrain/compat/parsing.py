@@ -7,7 +7,10 @@ import pickle
 import types
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from importlib.util import find_spec
 from typing import Any
+
+from torch import nn
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
@@ -53,17 +56,55 @@ def is_param_in_hook_signature(
     return param in names or (not explicit and rest is not None) or (min_args is not None and len(names) >= min_args)
 
 
+def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
+    """Return torchvision's model of this name; ``kwargs`` are its arguments.
+
+    Raises:
+        ModuleNotFoundError: torchvision is not installed.
+    """
+    if find_spec("torchvision") is None:
+        raise ModuleNotFoundError("get_torchvision_model needs torchvision. Run: pip install torchvision")
+    from torchvision import models  # type: ignore[import-not-found]
+
+    found: nn.Module = models.get_model(model_name, **kwargs)
+    return found
+
+
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:
     """The arguments that the ``__init__`` running in ``frame`` has, by name; those of its ``**kwargs`` among them.
 
-    Empty where the frame is no method that names ``super()`` or ``__class__``: there the class is not known.
+    Empty where the frame is no ``__init__`` that names ``super()`` or ``__class__``: there the class is not known.
     """
     code, values = frame.f_code, frame.f_locals
-    if "__class__" not in values:
+    if "__class__" not in values or code.co_name != "__init__":
         return {}
     names, _, keywords = inspect.getargs(code)
     found = {name: values[name] for name in names[1:] if name in values}
     return {**found, **(values.get(keywords, {}) if keywords else {})}
+
+
+def collect_init_args(
+    frame: types.FrameType, path_args: list[dict[str, Any]], inside: bool = False, classes: tuple[type, ...] = ()
+) -> list[dict[str, Any]]:
+    """Append to ``path_args`` the arguments of each constructor that calls the one of ``frame``, and return it.
+
+    Args:
+        frame: of a constructor, or of something that it calls.
+        path_args: is added to, one dictionary a constructor; that of the most specific class comes last.
+        inside: whether a constructor was found already; the first caller that is none then ends the search.
+        classes: constructors of other objects do not count.
+    """
+    caller = frame.f_back
+    while caller is not None:
+        names = inspect.getargs(frame.f_code).args if frame.f_code.co_name == "__init__" else []
+        this = frame.f_locals.get(names[0]) if names else None
+        if "__class__" in frame.f_locals and (not classes or isinstance(this, classes)):
+            path_args.append(get_init_args(frame))
+            inside = True
+        elif inside:
+            break
+        frame, caller = caller, caller.f_back
+    return path_args
 
 
 def parse_class_init_keys(cls: type) -> tuple[str, str | None, str | None]:

@@ -27,9 +27,9 @@ class Tqdm(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argume
         return text.ljust(_WIDTH, "0")
 
 
-def convert_inf(value: float | None) -> float | None:
-    """Return ``value``, but ``None`` for one that is infinite or no number: a bar of tqdm has no other open end."""
-    return value if value is not None and math.isfinite(value) else None
+def convert_inf(x: float | None) -> float | None:
+    """Return ``x``, but ``None`` for one that is infinite or no number: a bar of tqdm has no other open end."""
+    return x if x is not None and math.isfinite(x) else None
 
 
 def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:

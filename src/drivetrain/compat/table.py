@@ -40,6 +40,7 @@ _SAID_OF_BOTH = (
     *_RANK_ZERO,
     f"{_C}.batches: move_data_to_device suggested_max_num_workers",
     f"{_C}.enums: LightningEnum",
+    f"{_C}.files: is_shared_filesystem",
     f"{_C}.parameters: measure_flops",
     f"{_C}.user_warnings: disable_possible_user_warnings",
 )
@@ -73,7 +74,7 @@ _ENVIRONMENTS = {
     ),
     ".cluster_environment": ("drivetrain.clusters: ClusterEnvironment",),
     ".kubeflow": ("drivetrain.clusters: KubeflowEnvironment",),
-    ".lightning": ("drivetrain.clusters: LightningEnvironment",),
+    ".lightning": ("drivetrain.clusters: LightningEnvironment", f"{_C}.devices: find_free_network_port"),
     ".lsf": ("drivetrain.clusters: LSFEnvironment",),
     ".mpi": ("drivetrain.clusters: MPIEnvironment",),
     ".slurm": ("drivetrain.clusters: SLURMEnvironment",),
@@ -151,7 +152,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.tuner.tuning": ("drivetrain.tuner: Tuner",),
     "pytorch.cli": (
         "drivetrain.cli",
-        f"{_C}.type_names: ArgsType LRSchedulerTypeTuple LRSchedulerTypeUnion",
+        f"{_C}.type_names: ArgsType LRSchedulerType LRSchedulerTypeTuple LRSchedulerTypeUnion",
+        f"{_C}.instantiating: ModuleType instantiate_module",
     ),
     "pytorch.core": ("drivetrain: LightningDataModule LightningModule",),
     "pytorch.core.datamodule": ("drivetrain.module.datamodule: LightningDataModule",),
@@ -161,9 +163,12 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.core.module": ("drivetrain.module.module: LightningModule", f"{_C}.type_names: MODULE_OPTIMIZERS"),
     "pytorch.core.optimizer": (
         "drivetrain.module.optimizers: LightningOptimizer",
-        f"{_C}.connectors: _MockOptimizer",
+        f"{_C}.connectors: _MockOptimizer do_nothing_closure",
     ),
-    "pytorch.core.saving": (f"{_C}.files: get_filesystem load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
+    "pytorch.core.saving": (
+        f"{_C}.files: CHECKPOINT_PAST_HPARAMS_KEYS convert get_filesystem load_hparams_from_tags_csv "
+        "load_hparams_from_yaml save_hparams_to_tags_csv save_hparams_to_yaml update_hparams",
+    ),
     "pytorch.demos": (f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel",),
     "pytorch.demos.boring_classes": (
         f"{_C}.boring_classes: BoringDataModule BoringDataModuleNoLen BoringModel DemoModel IterableBoringDataModule "
@@ -237,7 +242,10 @@ SERVED: dict[str, tuple[str, ...]] = {
         f"{_C}.type_names: FLOAT16_EPSILON FLOAT32_EPSILON FLOAT64_EPSILON",
     ),
     "pytorch.utilities.combined_loader": ("drivetrain.data.combined: CombinedLoader",),
-    "pytorch.utilities.data": (f"{_C}.batches: extract_batch_size has_iterable_dataset has_len sized_len",),
+    "pytorch.utilities.data": (
+        f"{_C}.batches: extract_batch_size has_iterable_dataset has_len has_len_all_ranks sized_len",
+        f"{_C}.type_names: BType",
+    ),
     "pytorch.utilities.enums": (f"{_C}.enums: GradClipAlgorithmType LightningEnum",),
     "pytorch.utilities.exceptions": (_MISCONFIGURATION, "drivetrain.errors: SIGTERMException"),
     "pytorch.utilities.grads": (f"{_C}.parameters: grad_norm",),
@@ -250,14 +258,14 @@ SERVED: dict[str, tuple[str, ...]] = {
         f"{_C}.memory: garbage_collection_cuda is_cuda_out_of_memory is_cudnn_snafu is_oom_error is_out_of_cpu_memory "
         "recursive_detach",
     ),
-    "pytorch.utilities.model_helpers": (f"{_C}.parsing: is_overridden",),
+    "pytorch.utilities.model_helpers": (f"{_C}.parsing: get_torchvision_model is_overridden",),
     "pytorch.utilities.model_summary": _SUMMARY_MODULE,
     "pytorch.utilities.model_summary.model_summary": (*_SUMMARY_MODULE, f"{_C}.model_summary: UNKNOWN_SIZE"),
     "pytorch.utilities.parameter_tying": (f"{_C}.parameters: find_shared_parameters set_shared_parameters",),
     "pytorch.utilities.parsing": (
         _ATTRIBUTE_DICT,
-        f"{_C}.parsing: clean_namespace get_init_args is_picklable lightning_getattr lightning_hasattr "
-        "lightning_setattr parse_class_init_keys save_hyperparameters",
+        f"{_C}.parsing: clean_namespace collect_init_args get_init_args is_picklable lightning_getattr "
+        "lightning_hasattr lightning_setattr parse_class_init_keys save_hyperparameters",
     ),
     "pytorch.utilities.rank_zero": _RANK_ZERO_MODULE,
     "pytorch.utilities.seed": (f"{_C}.seed: isolate_rng",),
@@ -286,7 +294,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.loggers.csv_logs": (f"{_C}.fabric_loggers: CSVLogger=FabricCSVLogger",),
     "fabric.loggers.logger": ("drivetrain.loggers: Logger", f"{_C}.loggers: rank_zero_experiment"),
     "fabric.loggers.tensorboard": (f"{_C}.fabric_loggers: TensorBoardLogger=FabricTensorBoardLogger",),
-    "fabric.plugins": ("drivetrain.plugins",),
+    "fabric.plugins": ("drivetrain.plugins", "drivetrain.clusters: ClusterEnvironment"),
     "fabric.plugins.collectives": (f"{_C}.collectives: Collective SingleDeviceCollective TorchCollective",),
     "fabric.plugins.collectives.collective": (f"{_C}.collectives: Collective",),
     "fabric.plugins.collectives.single_device": (f"{_C}.collectives: SingleDeviceCollective",),
@@ -337,6 +345,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     ),
     "fabric.utilities.distributed": (
         f"{_C}.samplers: DistributedSamplerWrapper",
+        f"{_C}.files: is_shared_filesystem",
         "torch.distributed: ReduceOp group",
     ),
     "fabric.utilities.enums": (f"{_C}.enums: LightningEnum",),
@@ -353,7 +362,10 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.utilities.seed": (
         f"{_C}.seed: max_seed_value min_seed_value pl_worker_init_function reset_seed seed_everything",
     ),
-    "fabric.utilities.spike": ("drivetrain.callbacks.spike: TrainingSpikeException",),
+    "fabric.utilities.spike": (
+        "drivetrain.callbacks.spike: TrainingSpikeException",
+        f"{_C}.spike: SpikeDetection=FabricSpikeDetection",
+    ),
     "fabric.utilities.throughput": (
         f"{_C}.parameters: measure_flops",
         "drivetrain.engine.throughput: Throughput ThroughputMonitor=EngineThroughput",

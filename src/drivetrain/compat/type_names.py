@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, runtime_checkable
 
@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 STEP_OUTPUT = Tensor | Mapping[str, Any] | None
 TRAIN_DATALOADERS = Any
 EVAL_DATALOADERS = Any
+BType = Tensor | str | Mapping[Any, Any] | Iterable[Any]
 
 ArgsType = list[str] | dict[str, Any] | Namespace | None
 

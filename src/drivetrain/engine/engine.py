@@ -171,7 +171,12 @@ class Engine(StateFiles):
     ) -> Any: ...
 
     def setup(
-        self, module: nn.Module, *optimizers: Optimizer, scheduler: Any = None, move_to_device: bool = True
+        self,
+        module: nn.Module,
+        *optimizers: Optimizer,
+        scheduler: Any = None,
+        move_to_device: bool = True,
+        _reapply_compile: bool = True,
     ) -> Any:
         """Put ``module`` on the device, in this precision, under this strategy, and let ``optimizers`` follow it.
 
@@ -181,6 +186,8 @@ class Engine(StateFiles):
             optimizers: built on its parameters.
             scheduler: built on an optimizer; handed back as it is where the strategy does not step it.
             move_to_device: leave the module where it is, if False.
+            _reapply_compile: no effect; for programs that pass it. What ``torch.compile`` returned is always compiled
+                inside the strategy's wrapper.
 
         Returns:
             The wrapped module; with optimizers, or a scheduler, a tuple of it and them in the order of the arguments.
@@ -216,7 +223,9 @@ class Engine(StateFiles):
         model = {**of_module(module), **of_optimizers(optimizers)}
         compare(self.strategy.world, self.strategy.data, Facts(job, model, seed()))
 
-    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> EngineModule:
+    def setup_module(
+        self, module: nn.Module, move_to_device: bool = True, _reapply_compile: bool = True
+    ) -> EngineModule:
         """:meth:`setup` for a module alone, where optimizers are built afterwards, from its final parameters."""
         return cast("EngineModule", self.setup(module, move_to_device=move_to_device))
 

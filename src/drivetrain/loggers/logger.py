@@ -46,6 +46,11 @@ class Logger(ABC):
         return None
 
     @property
+    def root_dir(self) -> str | None:
+        """The folder that holds the runs of this experiment, or ``None`` for a logger that keeps no files here."""
+        return None
+
+    @property
     def log_dir(self) -> str | None:
         """This run's own folder, or ``None``; checkpoints go below it."""
         return None
@@ -72,8 +77,13 @@ class Logger(ABC):
         """Record ``metrics`` at ``step`` (the logger's x axis: batches on which an optimizer step happened)."""
 
     @abstractmethod
-    def log_hyperparams(self, params: Any = None) -> None:
-        """Record the run's hyperparameters: a mapping, a namespace, or ``None`` for no more than there are."""
+    def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
+        """Record the run's hyperparameters.
+
+        Args:
+            params: a mapping, a namespace, or ``None`` for no more than there are.
+            args, kwargs: what a logger takes beside them, such as ``metrics`` of a TensorBoardLogger.
+        """
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Record the model's graph; most loggers have no place for one."""

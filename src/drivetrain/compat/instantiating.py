@@ -1,0 +1,43 @@
+"""``pytorch.cli``: build an object from hyperparameters that LightningCLI has saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from drivetrain.cli.argument_parser import LightningArgumentParser
+from drivetrain.cli.class_paths import class_at
+from drivetrain.cli.from_checkpoint import CLASS_PATH, INSTANTIATOR
+from drivetrain.errors import ConfigurationError
+
+ModuleType = TypeVar("ModuleType")
+
+
+def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) -> ModuleType:
+    """Return an object of ``class_type``, or of the subclass that ``config`` names, with the arguments in ``config``.
+
+    It imports and calls what ``config`` names: pass only what you trust. ``load_from_checkpoint`` does not use it.
+
+    Args:
+        class_type: the class.
+        config: arguments as on the command line, objects among them by ``class_path`` and ``init_args``; under
+            ``_class_path`` the path of a subclass.
+
+    Raises:
+        ConfigurationError: the class at that path is no subclass.
+    """
+    values = {name: value for name, value in config.items() if name != INSTANTIATOR}
+    path = values.pop(CLASS_PATH, None)
+    cls = class_type if path is None else class_at(path)
+    if not (isinstance(cls, type) and issubclass(cls, class_type)):
+        raise ConfigurationError(
+            f"instantiate_module got {CLASS_PATH}={path!r}, which is no subclass of {class_type.__name__}. Write the "
+            "path of one, or leave it out."
+        )
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, "module", instantiate=False, fail_untyped=False)
+    options = {action.dest.removeprefix("module.") for action in parser._actions}
+    others = {name: value for name, value in values.items() if name not in options}  # of ``**kwargs``
+    parsed = parser.parse_object({"module": {name: value for name, value in values.items() if name in options}})
+    made = parser.instantiate(parsed).get("module")
+    return cls(**{**({} if made is None else vars(made)), **others})

@@ -1,0 +1,58 @@
+"""``fabric.utilities.spike``: the detection of leaps of the loss, for loops that a program writes itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.callbacks.spike import LossWatch, TrainingSpikeException
+
+if TYPE_CHECKING:
+    from drivetrain.engine.engine import Engine
+
+
+class FabricSpikeDetection(LossWatch):
+    """:class:`drivetrain.callbacks.SpikeDetection` as a callback of Fabric.
+
+    ``fabric.call("on_train_batch_end", fabric=fabric, loss=loss, batch=batch, batch_idx=batch_idx)`` on every rank
+    raises a ``TrainingSpikeException`` on all of them if the loss of one is a spike. Rank 0 writes the batches to leave
+    out before.
+
+    Args:
+        arguments: see :class:`drivetrain.callbacks.SpikeDetection`. Without ``exclude_batches_path`` the file is in the
+            working folder.
+    """
+
+    @torch.no_grad()
+    def on_train_batch_end(self, fabric: Engine, loss: Tensor, batch: Any, batch_idx: int) -> None:
+        """Compare the loss of a batch with those before; it waits for the device.
+
+        Raises:
+            TrainingSpikeException: it is a spike on at least one rank.
+        """
+        value = float(loss)
+        is_spike = batch_idx >= self.warmup and self.is_spike(value)
+        if fabric.strategy.reduce_boolean_decision(is_spike, all=False):
+            path = self.exclude(batch_idx, self.exclude_batches_path or os.getcwd(), fabric.is_global_zero)
+            raise TrainingSpikeException(batch_idx, self.what_happened(batch_idx, value, fabric.global_rank, path))
+        self.add(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: the losses, the batches to leave out, and the arguments."""
+        return {
+            **super().state_dict(), "mode": self.mode, "warmup": self.warmup, "atol": self.atol, "rtol": self.rtol,
+            "bad_batches_path": None if self.exclude_batches_path is None else str(self.exclude_batches_path),
+        }  # fmt: skip
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self.mode, self.warmup = state_dict["mode"], state_dict["warmup"]
+        self.atol, self.rtol = state_dict["atol"], state_dict["rtol"]
+        path = state_dict["bad_batches_path"]
+        self.exclude_batches_path = None if path is None else Path(path)
