@@ -1,4 +1,4 @@
-"""``trainer.connectors``, ``core.optimizer`` and ``strategies.fsdp``: names that libraries import, most of them private."""
+"""Names of ``trainer.connectors``, ``core.optimizer`` and ``strategies.fsdp`` that libraries import."""
 
 from __future__ import annotations
 
