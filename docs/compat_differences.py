@@ -115,7 +115,6 @@ NOT_HERE = {
 """What needs hardware, a cloud service, or the original's own project."""
 
 OPEN = """
-    fabric.strategies.DeepSpeedStrategy
     pytorch.utilities.deepspeed.convert_zero_checkpoint_to_fp32_state_dict pytorch.utilities.deepspeed.ds_checkpoint_dir
     pytorch.utilities.migration.migrate_checkpoint pytorch.utilities.migration.pl_legacy_patch
     pytorch.utilities.upgrade_checkpoint.main

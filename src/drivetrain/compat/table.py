@@ -87,6 +87,7 @@ _OF_FABRIC = f"{_C}.fabric_strategies"
 _SHARDED_OF_FABRIC = f"{_C}.fabric_sharded: FSDPStrategy=FabricFSDPStrategy"
 _SPLIT_OF_FABRIC = f"{_C}.fabric_sharded: ModelParallelStrategy=FabricModelParallelStrategy"
 _DP_OF_FABRIC = f"{_C}.fabric_dp: DataParallelStrategy=FabricDataParallelStrategy"
+_DEEPSPEED_OF_FABRIC = f"{_C}.fabric_deepspeed: DeepSpeedStrategy=FabricDeepSpeedStrategy"
 _XLA_OF_FABRIC = f"{_C}.fabric_xla: XLAStrategy=FabricXLAStrategy"
 _SINGLE_XLA_OF_FABRIC = f"{_C}.fabric_xla: SingleDeviceXLAStrategy=FabricSingleDeviceXLAStrategy"
 _XLA_FSDP_OF_FABRIC = f"{_C}.fabric_xla: XLAFSDPStrategy=FabricXLAFSDPStrategy"
@@ -313,12 +314,14 @@ SERVED: dict[str, tuple[str, ...]] = {
         _SHARDED_OF_FABRIC,
         _SPLIT_OF_FABRIC,
         _DP_OF_FABRIC,
+        _DEEPSPEED_OF_FABRIC,
         _XLA_OF_FABRIC,
         _SINGLE_XLA_OF_FABRIC,
         _XLA_FSDP_OF_FABRIC,
         "drivetrain.strategies: STRATEGY_REGISTRY=StrategyRegistry",
     ),
     "fabric.strategies.ddp": (f"{_OF_FABRIC}: DDPStrategy=FabricDDPStrategy",),
+    "fabric.strategies.deepspeed": (_DEEPSPEED_OF_FABRIC,),
     "fabric.strategies.dp": (_DP_OF_FABRIC,),
     "fabric.strategies.fsdp": (
         _SHARDED_OF_FABRIC,

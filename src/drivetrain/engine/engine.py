@@ -20,7 +20,16 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import has_data_loader
 from drivetrain.data.feed import seed_workers
-from drivetrain.engine.parts import check_pair, check_parts, launcher_of, listed, logger_of, strategy_of, verbs_of
+from drivetrain.engine.parts import (
+    check_pair,
+    check_parts,
+    for_engine,
+    launcher_of,
+    listed,
+    logger_of,
+    strategy_of,
+    verbs_of,
+)
 from drivetrain.engine.state_files import StateFiles
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, arguments_checked, described
@@ -97,7 +106,7 @@ class Engine(StateFiles):
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
             given: Any = plugins  # a Trainer takes one kind more
-            plan = resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen))
+            plan = for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
             if plan.layer_sync is not None:
                 raise ConfigurationError(
                     f"Engine got the {type(plan.layer_sync).__name__} in plugins, and only a Trainer's fit applies "

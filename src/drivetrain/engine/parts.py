@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -19,6 +20,14 @@ from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.engine.verbs import Verbs
+
+
+def for_engine(plan: Plan) -> Plan:
+    """Return ``plan`` with the class that an Engine builds, where the strategy was given by a name of a Trainer's."""
+    given = plan.strategy
+    if isinstance(given, Strategy) or given.cls.engine_class is None:
+        return plan
+    return replace(plan, strategy=replace(given, cls=load(given.cls.engine_class)))
 
 
 def listed(given: Any) -> list[Any]:

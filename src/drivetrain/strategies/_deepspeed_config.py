@@ -37,7 +37,7 @@ def given(
     Raises:
         ConfigurationError: the file cannot be read, an entry is the Trainer's to decide, or two contradict each other.
     """
-    found = _read(config)
+    found = read(config)
     section = {"stage": 2, **found.get("zero_optimization", {}), **(zero_optimization or {})}
     if stage is not None:
         section["stage"] = stage
@@ -118,8 +118,8 @@ def _zero_fields(options: Mapping[str, Any]) -> set[str]:
     return fields
 
 
-def _read(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    """DeepSpeed's configuration as it was given."""
+def read(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return DeepSpeed's configuration as it was given; a path is that of a JSON file."""
     if config is None or isinstance(config, Mapping):
         return dict(copy.deepcopy(config or {}))
     path = Path(config)

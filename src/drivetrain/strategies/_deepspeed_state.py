@@ -227,8 +227,15 @@ def _states_of_pieces(engine: Any, optimizer: Optimizer) -> Iterator[tuple[Tenso
             yield pieces[0], engine.basic_optimizer.state.get(pieces[0], {})
 
 
-def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int) -> None:
-    """Load a folder of DeepSpeed's own format into the engine; every rank must call it.
+def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **options: Any) -> dict[str, Any]:
+    """Load a folder of DeepSpeed's own format into the engine; return what else it holds. Every rank must call it.
+
+    Args:
+        engine: of DeepSpeed.
+        folder: what ``save_checkpoint`` of an engine has written.
+        tag: the folder in it; ``None``: the latest.
+        world_size: how many processes there are.
+        options: further arguments of the engine's ``load_checkpoint``.
 
     Raises:
         CheckpointError: there is none, or another number of processes has written it.
@@ -249,4 +256,6 @@ def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int) -> 
             "convert it with python -m deepspeed.checkpoint.ds_to_universal, and pass "
             'config={"checkpoint": {"load_universal": True}}.'
         )
-    engine.load_checkpoint(str(folder), tag=tag)
+    _, besides = engine.load_checkpoint(str(folder), tag=tag, **options)
+    found: dict[str, Any] = besides or {}
+    return found

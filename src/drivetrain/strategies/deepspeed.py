@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -76,6 +76,7 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
     """
 
     strategy_name = "deepspeed"
+    engine_class: ClassVar[str | None] = "drivetrain.compat.fabric_deepspeed:FabricDeepSpeedStrategy"
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
@@ -185,8 +186,9 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         if module is not self.lightning_module:
             raise ConfigurationError(
-                "DeepSpeedStrategy trains under a Trainer, and an Engine's loop makes the step that DeepSpeed's engine "
-                'must make. Write strategy="ddp", or use a Trainer.'
+                "This DeepSpeedStrategy trains under a Trainer, and an Engine has one of its own, with the options of "
+                'Fabric\'s. Write Engine(strategy="deepspeed_stage_2"), or pass '
+                "drivetrain.compat.fabric_deepspeed.FabricDeepSpeedStrategy(...)."
             )
         module = super().setup_module(module, move_to_device)
         whole = [parameter for parameter in module.parameters() if not hasattr(parameter, "ds_id")]

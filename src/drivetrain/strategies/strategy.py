@@ -75,6 +75,9 @@ class Strategy(Stepping, ABC):
     An Engine makes one in place of its own ``Verbs``.
     """
 
+    engine_class: ClassVar[str | None] = None
+    """For a strategy that only a Trainer can use: "module:class", which an Engine builds under the same names."""
+
     def __init__(
         self,
         accelerator: Accelerator | None = None,
