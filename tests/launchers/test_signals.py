@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,34 @@ def test_other_signals_set_no_deadline() -> None:
     with forwarding(passed_on.append, 600) as sent:
         signal.raise_signal(signal.SIGUSR1)
     assert (passed_on, sent.number, sent.deadline) == ([signal.SIGUSR1], None, math.inf)
+
+
+def test_a_handler_of_the_users_for_sigterm_is_called_before_the_ranks_are_asked_to_end() -> None:
+    calls: list[object] = []
+
+    def own(number: int, frame: object) -> None:
+        calls.append("the user's")
+
+    known = signal.signal(signal.SIGTERM, own)
+    try:
+        with forwarding(calls.append, 600) as sent:
+            signal.raise_signal(signal.SIGTERM)
+        assert calls == ["the user's", signal.SIGTERM]
+        assert (sent.number, sent.deadline < math.inf) == (signal.SIGTERM, True)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, known)
+
+
+@pytest.mark.parametrize("name, handler", [("SIGINT", print), ("SIGUSR1", print), ("SIGTERM", signal.SIG_IGN)])
+def test_other_handlers_and_signals_that_are_ignored_stay(name: str, handler: Any) -> None:
+    number = signal.Signals[name]
+    known = signal.signal(number, handler)
+    try:
+        with forwarding(lambda each: None, 600):
+            assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, known)
 
 
 def test_the_launcher_of_a_trainer_has_its_limit() -> None:

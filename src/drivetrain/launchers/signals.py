@@ -49,7 +49,8 @@ def exception_of(number: int) -> BaseException:
 def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[Sent]:
     """Context in which signals are passed on to the ranks, which save and end; gets what has come.
 
-    Handlers of the user's, and signals that are ignored, stay as they are. Outside of the main thread nothing changes.
+    A handler of the user's for SIGTERM is called first, as in a fit. Handlers for other signals, and signals that are
+    ignored, stay as they are. Outside of the main thread nothing changes.
 
     Args:
         send: sends a signal to all ranks; it is called in a signal's handler.
@@ -58,6 +59,8 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
     sent, before = Sent(), dict[int, Any]()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and callable(own := before[number]):
+            own(number, frame)  # an exception that it raises ends this process, and the ranks with it
         if signal.Signals(number).name in _ENDS:
             again = sent.number is not None
             sent.number = sent.number or number
@@ -68,9 +71,17 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
         if threading.current_thread() is threading.main_thread():
             for name in _PASSED_ON:
                 number = getattr(signal, name, None)
-                if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-                    before[number] = signal.signal(number, handle)
+                if number is not None and _is_passed_on(number):
+                    before[number] = signal.getsignal(number)  # now: the signal may come as soon as it is handled
+                    signal.signal(number, handle)
         yield sent
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_passed_on(number: int) -> bool:
+    known = signal.getsignal(number)
+    if known in (signal.SIG_DFL, signal.default_int_handler):
+        return True
+    return number == signal.SIGTERM and callable(known)  # who sends it means the whole job
