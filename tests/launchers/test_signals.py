@@ -52,7 +52,7 @@ def test_a_handler_of_the_users_for_sigterm_is_called_before_the_ranks_are_asked
         signal.signal(signal.SIGTERM, known)
 
 
-@pytest.mark.parametrize("name, handler", [("SIGINT", print), ("SIGUSR1", print), ("SIGTERM", signal.SIG_IGN)])
+@pytest.mark.parametrize(("name", "handler"), [("SIGINT", print), ("SIGUSR1", print), ("SIGTERM", signal.SIG_IGN)])
 def test_other_handlers_and_signals_that_are_ignored_stay(name: str, handler: Any) -> None:
     number = signal.Signals[name]
     known = signal.signal(number, handler)

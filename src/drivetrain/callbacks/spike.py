@@ -52,6 +52,7 @@ class LossWatch:
         exclude_batches_path: str | Path | None = None,
         finite_only: bool = True,
     ) -> None:
+        super().__init__()
         if mode not in ("min", "max"):
             raise wrong_value("SpikeDetection", "mode", mode, '"min" or "max"', 'mode="min"')
         if not is_count(window, 1) or not is_count(warmup):
@@ -164,7 +165,7 @@ class SpikeDetection(LossWatch, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is None and not pl_module.automatic_optimization and not self._said:
             self._said = True
             rank_zero_warn(

@@ -100,6 +100,22 @@ class Entry:
         options = self.options
         return Logged(self.name, self.on_step, self.on_epoch, self.to_bar, options.sync_dist, self._metric is not None)
 
+    @property
+    def step_name(self) -> str:
+        """The name of its values per step."""
+        return self._suffixed("step")
+
+    @property
+    def epoch_name(self) -> str:
+        """The name of its values per epoch."""
+        return self._suffixed("epoch")
+
+    def _suffixed(self, suffix: str) -> str:
+        if not (self.on_step and self.on_epoch):
+            return self.name
+        base, separator, loader = self.name.partition("/dataloader_idx_")
+        return f"{base}_{suffix}{separator}{loader}"
+
     def push(self, value: Any, batch_size: float | None) -> None:
         """Store one value, without a transfer; [Note: when a value is copied] lists when it is copied."""
         if self._book.muted:

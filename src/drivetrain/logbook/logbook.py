@@ -244,13 +244,13 @@ class Logbook:
             if entry.on_step and entry.fresh and (entry.last is not None or entry.shared):
                 entry.fresh = False
                 parts = entry.parts(epoch=False) if entry.shared else None
-                rows.append(Row(_step_name(entry), entry.last_scalar(), entry, parts))
+                rows.append(Row(entry.step_name, entry.last_scalar(), entry, parts))
         return rows
 
     def epoch_values(self, group: str) -> list[Row]:
         """The reductions of ``group`` over the epoch so far, still on their device."""
         return [
-            Row(_epoch_name(entry), value, entry)
+            Row(entry.epoch_name, value, entry)
             for entry in self._entries(group)
             if entry.on_epoch and (value := entry.epoch_value()) is not None
         ]
@@ -270,7 +270,7 @@ class Logbook:
         """Let the ranks agree on the epoch's values of ``group`` that they have not agreed on; all must call it."""
         if self.gather_world is None:
             return
-        new = [(_epoch_name(entry), entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
+        new = [(entry.epoch_name, entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
         metrics = sorted((item for item in new if item[1].metric is not None), key=lambda item: item[0])
         waiting = [name for name, entry in metrics if getattr(entry.metric, "sync_on_compute", True)]
         shared = [
@@ -328,7 +328,7 @@ class Logbook:
         metrics, trains = self.callback_metrics, self.group == "train"
         for entry in self._entries(self.group):
             if entry.on_step and entry.last is not None:
-                name = _step_name(entry)  # of a value that the ranks share, callbacks see the last that they agreed on
+                name = entry.step_name  # of a value that the ranks share, callbacks see the last that they agreed on
                 agreed = self._agreed_steps.get(name) if entry.shared else None
                 value = _tensor(entry.last_scalar() if agreed is None else agreed)
                 if trains:
@@ -337,7 +337,7 @@ class Logbook:
                     self.logged_metrics[name] = value
             known = self.epoch_done or (entry.once and not entry.shared and entry.metric is None)
             if known and entry.on_epoch and (result := entry.epoch_value()) is not None:
-                name = _epoch_name(entry)
+                name = entry.epoch_name
                 metrics[entry.name] = metrics[name] = value = _tensor(result)
                 if entry.to_logger:
                     self.logged_metrics[name] = value
@@ -365,7 +365,7 @@ class Logbook:
 
     def is_of_one_step(self, name: str) -> bool:
         """Return whether ``name`` is logged in training steps only, so that its value is that of the last batch."""
-        found = [entry for entry in self._entries("train") if name in (entry.name, _step_name(entry))]
+        found = [entry for entry in self._entries("train") if name in (entry.name, entry.step_name)]
         return bool(found) and all(entry.on_step and not (entry.on_epoch and name == entry.name) for entry in found)
 
     def check_metric(self, entry: Entry, metric: Any) -> None:
@@ -476,23 +476,6 @@ class Logbook:
         else:
             return
         self._logged_first[name] = None
-
-
-def _forked(entry: Entry) -> bool:
-    return entry.on_step and entry.on_epoch
-
-
-def _suffixed(entry: Entry, suffix: str) -> str:
-    base, separator, loader = entry.name.partition("/dataloader_idx_")
-    return f"{base}_{suffix}{separator}{loader}"
-
-
-def _step_name(entry: Entry) -> str:
-    return _suffixed(entry, "step") if _forked(entry) else entry.name
-
-
-def _epoch_name(entry: Entry) -> str:
-    return _suffixed(entry, "epoch") if _forked(entry) else entry.name
 
 
 def _tensor(value: Value | None) -> Tensor:
