@@ -221,6 +221,16 @@ def test_a_sweep_ends_when_the_loss_has_grown_also_below_zero(make_trainer: Any,
     assert 1 < tried(max_lr=1e4) < 20
 
 
+@pytest.mark.filterwarnings("ignore:.*returned None", "ignore:There are 0 finite losses")
+def test_a_batch_that_the_step_leaves_out_is_no_loss_of_a_sweep(make_trainer: Any) -> None:
+    class LeavesOut(Tuned):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) if batch_idx % 2 else None
+
+    found = Tuner(make_trainer(max_epochs=1)).lr_find(LeavesOut(), num_training=4)
+    assert len(found.results["loss"]) == 4
+
+
 def test_layers_that_are_also_in_a_list_are_trained_by_a_sweep(make_trainer: Any) -> None:
     """The attempt copies plain attributes, and a list of layers with the same layers in it."""
 

@@ -217,7 +217,7 @@ class _Sweep(Callback):
             group["lr"] = self._sweep.rate(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        if outputs is not None:
+        if "loss" in outputs:  # else the step has left the batch out
             reduced = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
             self._window.append(float(reduced))
         step = trainer.global_step
