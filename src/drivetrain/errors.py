@@ -8,12 +8,16 @@
     │   ├── UnknownNameError (a KeyError)         nothing is registered under this name
     │   ├── WrongTypeError (a TypeError)          an argument of a type that is not accepted, or a missing model
     │   ├── NotLoggedError (a RuntimeError)       a callback watches a name that was not logged
+    │   ├── ConflictError (a RuntimeError)        two parts of a run exclude each other
     │   └── NotSupportedError                    a valid argument that this version does not support yet
     ├── LaunchError (launchers.launcher)         a process of the job failed
     ├── LoggingError                             self.log called wrongly
     │   └── UnloggableError (a ValueError)       a value that cannot be logged
     ├── CheckpointError                          a checkpoint that cannot be written, read or applied
-    │   └── NoCheckpointError (a FileNotFoundError)  there is none at the path
+    │   ├── NoCheckpointError (a FileNotFoundError)  there is none at the path
+    │   ├── NotSavedError (a ValueError)          no callback has saved the one that is asked for
+    │   ├── MismatchError (a RuntimeError)        it holds other names or shapes than the module has
+    │   └── MissingEntryError (a KeyError)        it lacks an entry that is asked for
     └── PeerError                                another rank of the job failed, so this one ends too
     SIGTERMException (a SystemExit)              the run ends because it was sent SIGTERM
 
@@ -63,6 +67,10 @@ class NotLoggedError(ConfigurationError, RuntimeError):
     """A callback watches a name that was not logged. Also a RuntimeError: only the run shows it."""
 
 
+class ConflictError(ConfigurationError, RuntimeError):
+    """Two parts of a run exclude each other. Also a RuntimeError, as Lightning raises."""
+
+
 class NotSupportedError(ConfigurationError):
     """The argument is valid in Lightning, but this version does not implement it."""
 
@@ -88,6 +96,20 @@ class CheckpointError(DrivetrainError):
 
 class NoCheckpointError(CheckpointError, FileNotFoundError):
     """There is no checkpoint at the path. Also a FileNotFoundError, as Python raises for a file."""
+
+
+class NotSavedError(CheckpointError, ValueError):
+    """``ckpt_path`` names a checkpoint that no callback has saved. Also a ValueError: the argument does not fit."""
+
+
+class MismatchError(CheckpointError, RuntimeError):
+    """A checkpoint holds other names or shapes than the module has. Also a RuntimeError, as torch raises."""
+
+
+class MissingEntryError(CheckpointError, KeyError):
+    """A checkpoint lacks an entry that is asked for. Also a KeyError, as a failed lookup raises."""
+
+    __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
 class PeerError(DrivetrainError):

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from drivetrain.base.tree import map_leaves
-from drivetrain.errors import ConfigurationError, described
+from drivetrain.errors import ConfigurationError, WrongTypeError, described
 from drivetrain.launchers.launcher import Launcher
 from drivetrain.plan import Plan
 from drivetrain.strategies.collectives import as_tensor, operation_of
@@ -99,7 +99,7 @@ class Ranks(RankFacts):
             LaunchError: a process failed.
         """
         if function is not None and (not callable(function) or not inspect.signature(function).parameters):
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"Engine.launch({described(function)}): it is called with the engine as its first argument. "
                 "Write def main(engine): ..., and engine.launch(main)."
             )

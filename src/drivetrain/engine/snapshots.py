@@ -16,7 +16,16 @@ from drivetrain.base.compiled import own_names
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
 from drivetrain.engine.wrappers import EngineModule, unwrapped
-from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean, shown
+from drivetrain.errors import (
+    CheckpointError,
+    ConfigurationError,
+    MismatchError,
+    MissingEntryError,
+    WrongTypeError,
+    described,
+    did_you_mean,
+    shown,
+)
 
 Filters = Mapping[str, Callable[[str, Any], bool]]
 
@@ -71,7 +80,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
         if name not in snapshot:
             raise ConfigurationError(f"filter names {name!r}, which is not saved. {did_you_mean(name, snapshot)}")
         if not isinstance(snapshot[name], Mapping) or not callable(keeps):
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"filter={{{name!r}: ...}} needs a dictionary to filter and a function (key, value) -> bool, and got "
                 f"{described(snapshot[name])} and {described(keeps)}. Leave the filter out."
             )
@@ -106,7 +115,7 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
         )
     missing = [name for name in state if name not in held]
     if missing and strict:
-        raise CheckpointError(
+        raise MissingEntryError(
             f"{path} has no {', '.join(map(repr, missing))}, only {sorted(map(str, held))}. "
             "Leave that out of the state, or pass strict=False."
         )
@@ -218,7 +227,7 @@ def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> No
             for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
             if keys
         ]
-        raise CheckpointError(
+        raise MismatchError(
             f"{where} does not fit {type(module).__name__} ({'; '.join(found)}). "
             "Build the module as it was trained; for missing or unexpected names only, pass strict=False."
         )

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
 from drivetrain.engine.wrappers import TakeStep, requires_closure
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, ConflictError
 from drivetrain.loops.pieces import (
     Step,
     as_one_of_many,
@@ -83,7 +83,7 @@ def make_step(run: Run) -> BoundStep:
         if (step := own_step(run)) is not None:
             return BoundStep(step)
     if len(optimizers) > 1:
-        raise ConfigurationError(
+        raise ConflictError(
             f"configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
             "Put all parameters into one optimizer, or set self.automatic_optimization = False and step them yourself."
         )

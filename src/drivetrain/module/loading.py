@@ -19,7 +19,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
-from drivetrain.errors import CheckpointError, ConfigurationError, DrivetrainError, did_you_mean, shown
+from drivetrain.errors import CheckpointError, ConfigurationError, DrivetrainError, MismatchError, did_you_mean, shown
 from drivetrain.module.hparams import AttributeDict, described_hyperparameters, is_config
 from drivetrain.module.trainable import TrainableModule
 
@@ -319,7 +319,7 @@ def _restore_module(
                 strict = check_base(module, checkpoint, strict)
             result = module.load_state_dict(checkpoint["state_dict"], strict=strict)
         except RuntimeError as error:
-            raise CheckpointError(
+            raise MismatchError(
                 f"The checkpoint does not fit {type(module).__name__}: {error} "
                 f"{cure}; for missing or unexpected names only, pass strict=False."
             ) from error

@@ -26,7 +26,7 @@ from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import arranged
-from drivetrain.errors import ConfigurationError, WrongTypeError, closest, described
+from drivetrain.errors import ConfigurationError, ConflictError, WrongTypeError, closest, described
 from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.datamodule import LightningDataModule
@@ -132,7 +132,7 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
             )
         if overrides(callback, "state_dict", Callback):
             if callback.state_key in stateful:
-                raise ConfigurationError(
+                raise ConflictError(
                     f"Two {type(callback).__name__} callbacks would save their state under {callback.state_key!r}. "
                     "Give them different arguments, or override state_key."
                 )
