@@ -13,19 +13,23 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain import parity
+from drivetrain import LightningModule, parity
 from drivetrain.compat.files import (
     _load,
+    _load_from_checkpoint,
+    _load_state,
+    _pl_migrate_checkpoint,
     convert,
     get_filesystem,
     is_shared_filesystem,
     load_hparams_from_tags_csv,
     load_hparams_from_yaml,
+    migrate_checkpoint,
     save_hparams_to_tags_csv,
     save_hparams_to_yaml,
     update_hparams,
 )
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError
 
 
 def test_the_file_system_of_a_path(tmp_path: Path) -> None:
@@ -178,3 +182,35 @@ def test_a_rank_with_other_files_is_noticed(tmp_path: Path) -> None:
     assert of_two_ranks(tmp_path, elsewhere) == [False, False]
     assert of_two_ranks(tmp_path, lambda sent: "/another/folder") == [False, False]
     assert all(isinstance(answer, FileNotFoundError) for answer in of_two_ranks(tmp_path / "absent"))
+# ---- checkpoints that were read already ------------------------------------------------------------------------------
+
+
+class Sized(LightningModule):
+    def __init__(self, width: int = 1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(4, width)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.layer(batch[0]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_module_from_a_checkpoint_that_was_read_already(make_trainer: Any, loader: Any, tmp_path: Path) -> None:
+    trainer, module = make_trainer(), Sized(width=3)
+    trainer.fit(module, loader)
+    trainer.save_checkpoint(path := tmp_path / "saved.ckpt")
+    checkpoint = torch.load(path, weights_only=False)
+    for loaded in (_load_state(Sized, checkpoint), _load_from_checkpoint(Sized, path)):
+        assert loaded.hparams["width"] == 3
+        torch.testing.assert_close(loaded.state_dict(), module.state_dict(), rtol=0, atol=0)
+    with pytest.raises(CheckpointError, match="Build the module as it was trained"):
+        _load_state(Sized, checkpoint, width=4)
+
+
+def test_our_own_checkpoints_need_no_migration() -> None:
+    checkpoint = {"state_dict": {}, "drivetrain_version": "1"}
+    assert _pl_migrate_checkpoint(checkpoint, "a.ckpt") is checkpoint
+    assert migrate_checkpoint(checkpoint) == (checkpoint, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningDataModule
 from drivetrain.callbacks import EarlyStopping, ModelCheckpoint
-from drivetrain.errors import CheckpointError, NotSupportedError
+from drivetrain.clusters import LightningEnvironment
+from drivetrain.errors import CheckpointError, ConfigurationError, NotSupportedError
+from drivetrain.loggers import CSVLogger
 from drivetrain.strategies import ModelParallelStrategy
 
 
@@ -191,3 +194,75 @@ def test_how_a_name_was_logged(make_trainer: Any, validated: Any, loader: Any) -
     assert {name: each.meta.prog_bar for name, each in asks.found.items()} == {"alone": True, "shared": False}
     assert all(each.is_tensor and each.meta.on_epoch for each in asks.found.values())
     assert trainer._results is None
+
+
+# ---- loggers and data ------------------------------------------------------------------------------------------------
+
+
+def test_whether_this_batch_is_logged_and_values_past_the_module(
+    make_trainer: Any, regression: Any, loader: Any, tmp_path: Path
+) -> None:
+    class Logs(Callback):
+        def __init__(self) -> None:
+            self.asked: list[bool] = []
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if trainer._logger_connector.should_update_logs:
+                trainer._logger_connector.log_metrics({"own": torch.tensor(batch_idx)})
+                trainer._logger_connector.log_metrics({"other": 1}, step=50)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            self.asked.append(trainer._logger_connector.should_update_logs)
+
+    logs, logger = Logs(), CSVLogger(tmp_path)
+    trainer = make_trainer(callbacks=logs, logger=logger, log_every_n_steps=2)
+    trainer.fit(regression(), loader)
+    assert logs.asked == [False, True, False, True]
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
+    assert [(row["step"], row["own"]) for row in rows if row["own"]] == [("1", "1.0"), ("3", "3.0")]
+    assert {row["step"] for row in rows if row["other"]} == {"50"}
+    assert trainer._logger_connector.callback_metrics is trainer.callback_metrics
+
+
+class AsksForLoaders(Callback):
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.ask("setup", trainer)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.ask("on_fit_start", trainer)
+
+    def ask(self, when: str, trainer: Any) -> None:
+        source = trainer._data_connector._train_dataloader_source
+        try:
+            self.found[when] = source.dataloader()
+        except ConfigurationError as error:
+            self.found[when] = str(error)
+
+
+def test_the_loader_that_was_passed(make_trainer: Any, regression: Any, loader: Any) -> None:
+    asks = AsksForLoaders()
+    trainer = make_trainer(callbacks=asks)
+    trainer.fit(regression(), loader)
+    assert "There is no train_dataloader, and loaders that are passed" in asks.found["setup"]
+    assert "estimated_stepping_batches" in asks.found["setup"]
+    assert asks.found["on_fit_start"] is loader
+    assert trainer._data_connector._train_dataloader_source.is_defined()
+    assert not trainer._data_connector._test_dataloader_source.is_defined()
+
+
+def test_the_loader_of_a_hook_and_whose_hooks_there_are(make_trainer: Any, regression: Any, data: Any) -> None:
+    asks, module, datamodule = AsksForLoaders(), regression(), Remembers(data)
+    trainer = make_trainer(callbacks=asks)
+    trainer.fit(module, datamodule=datamodule)
+    assert [len(asks.found[when]) for when in ("setup", "on_fit_start")] == [4, 4]
+    selector = trainer._data_connector._datahook_selector
+    assert (selector.model, selector.datamodule) == (module, datamodule)
+
+
+def test_who_has_started_the_job(make_trainer: Any) -> None:
+    one, two = (make_trainer(devices=devices, strategy="ddp")._accelerator_connector for devices in (1, 2))
+    assert (one.is_distributed, two.is_distributed) == (False, True)
+    assert isinstance(one.cluster_environment, LightningEnvironment)

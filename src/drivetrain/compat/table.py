@@ -91,6 +91,7 @@ _DEEPSPEED_OF_FABRIC = f"{_C}.fabric_deepspeed: DeepSpeedStrategy=FabricDeepSpee
 _XLA_OF_FABRIC = f"{_C}.fabric_xla: XLAStrategy=FabricXLAStrategy"
 _SINGLE_XLA_OF_FABRIC = f"{_C}.fabric_xla: SingleDeviceXLAStrategy=FabricSingleDeviceXLAStrategy"
 _XLA_FSDP_OF_FABRIC = f"{_C}.fabric_xla: XLAFSDPStrategy=FabricXLAFSDPStrategy"
+_LEGACY_PATCH = "contextlib: pl_legacy_patch=nullcontext"  # nothing that is read imports the original's modules
 _CONNECTORS = "drivetrain.trainer.connector_views"
 
 SERVED: dict[str, tuple[str, ...]] = {
@@ -168,7 +169,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     ),
     "pytorch.core.saving": (
         f"{_C}.files: CHECKPOINT_PAST_HPARAMS_KEYS convert get_filesystem load_hparams_from_tags_csv "
-        "load_hparams_from_yaml save_hparams_to_tags_csv save_hparams_to_yaml update_hparams",
+        "load_hparams_from_yaml save_hparams_to_tags_csv save_hparams_to_yaml update_hparams "
+        "_load_from_checkpoint _load_state",
     ),
     "pytorch.demos": (f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel",),
     "pytorch.demos.boring_classes": (
@@ -223,12 +225,24 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.strategies.strategy": ("drivetrain.strategies.strategy: Strategy", _REDUCED_TYPES),
     "pytorch.trainer": ("drivetrain: Trainer", _SEED_EVERYTHING),
     "pytorch.trainer.connectors": (),
-    "pytorch.trainer.connectors.accelerator_connector": (f"{_C}.connectors: _AcceleratorConnector",),
+    "pytorch.trainer.call": (
+        f"{_C}.calls: _call_callback_hooks _call_lightning_datamodule_hook _call_lightning_module_hook "
+        "_call_strategy_hook",
+    ),
+    "pytorch.trainer.connectors.accelerator_connector": (
+        f"{_C}.connectors: _AcceleratorConnector",
+        f"{_C}.type_names: _PRECISION_INPUT",
+    ),
     "pytorch.trainer.connectors.callback_connector": (f"{_CONNECTORS}: _CallbackConnector=CallbackView",),
     "pytorch.trainer.connectors.checkpoint_connector": (f"{_CONNECTORS}: _CheckpointConnector=CheckpointView",),
-    "pytorch.trainer.connectors.logger_connector": (),
+    "pytorch.trainer.connectors.data_connector": (
+        f"{_CONNECTORS}: _DataConnector=DataView _DataLoaderSource=LoaderSource",
+    ),
+    "pytorch.trainer.connectors.logger_connector": (f"{_CONNECTORS}: _LoggerConnector=LoggerView",),
+    "pytorch.trainer.connectors.logger_connector.logger_connector": (f"{_CONNECTORS}: _LoggerConnector=LoggerView",),
     "pytorch.trainer.connectors.logger_connector.result": (
         f"{_CONNECTORS}: _ResultCollection=ResultsView _ResultMetric=ResultView",
+        f"{_C}.type_names: _METRICS _OUT_DICT _PBAR_DICT",
     ),
     "pytorch.trainer.states": (
         "drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",
@@ -259,6 +273,8 @@ SERVED: dict[str, tuple[str, ...]] = {
         f"{_C}.memory: garbage_collection_cuda is_cuda_out_of_memory is_cudnn_snafu is_oom_error is_out_of_cpu_memory "
         "recursive_detach",
     ),
+    "pytorch.utilities.migration": (_LEGACY_PATCH, f"{_C}.files: migrate_checkpoint"),
+    "pytorch.utilities.migration.utils": (_LEGACY_PATCH, f"{_C}.files: migrate_checkpoint _pl_migrate_checkpoint"),
     "pytorch.utilities.model_helpers": (f"{_C}.parsing: get_torchvision_model is_overridden",),
     "pytorch.utilities.model_summary": _SUMMARY_MODULE,
     "pytorch.utilities.model_summary.model_summary": (*_SUMMARY_MODULE, f"{_C}.model_summary: UNKNOWN_SIZE"),
@@ -349,6 +365,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.utilities.distributed": (
         f"{_C}.samplers: DistributedSamplerWrapper",
         f"{_C}.files: is_shared_filesystem",
+        f"{_C}.reductions: _all_gather_ddp_if_available _distributed_is_initialized "
+        "_get_default_process_group_backend_for_device _sync_ddp_if_available",
         "torch.distributed: ReduceOp group",
     ),
     "fabric.utilities.enums": (f"{_C}.enums: LightningEnum",),

@@ -116,3 +116,16 @@ class CollectibleGroup(Protocol):
 
     def rank(self) -> int:
         """Return which of them this is."""
+
+
+_PRECISION_INPUT = int | str
+_OUT_DICT = dict[str, Tensor]
+_PBAR_DICT = dict[str, float]
+
+
+class _METRICS(TypedDict):
+    """Logged values by who gets them."""
+
+    callback: dict[str, Tensor]
+    log: dict[str, Tensor]
+    pbar: dict[str, float]

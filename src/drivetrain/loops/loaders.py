@@ -364,7 +364,7 @@ class Loaders:
 
         A CombinedLoader is not called a tree.
         """
-        made = self._make(stage)
+        made = self.unshared(stage)
         self._made_in[stage] = self._made_before.pop(stage, self._epoch())
         start = f"{LOADER_HOOKS[stage]} gave"
         combined = isinstance(made, CombinedLoader)
@@ -394,7 +394,8 @@ class Loaders:
             return map_leaves(prepare, tree), True
         return prepare(made), False  # the user's own list, not the BatchList
 
-    def _make(self, stage: str) -> Any:
+    def unshared(self, stage: str) -> Any:
+        """Return what was passed for ``stage``, or what its hook returns, as it is."""
         if (given := self._passed.get(stage)) is not None:
             return given
         owner = self._owner(stage)

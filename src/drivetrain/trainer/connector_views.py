@@ -5,7 +5,7 @@ They are private in name only. finetuning-scheduler, PINA and scvi-tools use the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,11 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Entry
 from drivetrain.callback import Callback
-from drivetrain.errors import NotSupportedError
+from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.logbook.entry import Logged
 from drivetrain.logbook.logbook import Logbook
+from drivetrain.loops.loaders import LOADER_HOOKS
+from drivetrain.module.hooks import DataHooks
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, weights
 
@@ -35,6 +37,8 @@ class AcceleratorView:
         _strategy_flag: the name of the strategy; the strategy itself where an instance was passed.
         _devices_flag: how many processes on a CPU; the indices of other devices.
         _parallel_devices: the devices of this machine.
+        cluster_environment: who started the processes of the job.
+        is_distributed: there are several processes.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -42,6 +46,8 @@ class AcceleratorView:
         self._accelerator_flag = plan.accelerator.name
         self._strategy_flag = plan.strategy.name if isinstance(plan.strategy, Entry) else plan.strategy
         self._parallel_devices = list(plan.devices)
+        self.cluster_environment = plan.environment
+        self.is_distributed = plan.num_nodes * plan.num_processes > 1
         on_cpu = plan.devices[0].type == "cpu"
         self._devices_flag: Any = len(plan.devices) if on_cpu else [device.index or 0 for device in plan.devices]
 
@@ -174,6 +180,76 @@ class CheckpointView:
     def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
         """Return what ``trainer.save_checkpoint`` would write; every rank must call it."""
         return checkpoint.dump(self.trainer, bool(weights_only))
+
+
+class LoaderSource:
+    """Where the loaders of a stage come from."""
+
+    def __init__(self, trainer: Trainer, stage: str) -> None:
+        self._trainer = trainer
+        self._stage = stage
+
+    def is_defined(self) -> bool:
+        """Return whether the run, or the last one, was given loaders for the stage or has a hook that makes them."""
+        run = self._trainer.current_run
+        return run is not None and run.loaders.available(self._stage)
+
+    def dataloader(self) -> Any:
+        """Return what was passed for the stage, or what its hook returns: not shared out to the ranks yet.
+
+        Raises:
+            ConfigurationError: there is none; or, in ``setup``, none but what was passed.
+        """
+        trainer, hook = self._trainer, LOADER_HOOKS[self._stage]
+        if trainer.current_run is not None:
+            return trainer.current_run.loaders.unshared(self._stage)
+        for owner in (trainer.datamodule, trainer.lightning_module):
+            if owner is not None and overrides(owner, hook, DataHooks):
+                return getattr(owner, hook)()
+        raise ConfigurationError(
+            f"There is no {hook}, and loaders that are passed to the Trainer are known after setup. Ask for them in "
+            "configure_optimizers or later; the steps of a fit are trainer.estimated_stepping_batches."
+        )
+
+
+class DataView:
+    """Where a Trainer's data comes from.
+
+    Attributes:
+        _train_dataloader_source, _val_dataloader_source, _test_dataloader_source, _predict_dataloader_source: by stage.
+        _datahook_selector: with ``model`` and ``datamodule``.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._train_dataloader_source = LoaderSource(trainer, "fit")
+        self._val_dataloader_source = LoaderSource(trainer, "validate")
+        self._test_dataloader_source = LoaderSource(trainer, "test")
+        self._predict_dataloader_source = LoaderSource(trainer, "predict")
+        self._datahook_selector = SimpleNamespace(model=trainer.lightning_module, datamodule=trainer.datamodule)
+
+
+class LoggerView:
+    """When and what a Trainer logs."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    @property
+    def should_update_logs(self) -> bool:
+        """Whether the loggers get, or just got, the values of this batch."""
+        return self.trainer.is_logging_step
+
+    @property
+    def callback_metrics(self) -> dict[str, Any]:
+        """The Trainer's."""
+        return self.trainer.callback_metrics
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Pass ``metrics`` to every logger, by default as of this step."""
+        numbers = {name: float(value) for name, value in metrics.items()}
+        if numbers and self.trainer.loggers:
+            self.trainer._log(numbers, self.trainer.logger_step if step is None else step)
 
 
 class ResultView:

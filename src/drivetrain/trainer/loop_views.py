@@ -42,19 +42,6 @@ class ProgressView(NamedTuple):
     is_last_batch: bool = False
 
 
-class DataSourceView:
-    """Where the loaders of a stage come from, as far as third-party callbacks ask."""
-
-    def __init__(self, trainer: Trainer, stage: str) -> None:
-        self._trainer = trainer
-        self._stage = stage
-
-    def is_defined(self) -> bool:
-        """Return whether the run, or the last one, was given loaders for the stage or has a hook that makes them."""
-        run = self._trainer.current_run
-        return run is not None and run.loaders.available(self._stage)
-
-
 class _LoopView:
     _stage = "fit"
 
@@ -63,9 +50,8 @@ class _LoopView:
         self._progress = trainer.progress
 
     @property
-    def _data_source(self) -> DataSourceView:
-        """Private in name only: GluonTS asks it in ``configure_optimizers`` whether the fit validates."""
-        return DataSourceView(self._trainer, self._stage)
+    def _data_source(self) -> Any:  # GluonTS asks it in configure_optimizers whether the fit validates
+        return load("drivetrain.trainer.connector_views:LoaderSource")(self._trainer, self._stage)
 
     @property
     def restarting(self) -> bool:
@@ -255,6 +241,14 @@ class ViewsOfTrainer:
     @cached_property
     def _checkpoint_connector(self) -> Any:
         return load("drivetrain.trainer.connector_views:CheckpointView")(self)
+
+    @property
+    def _data_connector(self) -> Any:
+        return load("drivetrain.trainer.connector_views:DataView")(self)
+
+    @property
+    def _logger_connector(self) -> Any:
+        return load("drivetrain.trainer.connector_views:LoggerView")(self)
 
     @property
     def _results(self) -> Any:

@@ -1,0 +1,50 @@
+"""``trainer.call``: hooks that a library calls itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.callback import Checkpoint
+
+
+def _call_callback_hooks(
+    trainer: Any, hook_name: str, *args: Any, monitoring_callbacks: bool | None = None, **kwargs: Any
+) -> None:
+    """Call a hook of the callbacks, with Trainer and module.
+
+    Args:
+        trainer: whose callbacks.
+        hook_name: the hook.
+        *args: what follows Trainer and module.
+        monitoring_callbacks: True: only those that watch metrics or save; False: only the others.
+        **kwargs: the same by name.
+    """
+    scope = trainer.hooks.scope(hook_name)
+    for callback in trainer.callbacks:
+        monitors = callback.monitors or isinstance(callback, Checkpoint)
+        if monitoring_callbacks is None or monitoring_callbacks == monitors:
+            call = trainer.logbook.within(scope, getattr(callback, hook_name))
+            call(trainer, trainer.lightning_module, *args, **kwargs)
+
+
+def _call_lightning_module_hook(trainer: Any, hook_name: str, *args: Any, pl_module: Any = None, **kwargs: Any) -> Any:
+    """Call a hook of the module, by default the Trainer's; what it logs belongs to that hook."""
+    method = getattr(pl_module or trainer.lightning_module, hook_name)
+    return trainer.logbook.within(trainer.hooks.scope(hook_name), method)(*args, **kwargs)
+
+
+def _call_lightning_datamodule_hook(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a hook of the datamodule.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if trainer.datamodule is None:
+        raise TypeError(f"There is no datamodule whose {hook_name} could be called. Pass one: datamodule=...")
+    return getattr(trainer.datamodule, hook_name)(*args, **kwargs)
+
+
+def _call_strategy_hook(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the strategy; what it logs belongs to that hook."""
+    method = getattr(trainer.strategy, hook_name)
+    return trainer.logbook.within(trainer.hooks.scope(hook_name), method)(*args, **kwargs)

@@ -1,0 +1,50 @@
+"""``fabric.utilities.distributed``: torch.distributed where it is set up, and a single process where it is not."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+def _distributed_is_initialized() -> bool:
+    """Return whether there is a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def _sync_ddp_if_available(result: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
+    """Reduce ``result`` in place over the ranks, and return it.
+
+    Args:
+        result: of this rank.
+        group: the ranks; ``None``: all of them.
+        reduce_op: torch's, or its name; ``None``: the sum. "mean" and "avg": the mean.
+    """
+    if not _distributed_is_initialized():
+        return result
+    name = reduce_op.lower() if isinstance(reduce_op, str) else None
+    if name in ("mean", "avg") or reduce_op is dist.ReduceOp.AVG:  # gloo has no mean
+        dist.all_reduce(result, dist.ReduceOp.SUM, group)
+        return result.copy_(result / dist.get_world_size(group))
+    operation = dist.ReduceOp.SUM if reduce_op is None else getattr(dist.ReduceOp, name.upper()) if name else reduce_op
+    dist.all_reduce(result, operation, group)
+    return result
+
+
+def _all_gather_ddp_if_available(tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+    """Return the ranks' tensors, one row each; ``tensor`` itself without other ranks."""
+    if not _distributed_is_initialized():
+        return tensor
+    from torch.distributed.nn import functional
+
+    gather: Any = functional.all_gather
+    with nullcontext() if sync_grads else torch.no_grad():
+        return torch.stack(list(gather(tensor.contiguous(), group or dist.group.WORLD)))
+
+
+def _get_default_process_group_backend_for_device(device: torch.device) -> str:
+    """Return the backend that torch takes for a kind of device."""
+    return dist.Backend.default_device_backend_map.get(device.type, "gloo")
