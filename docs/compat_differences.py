@@ -116,7 +116,6 @@ NOT_HERE = {
 
 OPEN = """
     pytorch.utilities.deepspeed.convert_zero_checkpoint_to_fp32_state_dict pytorch.utilities.deepspeed.ds_checkpoint_dir
-    pytorch.utilities.migration.migrate_checkpoint pytorch.utilities.migration.pl_legacy_patch
     pytorch.utilities.upgrade_checkpoint.main
 """
 """What is not here yet. Each name in full, so that a new difference beside one of these fails the test."""

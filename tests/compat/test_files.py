@@ -182,6 +182,8 @@ def test_a_rank_with_other_files_is_noticed(tmp_path: Path) -> None:
     assert of_two_ranks(tmp_path, elsewhere) == [False, False]
     assert of_two_ranks(tmp_path, lambda sent: "/another/folder") == [False, False]
     assert all(isinstance(answer, FileNotFoundError) for answer in of_two_ranks(tmp_path / "absent"))
+
+
 # ---- checkpoints that were read already ------------------------------------------------------------------------------
 
 
