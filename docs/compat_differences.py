@@ -98,12 +98,6 @@ ON_PURPOSE = {
     # ---- names -------------------------------------------------------------------------------------------------------
     "There are no loop objects: the closure of a step and the stages of a restart belong to the loop.": """
         pytorch.loops.*""",
-    "Every process evaluates each sample once, without a sampler or a wrapper for it.": "pytorch.overrides.*",
-    "Demonstrations of the original's documentation; `examples/` has drivetrain's.": """
-        pytorch.demos.LightningLSTM pytorch.demos.LightningTransformer pytorch.demos.SequenceSampler
-        pytorch.demos.SimpleLSTM pytorch.demos.Transformer pytorch.demos.WikiText2 pytorch.demos.mnist_datamodule.*
-        pytorch.demos.transformer.*""",
-    "`torch.compile` compiles in place here; there is no wrapper to remove.": "pytorch.utilities.compile.*",
 }  # fmt: skip
 """Differences that stay."""
 

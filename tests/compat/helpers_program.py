@@ -32,8 +32,20 @@ from lightning.pytorch.core.saving import (
     save_hparams_to_tags_csv,
     update_hparams,
 )
+from lightning.pytorch.demos import (
+    LightningLSTM,
+    LightningTransformer,
+    SequenceSampler,
+    SimpleLSTM,
+    Transformer,
+    WikiText2,
+)
 from lightning.pytorch.demos.boring_classes import BoringModel, DemoModel, RandomDataset, RandomIterableDataset
 from lightning.pytorch.loggers.logger import merge_dicts
+from lightning.pytorch.overrides.distributed import (
+    UnrepeatedDistributedSampler,
+    UnrepeatedDistributedSamplerWrapper,
+)
 from lightning.pytorch.utilities import (
     find_shared_parameters,
     grad_norm,
@@ -42,6 +54,7 @@ from lightning.pytorch.utilities import (
     rank_zero_only,
     set_shared_parameters,
 )
+from lightning.pytorch.utilities.compile import from_compiled, to_uncompiled
 from lightning.pytorch.utilities.data import extract_batch_size, has_len_all_ranks
 from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -58,7 +71,7 @@ from lightning.pytorch.utilities.parsing import (
 )
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 
 class Tied(nn.Module):
@@ -103,6 +116,41 @@ def spike(losses: list[float], **arguments: Any) -> Any:
         except TrainingSpikeException:
             return [batch_idx, json.loads(Path("bad/list.json").read_text())]
     return None
+
+
+def demos() -> list[Any]:
+    """What the demonstrations' models answer and learn, and the words of a text."""
+    Path("data").mkdir(exist_ok=True)
+    Path("data/wikitext-2.txt").write_text("a b c d\n" * 40 + "e f\n")
+    WikiText2.download = staticmethod(lambda destination: None)  # it is there, and takes no package to fetch it
+    text = WikiText2(block_size=5)
+    inputs, target = (torch.stack(parts) for parts in zip(text[0], text[1], strict=True))
+    found: list[Any] = [inputs.tolist(), target.tolist(), len(text), text.vocab_size, text.dictionary.idx2word]
+    torch.manual_seed(1)
+    transformer, lstm = Transformer(7, 4, 2, 4), SimpleLSTM(7, 4, 4, 2)
+    found += [transformer(inputs, target).tolist(), lstm(inputs, lstm.init_hidden(2))[0].tolist()]
+    found += [[*transformer.state_dict()], [*lstm.state_dict()], list(SequenceSampler(range(11), 3))]
+    loader = DataLoader(text, batch_sampler=SequenceSampler(text, batch_size=4))
+    for model in (LightningTransformer(7), LightningLSTM(7)):
+        Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False).fit(model, loader)
+        found.append(float(sum(weight.double().sum() for weight in model.state_dict().values())))
+    return found
+
+
+def shared_out(cls: Any, dataset: Any, **arguments: Any) -> list[Any]:
+    return [list(cls(dataset, num_replicas=3, rank=rank, **arguments)) for rank in range(3)]
+
+
+def compiled() -> list[Any]:
+    wrapped = torch.compile(BoringModel(), backend="eager")
+    module = from_compiled(wrapped)
+    found = [type(module).__name__, to_uncompiled(module) is module, to_uncompiled(wrapped) is module]
+    for turn in (to_uncompiled, from_compiled):
+        try:
+            turn(module)
+        except ValueError:
+            found.append("value")
+    return found
 
 
 def outcome(fn: Any) -> Any:
@@ -192,6 +240,13 @@ def main() -> None:
                 ([9.0, 1.0, 1.0, 4.5], {"window": 3}),
             )
         ],
+        "demos": demos(),
+        "shared out": [
+            shared_out(UnrepeatedDistributedSampler, range(7), shuffle=False),
+            shared_out(UnrepeatedDistributedSampler, range(7), seed=3),
+            shared_out(UnrepeatedDistributedSamplerWrapper, SequentialSampler(range(7)), shuffle=False),
+        ],
+        "compiled": compiled(),
         "data": [len(RandomDataset(3, 5)), list(RandomDataset(3, 5)[0].shape)],
     }
     print(json.dumps(answers, indent=1, default=str))

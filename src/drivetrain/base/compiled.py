@@ -131,7 +131,8 @@ def keep_out_of_graphs(*classes: type) -> None:
     from torch._dynamo import trace_rules
 
     package = Path(__file__).parent.parent
-    folders = [folder for folder in sorted(package.iterdir()) if folder.is_dir() and folder.name != "module"]
+    traced = ("module", "compat")  # the second has models of Lightning's demonstrations
+    folders = [folder for folder in sorted(package.iterdir()) if folder.is_dir() and folder.name not in traced]
     trace_rules.SKIP_DIRS.extend(f"{folder}/" for folder in folders)
     trace_rules._recompile_re()
     # What these call is left out too, such as an optimizer's step and a metric's update.

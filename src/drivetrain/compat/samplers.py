@@ -1,13 +1,17 @@
-"""``fabric.utilities.distributed``: any sampler, shared out to the ranks."""
+"""``fabric.utilities.distributed`` and ``overrides.distributed``: samples, shared out to the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from drivetrain.base.tree import leaves
 from drivetrain.errors import ConfigurationError
 
 
@@ -60,3 +64,55 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
         super().set_epoch(epoch)
         if callable(own := getattr(self._drawn.sampler, "set_epoch", None)):
             own(epoch)
+
+
+class UnrepeatedDistributedSampler(DistributedSampler[Any]):
+    """Gives each rank its part of the samples and none twice: the last ranks may have one sample less.
+
+    The Trainer shares samples out in this way by itself when it evaluates. Under DDP, training waits forever for a rank
+    that has one batch less.
+
+    Args:
+        args, kwargs: of torch's ``DistributedSampler``; with ``shuffle``, the order depends on the epoch only.
+
+    Raises:
+        ConfigurationError: there are fewer samples than ranks.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        dataset: Any = self.dataset
+        self.total_size = len(dataset)
+        self.num_samples = len(range(self.rank, self.total_size, self.num_replicas))
+        self.seed = 0
+        if self.total_size and not self.num_samples:
+            raise ConfigurationError(
+                f"UnrepeatedDistributedSampler has {self.total_size} samples for {self.num_replicas} ranks, so some "
+                "ranks have none. Use fewer ranks."
+            )
+
+
+class UnrepeatedDistributedSamplerWrapper(DistributedSamplerWrapper, UnrepeatedDistributedSampler):
+    """:class:`DistributedSamplerWrapper` in which no sample is given twice.
+
+    Args:
+        sampler: with a length.
+        args, kwargs: of :class:`UnrepeatedDistributedSampler`, after its dataset.
+    """
+
+
+def prepare_for_backward(model: DistributedDataParallel, output: Any) -> None:
+    """Let DDP average the gradients of the next backward pass, which did not begin in its ``forward``.
+
+    Args:
+        model: the wrapper.
+        output: what the pass begins from; parameters that no tensor in it depends on get no gradient.
+    """
+    averages = torch.is_grad_enabled() and model.require_backward_grad_sync
+    model.require_forward_param_sync = averages
+    if not averages:
+        return
+    searches = model.find_unused_parameters and not model.static_graph
+    found = [leaf for _, leaf in leaves(output) if isinstance(leaf, Tensor)] if searches else []
+    model.reducer._rebuild_buckets()  # DDP does that before it prepares
+    model.reducer.prepare_for_backward(found)

@@ -172,10 +172,19 @@ SERVED: dict[str, tuple[str, ...]] = {
         "load_hparams_from_yaml save_hparams_to_tags_csv save_hparams_to_yaml update_hparams "
         "_load_from_checkpoint _load_state",
     ),
-    "pytorch.demos": (f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel",),
+    "pytorch.demos": (
+        f"{_C}.boring_classes: BoringDataModule BoringModel DemoModel",
+        f"{_C}.demo_language: LightningLSTM LightningTransformer SequenceSampler SimpleLSTM Transformer WikiText2",
+    ),
     "pytorch.demos.boring_classes": (
         f"{_C}.boring_classes: BoringDataModule BoringDataModuleNoLen BoringModel DemoModel IterableBoringDataModule "
         "ManualOptimBoringModel Net RandomDataset RandomDictDataset RandomIterableDataset RandomIterableDatasetWithLen",
+    ),
+    "pytorch.demos.lstm": (f"{_C}.demo_language: LightningLSTM SequenceSampler SimpleLSTM",),
+    "pytorch.demos.mnist_datamodule": (f"{_C}.demo_mnist: MNIST MNISTDataModule",),
+    "pytorch.demos.transformer": (
+        f"{_C}.demo_language: Dictionary LightningTransformer PositionalEncoding Transformer WikiText2 tokenize",
+        "torch.nn: MultiheadAttention",
     ),
     "pytorch.loggers": (_LOGGERS, "drivetrain.loggers: CometLogger Logger MLFlowLogger NeptuneLogger WandbLogger"),
     "pytorch.loggers.comet": ("drivetrain.loggers.comet: CometLogger",),
@@ -196,6 +205,10 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.loops.fit_loop": ("drivetrain.trainer.loop_views: _FitLoop=FitView",),
     "pytorch.loops.prediction_loop": ("drivetrain.trainer.loop_views: _PredictionLoop=PredictionView",),
     "pytorch.loops.training_epoch_loop": ("drivetrain.trainer.loop_views: _TrainingEpochLoop=TrainingEpochView",),
+    "pytorch.overrides": (),
+    "pytorch.overrides.distributed": (
+        f"{_C}.samplers: UnrepeatedDistributedSampler UnrepeatedDistributedSamplerWrapper prepare_for_backward",
+    ),
     "pytorch.plugins": ("drivetrain.plugins",),
     "pytorch.plugins.environments": _ENVIRONMENTS[""],
     "pytorch.plugins.io": (_ASYNC_IO, _CHECKPOINT_IO, _TORCH_IO, _XLA_IO),
@@ -257,6 +270,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         f"{_C}.type_names: FLOAT16_EPSILON FLOAT32_EPSILON FLOAT64_EPSILON",
     ),
     "pytorch.utilities.combined_loader": ("drivetrain.data.combined: CombinedLoader",),
+    "pytorch.utilities.compile": (f"{_C}.compiled: _maybe_unwrap_optimized from_compiled to_uncompiled",),
     "pytorch.utilities.data": (
         f"{_C}.batches: extract_batch_size has_iterable_dataset has_len has_len_all_ranks sized_len",
         f"{_C}.type_names: BType",

@@ -1,0 +1,54 @@
+"""``utilities.compile``: modules that ``torch.compile`` returned, which are compiled in place here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.base.compiled import compiled_in_place, context_of, leave_uncompiled, original
+from drivetrain.errors import WrongTypeError
+from drivetrain.module.module import LightningModule
+
+
+def from_compiled(model: Any) -> LightningModule:
+    """Return the LightningModule inside of what ``torch.compile`` returned, compiled in place.
+
+    Raises:
+        WrongTypeError: ``model`` is no such module, or there is no LightningModule in it.
+    """
+    if original(model) is model:
+        raise WrongTypeError(f"from_compiled got a {type(model).__name__}. Pass what torch.compile(module) returned.")
+    _check(original(model))
+    module: LightningModule = compiled_in_place(model)
+    return module
+
+
+def to_uncompiled(model: Any) -> LightningModule:
+    """Return the LightningModule without what compiled it; it is changed in place.
+
+    Args:
+        model: what ``torch.compile``, :func:`from_compiled` or a fit of what ``torch.compile`` returned have left.
+
+    Raises:
+        WrongTypeError: ``model`` is no LightningModule, or one that is not compiled.
+    """
+    module = original(model)
+    _check(module)
+    if module is model and context_of(module) is None:
+        raise WrongTypeError(f"to_uncompiled got a {type(model).__name__} that is not compiled. Leave the call out.")
+    leave_uncompiled(module)
+    uncompiled: LightningModule = module
+    return uncompiled
+
+
+def _maybe_unwrap_optimized(model: Any) -> LightningModule:
+    """Return a LightningModule; what ``torch.compile`` returned is compiled in place first."""
+    if original(model) is not model:
+        return from_compiled(model)
+    _check(model)
+    module: LightningModule = model
+    return module
+
+
+def _check(module: Any) -> None:
+    if not isinstance(module, LightningModule):
+        raise WrongTypeError(f"Expected a LightningModule, and got a {type(module).__name__}. Pass one.")

@@ -1,0 +1,310 @@
+"""``demos.transformer`` and ``demos.lstm``: two small language models, and WikiText-2 for them.
+
+Submodules have the original's names and are made in its order, so that weights, checkpoints and random numbers are its.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from drivetrain.errors import WrongTypeError
+from drivetrain.module.module import LightningModule
+
+_WORDS = 33278  # different words in WikiText-2, with the end of a line as one
+_URL = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/train.txt"
+_END_OF_LINE = "<eos>"
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+class Dictionary:
+    """Numbers words in the order in which they are added.
+
+    Attributes:
+        word2idx: the number of each word.
+        idx2word: the word of each number.
+    """
+
+    def __init__(self) -> None:
+        self.word2idx: dict[str, int] = {}
+        self.idx2word: list[str] = []
+
+    def add_word(self, word: str) -> int:
+        """Return the number of ``word``, a new one if it has none."""
+        number = self.word2idx.setdefault(word, len(self.idx2word))
+        if number == len(self.idx2word):
+            self.idx2word.append(word)
+        return number
+
+    def __len__(self) -> int:
+        return len(self.idx2word)
+
+
+def tokenize(path: str | Path) -> tuple[Tensor, Dictionary]:
+    """Return the words of a text as numbers, of shape ``(words,)``, and their dictionary; ``<eos>`` ends each line."""
+    dictionary = Dictionary()
+    with open(path, encoding="utf-8") as lines:
+        numbers = [dictionary.add_word(word) for line in lines for word in (*line.split(), _END_OF_LINE)]
+    return torch.tensor(numbers, dtype=torch.int64), dictionary
+
+
+class WikiText2(Dataset[tuple[Tensor, Tensor]]):
+    """WikiText-2 in blocks; a sample is a block and the block of the words after each of its words.
+
+    Args:
+        data_dir: the folder of ``wikitext-2.txt``.
+        block_size: words in a block.
+        download: fetch the file if it is not there.
+
+    Raises:
+        WrongTypeError: ``data_dir`` is no path.
+        FileNotFoundError: the file is not there, and ``download`` is False.
+    """
+
+    def __init__(self, data_dir: Path = Path("./data"), block_size: int = 35, download: bool = True) -> None:
+        if not isinstance(data_dir, (str, Path)):
+            raise WrongTypeError(f"WikiText2(data_dir={data_dir!r}): pass the path of a folder, such as Path('data').")
+        self.path = Path(data_dir) / "wikitext-2.txt"
+        self.block_size = block_size
+        if download:
+            self.download(self.path)
+        self.data, self.dictionary = tokenize(self.path)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many different words there are."""
+        return len(self.dictionary)
+
+    def __len__(self) -> int:
+        return len(self.data) // self.block_size - 1
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        words = self.data[index * self.block_size :][: self.block_size + 1]
+        return words[:-1], words[1:]
+
+    @staticmethod
+    def download(destination: Path) -> None:
+        """Fetch the text from the repository of PyTorch's examples, unless the file is there."""
+        if not destination.exists():
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(_URL, str(destination), progress=False)
+
+
+class SequenceSampler(Sampler[list[int]]):
+    """Batches for a recurrent model: sample ``i`` of a batch is followed by sample ``i`` of the next.
+
+    Args:
+        dataset: whose samples follow each other.
+        batch_size: in how many parts it is cut, of which each batch holds one sample.
+    """
+
+    def __init__(self, dataset: Sized, batch_size: int) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.chunk_size = len(dataset) // batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        starts = [part * self.chunk_size for part in range(self.batch_size)]
+        return ([start + offset for start in starts] for offset in range(self.chunk_size))
+
+    def __len__(self) -> int:
+        return self.chunk_size
+
+
+# ---- the transformer -------------------------------------------------------------------------------------------------
+
+
+class PositionalEncoding(nn.Module):
+    """Adds to each sample sines and cosines of its length, and drops some of the sums.
+
+    Args:
+        dim: features, an even number.
+        dropout: the share that is dropped.
+        max_len: samples are shorter.
+    """
+
+    def __init__(self, dim: int, dropout: float = 0.1, max_len: int = 5000) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(p=dropout)
+        self.dim = dim
+        self.max_len = max_len
+        self.pe: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``, of shape ``(batch, length, dim)``, encoded."""
+        if self.pe is None:
+            self.pe = self._encodings(x.device)
+        # One vector for all positions, that of the length: the original does so, and so do the numbers it trains to.
+        result: Tensor = self.dropout(x + self.pe[:, x.size(1)])
+        return result
+
+    def _encodings(self, device: torch.device) -> Tensor:
+        """The encoding of every position, of shape ``(1, max_len, dim)``."""
+        positions = torch.arange(self.max_len, dtype=torch.float, device=device)
+        rates = torch.exp(torch.arange(0, self.dim, 2, device=device).float() * (-math.log(10000.0) / self.dim))
+        angles = positions[:, None] * rates
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[None]
+
+
+class Transformer(nn.Module):
+    """An encoder and a decoder that predict the next words.
+
+    Args:
+        vocab_size: how many words there are.
+        ninp: features of a word.
+        nhead: heads of the attention.
+        nhid: features inside the feed-forward layers.
+        nlayers: of the encoder, and of the decoder.
+        dropout: the share that is dropped.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = _WORDS,
+        ninp: int = 200,
+        nhead: int = 2,
+        nhid: int = 200,
+        nlayers: int = 2,
+        dropout: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.pos_encoder = PositionalEncoding(ninp, dropout)
+        self.embedding = nn.Embedding(vocab_size, ninp)
+        self.transformer = nn.Transformer(ninp, nhead, nlayers, nlayers, nhid, dropout, batch_first=True)
+        self.decoder = nn.Linear(ninp, vocab_size)
+        self.ninp = ninp
+        self.vocab_size = vocab_size
+        self.src_mask: Tensor | None = None
+
+    def generate_square_subsequent_mask(self, size: int) -> Tensor:
+        """Return a mask of shape ``(size, size)``: 0 for a word and those before it, minus infinity for later ones."""
+        return torch.full((size, size), -math.inf).triu(diagonal=1)
+
+    def forward(self, inputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return logarithms of probabilities, of shape ``(batch * length, vocab_size)``.
+
+        Args:
+            inputs: words, of shape ``(batch, length)``.
+            target: the words after them.
+            mask: of ``target``; ``None``: a word does not see later ones.
+        """
+        length = inputs.size(1)
+        if self.src_mask is None or len(self.src_mask) != length:
+            self.src_mask = self.generate_square_subsequent_mask(length).to(inputs.device)
+        if mask is None:
+            mask = self.generate_square_subsequent_mask(length).to(inputs.device)
+        source, following = (self.pos_encoder(self.embedding(x) * math.sqrt(self.ninp)) for x in (inputs, target))
+        scores: Tensor = self.decoder(self.transformer(source, following, tgt_mask=mask))
+        return F.log_softmax(scores, dim=-1).view(-1, self.vocab_size)
+
+
+class _Reads(LightningModule):
+    """A model that trains on WikiText-2."""
+
+    def prepare_data(self) -> None:
+        WikiText2(download=True)
+
+
+class LightningTransformer(_Reads):
+    """:class:`Transformer`, trained by SGD."""
+
+    def __init__(self, vocab_size: int = _WORDS) -> None:
+        super().__init__()
+        self.model = Transformer(vocab_size=vocab_size)
+
+    def forward(self, inputs: Tensor, target: Tensor) -> Tensor:
+        result: Tensor = self.model(inputs, target)
+        return result
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        inputs, target = batch
+        return F.nll_loss(self(inputs, target), target.view(-1))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(WikiText2())
+
+
+# ---- the recurrent model ---------------------------------------------------------------------------------------------
+
+
+class SimpleLSTM(nn.Module):
+    """A recurrent model that predicts the next word.
+
+    Args:
+        vocab_size: how many words there are.
+        ninp: features of a word.
+        nhid: features of the hidden state.
+        nlayers: recurrent layers.
+        dropout: the share that is dropped.
+    """
+
+    def __init__(
+        self, vocab_size: int = _WORDS, ninp: int = 512, nhid: int = 512, nlayers: int = 4, dropout: float = 0.2
+    ) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(dropout)
+        self.encoder = nn.Embedding(vocab_size, ninp)
+        self.rnn = nn.LSTM(ninp, nhid, nlayers, dropout=dropout, batch_first=True)
+        self.decoder = nn.Linear(nhid, vocab_size)
+        self.vocab_size, self.nlayers, self.nhid = vocab_size, nlayers, nhid
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Draw the weights of the words, those going in before those coming out, and set the bias to 0."""
+        nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
+        nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
+        nn.init.zeros_(self.decoder.bias)
+
+    def forward(self, input: Tensor, hidden: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return logarithms of probabilities, of shape ``(batch * length, vocab_size)``, and the next hidden state.
+
+        Args:
+            input: words, of shape ``(batch, length)``.
+            hidden: the hidden state, as :meth:`init_hidden` returns it.
+        """
+        features, hidden = self.rnn(self.drop(self.encoder(input)), hidden)
+        scores: Tensor = self.decoder(self.drop(features))
+        return F.log_softmax(scores.view(-1, self.vocab_size), dim=1), hidden
+
+    def init_hidden(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Return the hidden state before the first word: two tensors of zeros ``(nlayers, batch_size, nhid)``."""
+        shape = (self.nlayers, batch_size, self.nhid)
+        return self.decoder.weight.new_zeros(shape), self.decoder.weight.new_zeros(shape)
+
+
+class LightningLSTM(_Reads):
+    """:class:`SimpleLSTM`, trained by SGD; its hidden state continues from batch to batch of an epoch."""
+
+    def __init__(self, vocab_size: int = _WORDS) -> None:
+        super().__init__()
+        self.model = SimpleLSTM(vocab_size=vocab_size)
+        self.hidden: tuple[Tensor, Tensor] | None = None
+
+    def on_train_epoch_end(self) -> None:
+        self.hidden = None
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        inputs, target = batch
+        state, cell = self.hidden or self.model.init_hidden(inputs.size(0))
+        scores, self.hidden = self.model(inputs, (state.detach(), cell.detach()))
+        loss = F.nll_loss(scores, target.view(-1))
+        self.log("train_loss", loss, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=20.0)
+
+    def train_dataloader(self) -> Any:
+        dataset = WikiText2()
+        return DataLoader(dataset, batch_sampler=SequenceSampler(dataset, batch_size=20))

@@ -1,0 +1,164 @@
+"""``demos.mnist_datamodule``: handwritten digits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, random_split
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.module.datamodule import LightningDataModule
+
+_FOLDER = "./data"
+_HOST = "https://pl-public-data.s3.amazonaws.com/MNIST/processed"
+
+
+class _HostedMNIST(Dataset[tuple[Tensor, int]]):
+    """The digits as two files of tensors: what ``MNIST`` returns without torchvision's.
+
+    Args:
+        root: the folder below which they are.
+        train: those to train with, not those to test with.
+        normalize: mean and standard deviation by which the pixels, 0 to 255, are shifted and divided; ``None``: leave
+            them.
+        download: fetch the files that are not there.
+        kwargs: not used; torchvision's class takes more.
+
+    Raises:
+        FileNotFoundError: a file is not there, and ``download`` is False.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        train: bool = True,
+        normalize: tuple[float, float] | None = (0.1307, 0.3081),
+        download: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.normalize = normalize
+        folder = Path(root) / "MNIST" / "complete"
+        for name in ("training.pt", "test.pt") if download else ():
+            if not (folder / name).exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                torch.hub.download_url_to_file(f"{_HOST}/{name}", str(folder / name), progress=False)
+        self.data, self.targets = torch.load(folder / ("training.pt" if train else "test.pt"), weights_only=True)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image: Tensor = self.data[index].float().unsqueeze(0)
+        if self.normalize is not None:
+            mean, deviation = (torch.tensor(number) for number in self.normalize)
+            image = (image - mean) / deviation
+        return image, int(self.targets[index])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
+    """Return torchvision's MNIST, or the same digits from another host if its host refuses the download.
+
+    With the variable ``PL_USE_MOCKED_MNIST`` that other host is asked at once, and torchvision is not needed.
+
+    Raises:
+        ModuleNotFoundError: torchvision is not installed.
+    """
+    if os.environ.get("PL_USE_MOCKED_MNIST"):
+        return _HostedMNIST(*args, **kwargs)
+    if find_spec("torchvision") is None:
+        raise ModuleNotFoundError(
+            "MNIST needs torchvision. Run: pip install torchvision, or set the variable PL_USE_MOCKED_MNIST=1."
+        )
+    from torchvision.datasets import MNIST as OfTorchvision  # type: ignore[import-not-found]
+
+    try:
+        OfTorchvision(_FOLDER, download=True)
+    except OSError as error:
+        rank_zero_warn(f"torchvision could not download MNIST: {error}. It is downloaded from {_HOST}.")
+        return _HostedMNIST(*args, **kwargs)
+    dataset: Dataset[Any] = OfTorchvision(*args, **kwargs)
+    return dataset
+
+
+class MNISTDataModule(LightningDataModule):
+    """The digits, split for training, validation and test.
+
+    Args:
+        data_dir: the folder of the files.
+        val_split: how many images of the training part are for validation.
+        num_workers: of each loader.
+        normalize: let pixels be between -1 and 1, not between 0 and 1. It takes torchvision.
+        seed: is kept; the split is the same for every seed.
+        batch_size: of each loader; what is left over at the end is dropped.
+    """
+
+    name = "mnist"
+
+    def __init__(
+        self,
+        data_dir: str = _FOLDER,
+        val_split: int = 5000,
+        num_workers: int = 16,
+        normalize: bool = False,
+        seed: int = 42,
+        batch_size: int = 32,
+    ) -> None:
+        super().__init__()
+        self.data_dir, self.val_split, self.seed = data_dir, val_split, seed
+        self.num_workers, self.normalize, self.batch_size = num_workers, normalize, batch_size
+
+    @property
+    def num_classes(self) -> int:
+        """Ten digits."""
+        return 10
+
+    @property
+    def default_transforms(self) -> Callable[[Any], Tensor] | None:
+        """What makes a tensor of an image; ``None`` without torchvision, whose images are none."""
+        if find_spec("torchvision") is None:
+            return None
+        from torchvision import transforms  # type: ignore[import-not-found]
+
+        as_tensor: Callable[[Any], Tensor] = transforms.ToTensor()
+        if not self.normalize:
+            return as_tensor
+        both: Callable[[Any], Tensor] = transforms.Compose([as_tensor, transforms.Normalize((0.5,), (0.5,))])
+        return both
+
+    def prepare_data(self) -> None:
+        for train in (True, False):
+            MNIST(self.data_dir, train=train, download=True)
+
+    def setup(self, stage: str) -> None:
+        digits = self._digits(train=True)
+        sizes = [len(digits) - self.val_split, self.val_split]  # type: ignore[arg-type]
+        self.dataset_train, self.dataset_val = random_split(digits, sizes, torch.Generator().manual_seed(42))
+
+    def train_dataloader(self) -> Any:
+        return self._loader(self.dataset_train, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return self._loader(self.dataset_val)
+
+    def test_dataloader(self) -> Any:
+        return self._loader(self._digits(train=False))
+
+    def _digits(self, train: bool) -> Dataset[Any]:
+        transform = self.default_transforms
+        return MNIST(self.data_dir, train=train, download=False, **({"transform": transform} if transform else {}))
+
+    def _loader(self, dataset: Dataset[Any], shuffle: bool = False) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            self.batch_size,
+            shuffle=shuffle,
+            num_workers=self.num_workers,
+            drop_last=True,
+            pin_memory=torch.accelerator.is_available(),  # without one, torch warns that it cannot
+        )
