@@ -109,7 +109,5 @@ NOT_HERE = {
 """What needs hardware, a cloud service, or the original's own project."""
 
 OPEN = """
-    pytorch.utilities.deepspeed.convert_zero_checkpoint_to_fp32_state_dict pytorch.utilities.deepspeed.ds_checkpoint_dir
-    pytorch.utilities.upgrade_checkpoint.main
 """
 """What is not here yet. Each name in full, so that a new difference beside one of these fails the test."""

@@ -94,6 +94,8 @@ RUNS_CODE = {
     "checkpoints/foreign.py": {"torch.load": 1},  # with a reader of its own in place of pickle, which calls nothing
     "cli/program.py": {"compile": 1, "exec": 1, "runpy._run_module_as_main": 2},  # the program that the user names
     "clusters/slurm.py": {"subprocess.run": 1},  # scontrol requeue, as a list
+    "compat/demo_language.py": {"torch.hub.download_url_to_file": 1},  # a text, which is read as words
+    "compat/demo_mnist.py": {"torch.hub.download_url_to_file": 1},  # tensors, which are read as plain data only
     "compat/files.py": {"torch.load": 2},  # restricted unless the caller, or the compatibility mode, says otherwise
     "launchers/_child.py": {"pickle.loads": 1, "torch.load": 1},  # a parent and its child, in a folder of their own
     "launchers/_folder.py": {"subprocess.Popen": 1},  # a shell with a fixed text, to which the folder is an argument

@@ -18,13 +18,11 @@ from drivetrain.compat.files import (
     _load,
     _load_from_checkpoint,
     _load_state,
-    _pl_migrate_checkpoint,
     convert,
     get_filesystem,
     is_shared_filesystem,
     load_hparams_from_tags_csv,
     load_hparams_from_yaml,
-    migrate_checkpoint,
     save_hparams_to_tags_csv,
     save_hparams_to_yaml,
     update_hparams,
@@ -210,9 +208,3 @@ def test_a_module_from_a_checkpoint_that_was_read_already(make_trainer: Any, loa
         torch.testing.assert_close(loaded.state_dict(), module.state_dict(), rtol=0, atol=0)
     with pytest.raises(CheckpointError, match="Build the module as it was trained"):
         _load_state(Sized, checkpoint, width=4)
-
-
-def test_our_own_checkpoints_need_no_migration() -> None:
-    checkpoint = {"state_dict": {}, "drivetrain_version": "1"}
-    assert _pl_migrate_checkpoint(checkpoint, "a.ckpt") is checkpoint
-    assert migrate_checkpoint(checkpoint) == (checkpoint, {})

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from drivetrain.callbacks import LambdaCallback
+from drivetrain.compat.deepspeed_files import convert_zero_checkpoint_to_fp32_state_dict
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.precision import MixedPrecision
 from drivetrain.strategies.ddp import DDPStrategy
@@ -333,6 +334,9 @@ class Own(Suite):
                 torch.testing.assert_close(found[name], value, rtol=0, atol=0)
             trainer = self.with_stage(stage)
             results = trainer.validate(Small(), self.loader(2), ckpt_path=own, weights_only=False, verbose=False)
+            one = convert_zero_checkpoint_to_fp32_state_dict(own, folder / f"{stage}-{trainer.global_rank}.pt")
+            for name, value in trained["weights"].items():
+                torch.testing.assert_close(one["state_dict"][name], value, rtol=0, atol=0)
             again = self.with_stage(stage)
             plain = again.validate(self.filled(trained["weights"]), self.loader(2), verbose=False)
             assert results == plain

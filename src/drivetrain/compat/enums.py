@@ -60,3 +60,11 @@ class Interval(LightningEnum):
 
     step = "step"
     epoch = "epoch"
+
+
+class _FaultTolerantMode(LightningEnum):
+    """An option of Lightning 1.5 to 1.9, in whose checkpoints it is."""
+
+    DISABLED = "disabled"
+    AUTOMATIC = "automatic"
+    MANUAL = "manual"

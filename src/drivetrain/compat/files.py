@@ -1,4 +1,4 @@
-"""``utilities.cloud_io``, ``migration``, ``core.saving``: files wherever they are, checkpoints, hyperparameters."""
+"""``utilities.cloud_io``, ``distributed`` and ``core.saving``: files wherever they are, and what is in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from drivetrain import parity
 from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, WrongTypeError
-from drivetrain.module.migration import migrate
 
 CHECKPOINT_PAST_HPARAMS_KEYS = ("hparams", "module_arguments")
 """Keys of the hyperparameters in checkpoints of before 0.9."""
@@ -107,18 +106,6 @@ def _load_state(cls: Any, checkpoint: dict[str, Any], strict: bool | None = None
     torch.save(checkpoint, file)
     file.seek(0)
     return cls.load_from_checkpoint(file, strict=strict, weights_only=False, **cls_kwargs_new)
-
-
-def migrate_checkpoint(
-    checkpoint: dict[str, Any], target_version: str | None = None
-) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Return a checkpoint of an earlier Lightning in drivetrain's layout, and an empty dictionary."""
-    return migrate(checkpoint), {}
-
-
-def _pl_migrate_checkpoint(checkpoint: dict[str, Any], checkpoint_path: Any = None) -> dict[str, Any]:
-    """Return a checkpoint of an earlier Lightning in drivetrain's layout."""
-    return migrate(checkpoint)
 
 
 def save_hparams_to_yaml(

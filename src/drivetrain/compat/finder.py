@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.compat import table
@@ -77,6 +77,9 @@ class CompatFinder:
             loader: Any = _TableLoader(inner)
             return ModuleSpec(fullname, loader, origin=table.__file__, is_package=True)
         parent, _, name = fullname.rpartition(".")
+        if name == "__main__" and (program := program_of(inner.rpartition(".")[0])) is not None:
+            loader = _ProgramLoader(*program)
+            return ModuleSpec(fullname, loader, origin=table.__file__)
         # The error's ``name`` must not be the full name: importlib would take that for "no such submodule" and continue
         # to a message that does not say who is missing what.
         raise ModuleNotFoundError(_refusal(parent, inner.rpartition(".")[0], name), name=f"{parent}:{name}")
@@ -97,6 +100,30 @@ class _TableLoader:
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing: a served module is complete when it is made."""
+
+
+class _ProgramLoader:
+    """Loads what ``python -m`` runs of a served module: a call of its ``main``."""
+
+    def __init__(self, home: str, name: str) -> None:
+        self.home, self.name = home, name
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return code that runs with the variables of ``__main__``, which has the specification with this loader."""
+        return _run_program.__code__
+
+    def run(self) -> None:
+        """Run the program."""
+        getattr(importlib.import_module(self.home), self.name)()
+
+
+def _run_program() -> None:
+    globals()["__spec__"].loader.run()
+
+
+def program_of(path: str) -> tuple[str, str] | None:
+    """Our module and our name for the program that a served module is; ``None`` if it is none."""
+    return find(path, "main") if path in table.in_use().served else None
 
 
 def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str, str]]:

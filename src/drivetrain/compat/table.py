@@ -91,7 +91,6 @@ _DEEPSPEED_OF_FABRIC = f"{_C}.fabric_deepspeed: DeepSpeedStrategy=FabricDeepSpee
 _XLA_OF_FABRIC = f"{_C}.fabric_xla: XLAStrategy=FabricXLAStrategy"
 _SINGLE_XLA_OF_FABRIC = f"{_C}.fabric_xla: SingleDeviceXLAStrategy=FabricSingleDeviceXLAStrategy"
 _XLA_FSDP_OF_FABRIC = f"{_C}.fabric_xla: XLAFSDPStrategy=FabricXLAFSDPStrategy"
-_LEGACY_PATCH = "contextlib: pl_legacy_patch=nullcontext"  # nothing that is read imports the original's modules
 _CONNECTORS = "drivetrain.trainer.connector_views"
 
 SERVED: dict[str, tuple[str, ...]] = {
@@ -275,7 +274,10 @@ SERVED: dict[str, tuple[str, ...]] = {
         f"{_C}.batches: extract_batch_size has_iterable_dataset has_len has_len_all_ranks sized_len",
         f"{_C}.type_names: BType",
     ),
-    "pytorch.utilities.enums": (f"{_C}.enums: GradClipAlgorithmType LightningEnum",),
+    "pytorch.utilities.deepspeed": (
+        f"{_C}.deepspeed_files: CPU_DEVICE convert_zero_checkpoint_to_fp32_state_dict ds_checkpoint_dir",
+    ),
+    "pytorch.utilities.enums": (f"{_C}.enums: GradClipAlgorithmType LightningEnum _FaultTolerantMode",),
     "pytorch.utilities.exceptions": (_MISCONFIGURATION, "drivetrain.errors: SIGTERMException"),
     "pytorch.utilities.grads": (f"{_C}.parameters: grad_norm",),
     "pytorch.utilities.imports": (
@@ -287,8 +289,10 @@ SERVED: dict[str, tuple[str, ...]] = {
         f"{_C}.memory: garbage_collection_cuda is_cuda_out_of_memory is_cudnn_snafu is_oom_error is_out_of_cpu_memory "
         "recursive_detach",
     ),
-    "pytorch.utilities.migration": (_LEGACY_PATCH, f"{_C}.files: migrate_checkpoint"),
-    "pytorch.utilities.migration.utils": (_LEGACY_PATCH, f"{_C}.files: migrate_checkpoint _pl_migrate_checkpoint"),
+    "pytorch.utilities.migration": (f"{_C}.migration: migrate_checkpoint pl_legacy_patch",),
+    "pytorch.utilities.migration.utils": (
+        f"{_C}.migration: _pl_migrate_checkpoint migrate_checkpoint pl_legacy_patch",
+    ),
     "pytorch.utilities.model_helpers": (f"{_C}.parsing: get_torchvision_model is_overridden",),
     "pytorch.utilities.model_summary": _SUMMARY_MODULE,
     "pytorch.utilities.model_summary.model_summary": (*_SUMMARY_MODULE, f"{_C}.model_summary: UNKNOWN_SIZE"),
@@ -308,6 +312,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "LRSchedulerTypeTuple LRSchedulerTypeUnion OptimizerConfig OptimizerLRScheduler OptimizerLRSchedulerConfig "
         "STEP_OUTPUT TRAIN_DATALOADERS",
     ),
+    "pytorch.utilities.upgrade_checkpoint": (f"{_C}.migration: main",),
     "pytorch.utilities.warnings": (f"{_C}.user_warnings: PossibleUserWarning",),
     # ---- lightning.fabric -------------------------------------------------------------------------------------------
     "fabric": ("drivetrain.engine.engine: Fabric=Engine", _SEED_EVERYTHING, f"{_C}.wrapped: is_wrapped"),

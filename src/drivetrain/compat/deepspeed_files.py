@@ -1,0 +1,87 @@
+"""``utilities.deepspeed``: one file of the folders in which DeepSpeed keeps checkpoints."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.compat.files import NoPathError
+from drivetrain.errors import ConfigurationError
+
+CPU_DEVICE = torch.device("cpu")
+
+_OF_THE_ENGINE = frozenset(
+    {
+        "module", "optimizer", "lr_scheduler", "csr_tensor_module_names", "skipped_steps", "global_steps",
+        "dp_world_size", "mp_world_size",
+    }
+)  # fmt: skip
+_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")  # ZeRO-1 and 2; ZeRO-3
+
+
+def ds_checkpoint_dir(checkpoint_dir: str | Path, tag: str | None = None) -> str:
+    """Return the folder of one checkpoint.
+
+    Args:
+        checkpoint_dir: where DeepSpeed saves.
+        tag: the checkpoint's name; ``None``: that in the file ``latest``.
+
+    Raises:
+        ConfigurationError: there is no file ``latest``.
+        NoPathError: there is no such checkpoint.
+    """
+    if tag is None:
+        latest = Path(checkpoint_dir) / "latest"
+        if not latest.is_file():
+            raise ConfigurationError(
+                f"There is no file {latest}, which names the latest checkpoint. Pass the folder that DeepSpeed saved "
+                "to, or tag=..."
+            )
+        tag = latest.read_text(encoding="utf-8").strip()
+    folder = os.path.join(checkpoint_dir, tag)
+    if not os.path.isdir(folder):
+        raise NoPathError(f"There is no folder {folder}. Pass the tag of a checkpoint that is there.")
+    return folder
+
+
+def convert_zero_checkpoint_to_fp32_state_dict(
+    checkpoint_dir: str | Path, output_file: str | Path, tag: str | None = None
+) -> dict[str, Any]:
+    """Write the weights of a sharded checkpoint in 32 bits, and what the Trainer kept beside them, as one file.
+
+    ``load_from_checkpoint`` reads it. The folder's files are unpickled: pass one that you trust.
+
+    Args:
+        checkpoint_dir: where DeepSpeed saved.
+        output_file: the file to write.
+        tag: the checkpoint's name; ``None``: the latest.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ModuleNotFoundError: DeepSpeed is not installed.
+        ConfigurationError, NoPathError: see :func:`ds_checkpoint_dir`.
+    """
+    if find_spec("deepspeed") is None:
+        raise ModuleNotFoundError(
+            "convert_zero_checkpoint_to_fp32_state_dict needs deepspeed. Run: pip install deepspeed"
+        )
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    folder = Path(ds_checkpoint_dir(checkpoint_dir, tag))
+    file = next((folder / name for name in _MODEL_FILES if (folder / name).is_file()), None)
+    if file is None:
+        raise NoPathError(f"{folder} holds none of {', '.join(_MODEL_FILES)}. Pass a checkpoint of DeepSpeed's ZeRO.")
+    weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint_dir), folder.name)
+    store = TorchCheckpointIO()
+    kept = store.load_checkpoint(file, CPU_DEVICE, weights_only=False)
+    checkpoint = {key: value for key, value in kept.items() if key not in _OF_THE_ENGINE}
+    checkpoint["state_dict"] = {name.removeprefix("_forward_module."): value for name, value in weights.items()}
+    store.save_checkpoint(checkpoint, output_file)
+    return checkpoint

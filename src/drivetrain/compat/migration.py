@@ -1,0 +1,132 @@
+"""``utilities.migration`` and ``utilities.upgrade_checkpoint``: checkpoints of earlier versions of Lightning."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.compat.table import VERSION
+from drivetrain.compat.user_warnings import PossibleUserWarning
+from drivetrain.module.migration import migrate
+
+_KEY, _EARLIER_KEY = "pytorch-lightning_version", "legacy_pytorch-lightning_version"
+_LAST_CHANGE = "2.0.0"  # the version in which the layout changed last
+_ROOTS = ("lightning.pytorch", "pytorch_lightning")
+
+
+def migrate_checkpoint(
+    checkpoint: dict[str, Any], target_version: str | None = None
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Bring a checkpoint of an earlier version into the layout of this one, in place.
+
+    What it says of the position in training becomes drivetrain's counters.
+
+    Args:
+        checkpoint: what was read; its version is set.
+        target_version: leave the layout as it is if the layout has changed after this version.
+
+    Returns:
+        ``checkpoint``, and by version what was changed.
+
+    Raises:
+        KeyError: the checkpoint holds no version.
+    """
+    version = checkpoint[_KEY]
+    if _numbers(version) > _numbers(VERSION):
+        rank_zero_warn(
+            f"The checkpoint was written by Lightning {version}, which is newer than {VERSION}. It is left as it is.",
+            category=PossibleUserWarning,
+        )
+        return checkpoint, {}
+    applied: dict[str, list[str]] = {}
+    if _numbers(version) < _numbers(_LAST_CHANGE) <= _numbers(target_version or VERSION):
+        migrated = migrate(checkpoint)
+        if migrated is not checkpoint:
+            checkpoint.clear()
+            checkpoint.update(migrated)
+        applied[_LAST_CHANGE] = [migrate.__name__]
+    if version != VERSION:
+        checkpoint.setdefault(_EARLIER_KEY, version)
+        checkpoint[_KEY] = VERSION
+    return checkpoint, applied
+
+
+def _pl_migrate_checkpoint(checkpoint: dict[str, Any], checkpoint_path: Any = None) -> dict[str, Any]:
+    """Return a checkpoint of an earlier Lightning in drivetrain's layout."""
+    return migrate(checkpoint)
+
+
+class pl_legacy_patch:
+    """Context in which ``torch.load`` and ``pickle`` find what the checkpoints of Lightning 1.x name.
+
+    These are functions that later versions no longer have. Other names are always found.
+    """
+
+    _lock = threading.Lock()
+
+    def __enter__(self) -> pl_legacy_patch:
+        self._lock.acquire()
+        holder = ModuleType("argparse_utils", "Where checkpoints of before 1.3 look for a default of --gpus.")
+        holder._gpus_arg_default = _default_of_gpus  # type: ignore[attr-defined]
+        self._modules = [f"{root}.utilities.{name}" for root in _ROOTS for name in ("argparse", "argparse_utils")]
+        self._before = {name: sys.modules.get(name) for name in self._modules}
+        sys.modules.update(dict.fromkeys(self._modules, holder))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name, before in self._before.items():
+            if before is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = before
+        self._lock.release()
+
+
+def _default_of_gpus(value: Any) -> Any:
+    return value
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, to compare: "1.2.0rc1" counts as 1.2.0."""
+    digits = ("".join(character for character in part if character.isdigit()) for part in version.split(".")[:3])
+    return tuple(int(part or 0) for part in digits)
+
+
+# ---- the program -----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Upgrade the checkpoints that the command line names; each one is kept beside its upgrade as ``.bak``."""
+    parser = argparse.ArgumentParser("upgrade_checkpoint", description="Upgrade checkpoints of Lightning in place.")
+    parser.add_argument("path", help="a checkpoint, or a folder with checkpoints, also in its subfolders")
+    parser.add_argument("--extension", "-e", default=".ckpt", help="how the names of checkpoints in a folder end")
+    parser.add_argument("--map-to-cpu", action="store_true", help="read tensors of a GPU to host memory")
+    given = parser.parse_args()
+    path, ending = Path(given.path).absolute(), f".{given.extension.removeprefix('.')}"
+    if not path.exists():
+        sys.exit(f"There is nothing at {path}. Pass the path of a checkpoint, or of a folder with checkpoints.")
+    found = [path] if path.is_file() else sorted(path.rglob(f"*{ending}"))
+    if not found:
+        sys.exit(f"There is no file that ends with {ending} in {path}. Pass --extension with the ending of yours.")
+    for file in found:
+        _upgrade(file, "cpu" if given.map_to_cpu else None)
+    print(f"Upgraded {len(found)} checkpoints to {VERSION}; the original of each is beside it, as .bak.")
+
+
+def _upgrade(file: Path, location: str | None) -> None:
+    store = TorchCheckpointIO()
+    with pl_legacy_patch():
+        checkpoint = store.load_checkpoint(file, location)
+    if _KEY not in checkpoint:
+        sys.exit(f"{file} says no version of Lightning, so it is no checkpoint of a Trainer. Leave it out.")
+    kept = file.with_suffix(".bak")
+    if not kept.exists():  # an earlier upgrade has kept the original
+        shutil.copyfile(file, kept)
+    store.save_checkpoint(migrate_checkpoint(checkpoint)[0], file)
