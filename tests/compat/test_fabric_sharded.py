@@ -292,6 +292,43 @@ def test_constructor_arguments_and_what_can_be_read() -> None:
         of_fabric("FSDPStrategy")(auto_wrap={Block})
 
 
+def test_hybrid_sharding_on_one_machine_is_full_sharding() -> None:
+    from torch.distributed.fsdp import ShardingStrategy
+
+    strategy = of_fabric("FSDPStrategy")(auto_wrap_policy={Block}, sharding_strategy="HYBRID_SHARD")
+    assert strategy.sharding_strategy is ShardingStrategy.HYBRID_SHARD
+    assert strategy._fsdp_kwargs == {"use_orig_params": True, "auto_wrap_policy": {Block}}
+    engine = drivetrain.Engine(accelerator="cpu", devices=1, strategy=strategy)
+    engine.launch()
+    model = engine.setup(Net())
+    assert (strategy.device_mesh.ndim, strategy.sharding_strategy) == (1, ShardingStrategy.HYBRID_SHARD)
+    assert model(torch.ones(1, 4)).shape == (1, 1)
+    engine.teardown()
+
+
+@pytest.mark.parametrize("policy", [None, {Block}])
+def test_layers_that_the_program_wraps_are_the_blocks(policy: Any) -> None:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp.wrap import wrap
+
+    engine = drivetrain.Engine(
+        accelerator="cpu", devices=1, strategy=of_fabric("FSDPStrategy")(auto_wrap_policy=policy)
+    )
+    engine.launch()
+    for context in (engine.sharded_model(), engine.init_module()):
+        with context:
+            net = Net()
+            net.blocks[0].first = wrap(net.blocks[0].first)
+        if policy is None:
+            engine.setup(net)
+        else:
+            with pytest.warns(UserWarning, match="wrapped layers itself, which count"):
+                engine.setup(net)
+        found = [name for name, module in net.named_modules() if isinstance(module, FSDPModule)]
+        assert found == ["", "blocks.0.first"]
+    engine.teardown()
+
+
 def test_a_function_that_returns_no_module() -> None:
     strategy = of_fabric("ModelParallelStrategy")(lambda model, mesh: None)
     engine = drivetrain.Engine(accelerator="cpu", devices=1, strategy=strategy)

@@ -221,6 +221,7 @@ def test_files_of_weights_are_read(strategy: Any, stage: int, tmp_path: Path) ->
     model, optimizer = engine.setup(module, torch.optim.SGD(module.parameters(), lr=0.0))
     engine.load_raw(tmp_path / "raw.pt", model)
     torch.testing.assert_close(weights_of(engine, model), expected)
+    assert engine.strategy._deepspeed_engine is engine.strategy.model is model._forward_module
     engine.backward(model(torch.ones(1, 4)).sum())
     optimizer.step()  # from the copies that the engine steps
     torch.testing.assert_close(weights_of(engine, model), expected)

@@ -154,6 +154,11 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         """Whether parameters are spread over the ranks."""
         return self.stage == 3
 
+    @property
+    def _deepspeed_engine(self) -> Any:
+        """A view that programs read: DeepSpeed's engine."""
+        return self.deepspeed_engine
+
     def engine_config(self) -> dict[str, Any]:
         """Return the configuration that DeepSpeed's engine gets."""
         made = super().engine_config()

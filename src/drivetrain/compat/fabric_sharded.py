@@ -6,10 +6,12 @@ Both are FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -18,6 +20,7 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States
 from drivetrain.errors import described
@@ -30,6 +33,9 @@ from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+
+_ON_ONE_MACHINE = {"HYBRID_SHARD": "FULL_SHARD", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP"}
 
 
 class _ShardedStates(States):
@@ -146,6 +152,60 @@ class FabricFSDPStrategy(_Sharded):
             **others,
         )  # fmt: skip
         self.mixed_precision = mixed_precision
+        self._asked_sharding = self.options.sharding
+        self._wrapped: WeakSet[nn.Module] = WeakSet()  # layers that the program has wrapped itself
+        self._wraps_layers = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_wrapped": WeakSet()}
+
+    def set_ranks(self, environment: ClusterEnvironment, num_nodes: int) -> None:
+        super().set_ranks(environment, num_nodes)
+        on_one = _ON_ONE_MACHINE.get(self._asked_sharding)
+        if num_nodes == 1 and on_one is not None and self.options.device_mesh is None:
+            self.options = replace(self.options, sharding=on_one)  # there is no other machine to replicate on
+
+    def module_sharded_context(self) -> AbstractContextManager[Any]:
+        """Context in which torch's ``wrap(layer)`` chooses the layers that are gathered one at a time."""
+        return nullcontext() if self._wraps_layers else self._in_wrapping()
+
+    @contextmanager
+    def _in_wrapping(self) -> Iterator[None]:
+        from torch.distributed.fsdp.wrap import enable_wrap
+
+        self._wraps_layers = True  # torch's context cannot be entered twice
+        try:
+            with enable_wrap(wrapper_cls=self._wrap):
+                yield
+        finally:
+            self._wraps_layers = False
+
+    def _wrap(self, module: nn.Module, **options: Any) -> nn.Module:
+        self._wrapped.add(module)
+        return module
+
+    def _shard(self, module: nn.Module) -> None:
+        chosen = [each for each in module.modules() if each in self._wrapped]
+        if not chosen:
+            super()._shard(module)
+            return
+        given = self.options
+        if given.auto_wrap_policy is not None:
+            rank_zero_warn(
+                "FSDPStrategy got an auto_wrap_policy, and the program has wrapped layers itself, which count. Use one "
+                "of the two."
+            )
+        self.options = replace(given, auto_wrap_policy=lambda each: any(each is own for own in chosen))
+        try:
+            super()._shard(module)
+        finally:
+            self.options = given
+
+    @property
+    def _fsdp_kwargs(self) -> dict[str, Any]:
+        """A view that programs read: what the original passes to torch's first FSDP."""
+        policy = {} if (given := self.options.auto_wrap_policy) is None else {"auto_wrap_policy": given}
+        return {"use_orig_params": True, **policy}
 
     @property
     def cpu_offload(self) -> Any:
@@ -159,7 +219,7 @@ class FabricFSDPStrategy(_Sharded):
         """What is sharded, as torch's ``ShardingStrategy``."""
         from torch.distributed.fsdp import ShardingStrategy
 
-        return ShardingStrategy[self.options.sharding]
+        return ShardingStrategy[self._asked_sharding]
 
     @property
     def mixed_precision_config(self) -> Any:
