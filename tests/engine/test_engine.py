@@ -666,3 +666,33 @@ def test_an_optimizer_of_two_models_is_not_warned_of() -> None:
     first, second = net(), net()
     both = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
     Engine(accelerator="cpu").setup(first, both)
+
+
+def test_callbacks_hear_of_each_optimizer_step() -> None:
+    class Listener:
+        def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
+            heard.append((strategy, optimizer))
+
+    heard: list[Any] = []
+    engine = Engine(accelerator="cpu", callbacks=Listener())
+    net = nn.Linear(1, 1)
+    model, optimizer = engine.setup(net, plain := torch.optim.SGD(net.parameters(), lr=0.1))
+    for steps in (1, 2):
+        engine.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+        assert heard == steps * [(engine.strategy, plain)]
+
+
+def test_a_hook_takes_the_engine_under_the_name_that_it_has() -> None:
+    class OfFabric:
+        def on_after_setup(self, fabric: Any, module: Any) -> None:
+            heard.append(fabric)
+
+    class Own:
+        def on_after_setup(self, engine: Any) -> None:
+            heard.append(engine)
+
+    heard: list[Any] = []
+    engine = Engine(accelerator="cpu", callbacks=[OfFabric(), Own()])
+    engine.setup(nn.Linear(1, 1))
+    assert heard == [engine, engine]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from drivetrain import Engine
 from drivetrain.base.restoring import WrongForm
 from drivetrain.errors import ConfigurationError
-from drivetrain.strategies import SingleDeviceStrategy
+from drivetrain.strategies import FSDPStrategy, SingleDeviceStrategy
 
 
 class Net(nn.Module):
@@ -190,6 +190,40 @@ def test_t42_a_marked_method_goes_through_the_strategy_once(net: Net) -> None:
 
 
 # ---- the optimizer ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_marked_method_finds_the_parameters_that_fsdp_gathers(marks: bool) -> None:
+    class Stepping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Embedding(3, 2), nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.table(x))
+
+        def training_step(self, x: Tensor) -> Tensor:
+            return self.out(self.table(x)) + self(x)
+
+        def encode(self, x: Tensor) -> Tensor:
+            return self.table(x)
+
+    torch.manual_seed(0)
+    net = Stepping()
+    index = torch.tensor([0, 2])
+    step, code = net.training_step(index).detach(), net.encode(index).detach()
+    engine = Engine(accelerator="cpu", devices=1, strategy=FSDPStrategy(auto_wrap_policy={nn.Linear}))
+    engine.launch()
+    model = engine.setup(net)
+    if marks:
+        torch.testing.assert_close(model.training_step(index), step)  # a LightningModule's, marked by itself
+        model.mark_forward_method("encode")
+        torch.testing.assert_close(model.encode(index), code)
+        engine.backward(model.encode(index).sum())
+    else:  # the control: nothing is gathered
+        with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor"):
+            model.encode(index)
+    engine.teardown()
 
 
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed"])

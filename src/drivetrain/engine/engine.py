@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
@@ -220,7 +221,7 @@ class Engine(StateFiles):
                 self.callbacks.append(module)  # its hooks are called, too
         for callback in self.callbacks:
             if callable(hook := getattr(callback, "on_after_setup", None)):
-                hook(engine=self, module=model)
+                hook(**taken(hook, {"engine": self, "fabric": self, "module": model}))
         parts = (model, *handles, *([] if scheduler is None else [scheduler]))
         return parts if len(parts) > 1 else model
 
@@ -301,6 +302,10 @@ class Engine(StateFiles):
     def _handle(self, optimizer: Optimizer) -> OptimizerHandle:
         known = [other for other in self.strategy.optimizers if other is not optimizer]
         self.bind_optimizers([*known, optimizer], self.strategy.lr_scheduler_configs)
+        for callback in self.callbacks:
+            if callable(hook := getattr(callback, "on_after_optimizer_step", None)):
+                call = partial(hook, strategy=self.strategy)
+                optimizer.register_step_post_hook(lambda optimizer, *_, call=call: call(optimizer=optimizer))
         return self._verbs.handle(optimizer)
 
     def _check_module(self, module: Any) -> None:
@@ -330,6 +335,11 @@ class Engine(StateFiles):
     def autocast(self) -> AbstractContextManager[Any]:
         """The same for a ``with`` statement around what no wrapped module does, such as a loss."""
         return self.precision.forward_context() or nullcontext()
+
+    @property
+    def calls_through_forward(self) -> bool:
+        """Whether what the strategy adds to a module that stays as it is, is around the module's ``__call__``."""
+        return self.strategy.calls_through_forward
 
     def input_conversion(self) -> Callable[[Any], Any] | None:
         """Brings a batch's numbers into this precision, or ``None`` where they stay as they are."""

@@ -33,7 +33,14 @@ _STORES = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 
 
 class Numbers(Protocol):
-    """How numbers are kept, as far as a forward pass must know it; an Engine is one."""
+    """How numbers are kept, as far as a forward pass must know it; an Engine is one.
+
+    Attributes:
+        calls_through_forward: whether what the strategy adds is around ``__call__`` of a module that stays as it is.
+    """
+
+    @property
+    def calls_through_forward(self) -> bool: ...
 
     def forward_context(self) -> AbstractContextManager[Any] | None: ...
 
@@ -217,7 +224,7 @@ class EngineModule(nn.Module):
     def _redirected(self, method: Callable[..., Any]) -> Callable[..., Any]:
         if self._watch is not None:
             self._watch.end()
-        call = redirected(method, self._original, self._forward_module)
+        call = redirected(method, self._original, self._forward_module, self._numbers.calls_through_forward)
         return lambda *args, **kwargs: self._run(call, args, kwargs)
 
     def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
