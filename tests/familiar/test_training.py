@@ -488,3 +488,47 @@ def test_a_loader_that_shuffles_itself_is_started_once_an_epoch(make_trainer: An
 class Predicting(Net):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return self.layer(batch[0])
+
+
+class Unwrapped(Net):
+    """Steps a torch optimizer that the Trainer does not see, and counts the steps itself, as PINA's solvers do."""
+
+    def __init__(self, by_method: bool) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.by_method = by_method
+        self.seen: list[tuple[int, int]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers().optimizer
+        optimizer.zero_grad()
+        self.manual_backward(self.layer(batch[0]).pow(2).mean())
+        torch.optim.SGD.step(optimizer)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        loop = self.trainer.fit_loop.epoch_loop
+        steps = loop.manual_optimization.optim_step_progress
+        if self.by_method:
+            steps.increment_ready()
+            steps.increment_completed()
+        else:
+            steps.total.completed += 1
+        self.seen.append((loop.manual_optimization.optim_step_progress.total.completed, loop._batches_that_stepped))
+        assert loop.automatic_optimization.optim_progress.optimizer_steps == 0
+
+
+@pytest.mark.parametrize("by_method", [True, False])
+def test_a_program_counts_the_steps_that_it_makes_past_the_trainer(make_trainer: Any, by_method: bool) -> None:
+    model = Unwrapped(by_method)
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(model, [[torch.ones(2, 4)]] * 2)
+    assert trainer.global_step == 4
+    assert model.seen == [(1, 0), (2, 1), (3, 2), (4, 3)]
+
+
+def test_the_steps_of_automatic_optimization_are_read_from_the_loop(make_trainer: Any) -> None:
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Net(), [[torch.ones(2, 4)]] * 3)
+    steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
+    assert (steps.optimizer_steps, steps.optimizer.step.total.completed, steps.optimizer.step.total.ready) == (3, 3, 3)
+    assert trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total.completed == 0

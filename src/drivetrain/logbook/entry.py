@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain import parity
-from drivetrain.errors import LoggingError, UnloggableError, described, is_number, shown
+from drivetrain.errors import (
+    CheckpointError,
+    LoggingError,
+    UnloggableError,
+    described,
+    is_number,
+    shown,
+)
 
 if TYPE_CHECKING:
     from drivetrain.logbook.logbook import Logbook
@@ -358,3 +365,29 @@ def check_arguments(name: str, value: Any, options: Options, batch_size: Any) ->
 def same_options(one: Options, other: Options) -> bool:
     """Whether two calls mean the same, however the reduction is written."""
     return one._replace(reduce_fx=_REDUCTIONS[one.reduce_fx]) == other._replace(reduce_fx=_REDUCTIONS[other.reduce_fx])
+
+
+def check_same(name: str, entry: Entry, options: Options, hook: str) -> None:
+    """Check that a further call of ``self.log`` in ``hook`` has the options that ``entry`` has.
+
+    Raises:
+        LoggingError: it has others.
+        CheckpointError: the entry is of the checkpoint that this run resumes.
+    """
+    if same_options(entry.options, options):
+        return
+    changed = ", ".join(
+        f"{field}={new!r} (was {old!r})"
+        for field, new, old in zip(Options._fields, options, entry.options, strict=True)
+        if new != old
+    )
+    if entry.source is not None:
+        raise CheckpointError(
+            f"{entry.source}: self.log({name!r}, ...) in {hook} has other options than when this checkpoint was saved "
+            f"in the middle of an epoch: {changed}. Use the same options, or resume from a checkpoint that was saved "
+            "at the end of an epoch."
+        )
+    raise LoggingError(
+        f"self.log({name!r}, ...) was called twice in {hook} with different options: {changed}. Use the same options, "
+        "or two names."
+    )

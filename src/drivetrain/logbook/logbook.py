@@ -29,8 +29,8 @@ from torch import Tensor
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes
-from drivetrain.errors import CheckpointError, LoggingError
-from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, check_arguments, same_options
+from drivetrain.errors import LoggingError
+from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, check_arguments, check_same
 
 
 class Row(NamedTuple):
@@ -428,26 +428,10 @@ class Logbook:
             raise LoggingError(
                 f"self.log({name!r}, on_step=False, on_epoch=False) would log nothing. Set one of them to True."
             )
-        known = scope.entries.get(name)
-        if known is not None and same_options(known.options, options):
+        if (known := scope.entries.get(name)) is not None:
+            check_same(name, known, options, scope.hook)
             known.options, known.source = options, None  # torch.mean for "mean", or an entry of a checkpoint
             return known
-        if known is not None:
-            changed = [
-                f"{field}={new!r} (was {old!r})"
-                for field, new, old in zip(Options._fields, options, known.options, strict=True)
-                if new != old
-            ]
-            if known.source is not None:
-                raise CheckpointError(
-                    f"{known.source}: self.log({name!r}, ...) in {scope.hook} has other options than when this "
-                    f"checkpoint was saved in the middle of an epoch: {', '.join(changed)}. Use the same options, or "
-                    "resume from a checkpoint that was saved at the end of an epoch."
-                )
-            raise LoggingError(
-                f"self.log({name!r}, ...) was called twice in {scope.hook} with different options: "
-                f"{', '.join(changed)}. Use the same options, or two names."
-            )
         full = name
         if scope.dataloader_idx is not None and options.add_dataloader_idx:
             full = f"{name}/dataloader_idx_{scope.dataloader_idx}"

@@ -100,9 +100,93 @@ class TrainingEpochView(_LoopView):
         return self._progress.global_step
 
     @property
+    def automatic_optimization(self) -> OptimizationView:
+        """The optimizer steps that the Trainer makes."""
+        return OptimizationView(self._trainer, by_hand=False)
+
+    @property
+    def manual_optimization(self) -> OptimizationView:
+        """The optimizer steps that a module with ``automatic_optimization = False`` makes."""
+        return OptimizationView(self._trainer, by_hand=True)
+
+    @property
+    def _batches_that_stepped(self) -> int:
+        """Private in name only: callbacks take it as the step of what they log themselves."""
+        return self._trainer.logger_step
+
+    @property
     def val_loop(self) -> EvaluationView:
         """Validation inside this fit."""
         return EvaluationView(self._trainer, "validate")
+
+
+class StepCounts:
+    """Optimizer steps; programs that call an optimizer without its wrapper write here what they have done.
+
+    ``trainer.global_step`` is the sum of those that the Trainer makes and of those that the module makes. Setting
+    ``completed`` changes it.
+    """
+
+    def __init__(self, trainer: Trainer, by_hand: bool) -> None:
+        self._trainer = trainer
+        self._by_hand = by_hand
+
+    @property
+    def completed(self) -> int:
+        """How many steps are done; of the kind that the module does not make, 0."""
+        module = self._trainer.lightning_module
+        by_hand = module is not None and not module.automatic_optimization
+        return self._trainer.progress.global_step if by_hand is self._by_hand else 0
+
+    @completed.setter
+    def completed(self, count: int) -> None:
+        self._trainer.progress.count_steps(count - self.completed)
+
+    @property
+    def ready(self) -> int:
+        """The same, because nothing lies between the begin and the end of a step here."""
+        return self.completed
+
+
+class StepProgress:
+    """:class:`StepCounts` under ``total``."""
+
+    def __init__(self, trainer: Trainer, by_hand: bool) -> None:
+        self.total = StepCounts(trainer, by_hand)
+
+    def increment_ready(self) -> None:
+        """A step begins: it counts when it is done."""
+
+    def increment_completed(self) -> None:
+        """Count one more step."""
+        self.total.completed += 1
+
+
+class OptimizationView:
+    """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the optimizer steps of either."""
+
+    def __init__(self, trainer: Trainer, by_hand: bool) -> None:
+        self.optim_step_progress = StepProgress(trainer, by_hand)
+
+    @property
+    def optim_progress(self) -> OptimizationView:
+        """Where automatic optimization has its steps: ``optim_progress.optimizer.step``."""
+        return self
+
+    @property
+    def optimizer(self) -> OptimizationView:
+        """See :attr:`optim_progress`."""
+        return self
+
+    @property
+    def step(self) -> StepProgress:
+        """See :attr:`optim_progress`."""
+        return self.optim_step_progress
+
+    @property
+    def optimizer_steps(self) -> int:
+        """How many steps are done."""
+        return self.optim_step_progress.total.completed
 
 
 class FitView(_LoopView):
