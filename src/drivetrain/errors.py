@@ -211,3 +211,11 @@ def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
         return fn(*args, **kwargs)
 
     return checked
+
+
+def text_of(error: BaseException) -> str:
+    """Return what ``error`` says; "" where its own ``__str__`` fails, which must not hide the error itself."""
+    try:
+        return str(error)
+    except Exception:
+        return ""

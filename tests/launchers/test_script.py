@@ -21,6 +21,9 @@ from drivetrain.clusters import LocalEnvironment
 from drivetrain.clusters.local import free_port
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import ScriptLauncher, script
+from drivetrain.launchers._child import write_failure
+from drivetrain.launchers.board import PHASE, SHOWN, Board, Sheet
+from drivetrain.loops.progress import Phase
 
 TIMEOUT_S = 60
 
@@ -254,6 +257,26 @@ def test_a_process_that_works_on_after_another_has_failed_is_not_waited_for(monk
     finally:
         works.kill()
         works.wait()
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_a_rank_that_ends_well_in_the_middle_of_a_run_is_named_before_those_that_lose_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int | None
+) -> None:
+    """``None``: it still runs, so the others have lost something else."""
+    board = Board(tmp_path, [0, 1], 2)
+    for rank in (0, 1):
+        words = Sheet(tmp_path, rank).words
+        words[SHOWN], words[PHASE] = 1, Phase.FORWARD
+    write_failure(tmp_path, 0, RuntimeError("Connection closed by peer"))
+    processes: Any = [
+        SimpleNamespace(pid=10 + rank, returncode=each, poll=lambda each=each: each)
+        for rank, each in enumerate([1, code])
+    ]
+    assert script._report(processes, board, 1) == 1
+    said = capsys.readouterr().err
+    first = "Rank 1 of 2 (process 11) ended with exit code 0 in the phase 'forward'"
+    assert said.startswith(first if code == 0 else "Rank 0 of 2 (process 10) raised RuntimeError: Connection closed")
 
 
 def test_processes_that_all_end_well_have_no_failure() -> None:

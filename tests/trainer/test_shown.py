@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from drivetrain.launchers import board
 from drivetrain.launchers.board import STALL, Board, join_board
 from drivetrain.launchers.failure import read_failure
-from drivetrain.loops.progress import Progress
+from drivetrain.loops.progress import Phase, Progress
 from drivetrain.trainer.shown import shown
 
 PROGRAM = Path(__file__).parents[1] / "faults" / "external_program.py"
@@ -74,3 +76,53 @@ def test_a_report_is_about_the_run_that_failed_and_not_about_an_earlier_one(
     assert seen.words(0)[STALL] == 0  # between runs there is nothing to watch
     with shown(Progress(), saves=False, several=False):
         assert read_failure(tmp_path, 0) is None
+
+
+class Unspeakable(Exception):
+    """One of a user's whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("of __str__")
+
+
+def test_an_exception_whose_text_fails_is_reported_and_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "_own", [])
+    Board(tmp_path, [0], 1)
+    join_board(tmp_path, 0)
+    with pytest.raises(Unspeakable), shown(Progress(), saves=False, several=False):
+        raise Unspeakable
+    failure = read_failure(tmp_path, 0)
+    assert failure is not None
+    assert "Unspeakable" in failure.summary
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_program_does_after_a_run_is_in_none_of_its_phases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(board, "_own", [])
+    seen, progress = Board(tmp_path, [0], 1), Progress()
+    join_board(tmp_path, 0)
+    with suppress(ValueError), shown(progress, saves=False, several=False):
+        progress.enter(Phase.TRAIN_END)
+        if fails:
+            raise ValueError
+    assert seen.left_its_run(0) == fails
+    assert seen.place(0).startswith("in the phase 'train end', after" if fails else "outside of a run, after")
+
+
+def test_a_job_is_watched_on_after_something_has_cleaned_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "_own", [])
+    folder = tmp_path / "board"
+    folder.mkdir()
+    seen, progress = Board(folder, [0], 1), Progress()
+    join_board(folder, 0)
+    with shown(progress, saves=False, several=False):
+        shutil.rmtree(folder)
+        progress.enter(Phase.FORWARD)
+        assert "'forward'" in seen.place(0)
+        assert seen.pid(0) == os.getpid()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.base.tree import is_dtensor
+from drivetrain.errors import text_of
 
 _TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "CUDNN_STATUS_NOT_SUPPORTED")
 
@@ -16,7 +17,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether ``error`` says that memory ran out; the CPU's allocator raises a plain RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+    return isinstance(error, RuntimeError) and any(text in text_of(error) for text in _TEXTS)
 
 
 def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:

@@ -28,7 +28,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 
 from drivetrain.base import files
 from drivetrain.checkpoints import container
-from drivetrain.errors import ConfigurationError, PeerError
+from drivetrain.errors import ConfigurationError, PeerError, text_of
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import place_of_user
 from drivetrain.launchers.failure import Failure as Failure
@@ -238,7 +238,7 @@ def follows(error: BaseException | None) -> bool:
     """Whether an exchange broke, usually because the process at the other end did; or another rank said it failed."""
     declared = (PeerError, *([torch.distributed.DistError] if hasattr(torch.distributed, "DistError") else []))
     while error is not None:
-        broken = any(words in str(error) for words in ("closed by peer", "reset by peer", "gloo"))
+        broken = any(words in text_of(error) for words in ("closed by peer", "reset by peer", "gloo"))
         if isinstance(error, declared) or (isinstance(error, RuntimeError) and broken):
             return True
         error = error.__cause__ or error.__context__

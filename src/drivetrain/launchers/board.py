@@ -117,6 +117,7 @@ class Board:
             (folder / f"{local_rank}.slot").write_bytes(bytes(_SIZE))
         described = {"ranks": list(ranks), "world_size": world_size, "launcher": self.launcher}
         (folder / _DESCRIPTION).write_text(json.dumps(described))
+        self._slots = _mapped(folder, len(ranks))
 
     @classmethod
     def found(cls, folder: Path) -> Board:
@@ -129,6 +130,7 @@ class Board:
         board = cls.__new__(cls)
         board.folder, board.ranks = folder, described["ranks"]
         board.world_size, board.launcher = described["world_size"], described["launcher"]
+        board._slots = _mapped(folder, len(board.ranks))
         return board
 
     @property
@@ -140,8 +142,8 @@ class Board:
             return ""
 
     def words(self, local_rank: int) -> Sequence[int]:
-        """Return the integers of a rank, dead or alive."""
-        return memoryview((self.folder / f"{local_rank}.slot").read_bytes()).cast("q")
+        """Return the integers of a rank, dead or alive; also when something has cleaned the temporary folder."""
+        return tuple(self._slots[local_rank])
 
     def pid(self, local_rank: int) -> int:
         """Return the process of a rank; 0: it has not begun, or runs in a container of its own."""
@@ -159,9 +161,14 @@ class Board:
             collective = self._collective(local_rank)
             return f"in a program on the Engine{collective}" if words[ENGINE] else "before its first run"
         name = load("drivetrain.loops.progress:Phase")(words[PHASE]).name.lower().replace("_", " ")
-        name = "no run" if name == "none" else f"the phase {name!r}"
+        where = f"in the phase {name!r}" if words[PHASE] else "outside of a run"
         collective = self._collective(local_rank)
-        return f"in {name}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
+        return f"{where}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
+
+    def left_its_run(self, local_rank: int) -> bool:
+        """Return whether a rank, which has ended, did so in the middle of a run."""
+        words = self.words(local_rank)
+        return bool(words[SHOWN] and words[PHASE])
 
     def note_collective(self, local_rank: int, text: str) -> None:
         """Write in which collective a rank waits, for the report."""
@@ -195,6 +202,14 @@ class Board:
             f"Rank {rank} was {self.place(other)}." for other, rank in enumerate(self.ranks) if other != local_rank
         ]
         return "\n".join(lines)
+
+
+def _mapped(folder: Path, count: int) -> list[memoryview]:
+    slots = list[memoryview]()
+    for local_rank in range(count):
+        with open(folder / f"{local_rank}.slot", "rb") as file:
+            slots.append(memoryview(mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)).cast("q"))
+    return slots
 
 
 def place_of_user(error: BaseException) -> str:

@@ -141,6 +141,12 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
     died = code < 0 or local not in failures  # without an exception, so the others follow it
     if not died:
         local = min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))
+    if not died and failures[local].follows:  # the echo of a rank that has ended without an error
+        left = [rank for rank, each in enumerate(processes) if each.poll() == 0 and board.left_its_run(rank)]
+        if left:
+            pid = processes[left[0]].pid
+            print(board.report(left[0], pid, "ended with exit code 0", ""), file=sys.stderr, flush=True)
+            return processes[local].returncode or code
     process, failure = processes[local], failures.get(local)
     code = process.returncode or code
     end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -121,6 +121,8 @@ class _Ranks:
         failures = {each: found for each in failed if (found := read_failure(self._board.folder, each))}
         own = [each for each in failures if not failures[each].follows]
         silent = [each for each in failed if each not in failures]
+        if not own:  # the others may follow one that has ended without an error
+            silent += [each for each in self._ended if each not in failed and self._board.left_its_run(each)]
         if own or not silent:
             rank = min(own or failures, key=lambda each: failures[each].when)
             end, text = f"{failures[rank].summary}\nThat was", failures[rank].traceback

@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch.distributed as dist
 
 from drivetrain.base.rank_zero import log
-from drivetrain.errors import PeerError, SIGTERMException
+from drivetrain.errors import PeerError, SIGTERMException, text_of
 from drivetrain.launchers import _child, flight
 from drivetrain.launchers.board import Sheet, place_of_user
 from drivetrain.strategies import _waiting
@@ -65,7 +65,7 @@ def write_for_report(sheet: Sheet | None, error: BaseException) -> None:
 def summary(error: BaseException, where: str) -> str:
     """Return which rank has failed, where, by what, and in which line of the user's code; for other ranks."""
     place = place_of_user(error)
-    lines = f"{type(error).__name__}: {error}".splitlines()
+    lines = f"{type(error).__name__}: {text_of(error)}".splitlines()
     return f"Rank {dist.get_rank()} had failed, {where}: {lines[0]}{place and f', at {place}'}"
 
 

@@ -17,7 +17,7 @@ from drivetrain.base.memory import is_out_of_memory
 from drivetrain.base.rank_zero import log
 from drivetrain.base.registry import load
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.errors import DrivetrainError, did_you_mean
+from drivetrain.errors import DrivetrainError, did_you_mean, text_of
 from drivetrain.loops.progress import Phase, Progress, RunningStage
 from drivetrain.loops.run import Run
 from drivetrain.module.trainable import TrainableModule
@@ -65,7 +65,7 @@ def _cure_of_log(error: Exception) -> str:
 
     The cure is found here, and not by ``log`` itself, so that a right call costs nothing more.
     """
-    found = _WRONG_LOG.match(str(error)) if isinstance(error, TypeError) else None
+    found = _WRONG_LOG.match(text_of(error)) if isinstance(error, TypeError) else None
     if found is None:
         return ""
     method, keyword = found.groups()
@@ -78,7 +78,7 @@ def _cure_of_log(error: Exception) -> str:
 
 def _cure_of_backward(error: Exception, progress: Progress) -> str:
     """Return what to write where the graph of the loss is gone before the Trainer's backward pass; "" elsewhere."""
-    if progress.phase is not Phase.BACKWARD or "backward through the graph a second time" not in str(error):
+    if progress.phase is not Phase.BACKWARD or "backward through the graph a second time" not in text_of(error):
         return ""
     return (
         "With automatic optimization the Trainer calls backward() on the loss that training_step returns: the step "
@@ -89,7 +89,7 @@ def _cure_of_backward(error: Exception, progress: Progress) -> str:
 
 def _cure_of_schedule(error: Exception, scheduler: str) -> str:
     """Return how long a scheduler has to be that was stepped more often than it can be; "" for another error."""
-    if not scheduler or "Tried to step" not in str(error):
+    if not scheduler or "Tried to step" not in text_of(error):
         return ""
     return (
         f'{scheduler} was made for fewer steps. With "interval": "step" it is stepped after every optimizer step, else '
@@ -116,7 +116,7 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
         and isinstance(loader, CombinedLoader)
         and isinstance(loader.iterables, (list, tuple))
         and isinstance(error, (TypeError, AttributeError, ValueError))
-        and re.search(r"\b(list|tuple|unpack)\b", str(error))
+        and re.search(r"\b(list|tuple|unpack)\b", text_of(error))
     ):
         return (
             f"fit trains on a list of {len(loader.iterables)} loaders, so each batch is a list with a batch of each. "
@@ -127,7 +127,7 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
 
 def _cure_of_no_gradient(error: Exception, run: Run) -> str:
     """Return why a loss under manual optimization may require no gradient; "" for another error."""
-    if run.module.automatic_optimization or "does not require grad and does not have a grad_fn" not in str(error):
+    if run.module.automatic_optimization or "does not require grad and does not have a grad_fn" not in text_of(error):
         return ""
     toggles: Any = getattr(run.module, "_toggles", ())
     if not toggles:
@@ -146,7 +146,7 @@ def _cure_of_no_gradient(error: Exception, run: Run) -> str:
 
 def _cure_of_half(error: Exception, run: Run) -> str:
     """Return what to write where the gradient scaler meets parameters in float16; "" for another error."""
-    if "Attempting to unscale FP16 gradients" not in str(error):
+    if "Attempting to unscale FP16 gradients" not in text_of(error):
         return ""
     count = sum(parameter.dtype is torch.float16 for parameter in run.module.parameters())
     return (

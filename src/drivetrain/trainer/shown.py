@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from drivetrain.launchers import orphan
-from drivetrain.launchers.board import SAVES, SAVING, SHOWN, STALL, own_sheet
+from drivetrain.launchers.board import PHASE, SAVES, SAVING, SHOWN, STALL, own_sheet
 from drivetrain.launchers.launcher import LAUNCHER
-from drivetrain.loops.progress import Progress
+from drivetrain.loops.progress import Phase, Progress
 from drivetrain.strategies import _failing, _waiting
 
 
@@ -42,6 +42,8 @@ def shown(progress: Progress, saves: bool, several: bool) -> Iterator[None]:
             _failing.tell_ranks(failed, lambda: summary(failed, progress))
         _failing.write_for_report(sheet, error)
         raise
+    else:
+        progress.slot[PHASE] = Phase.NONE  # what the program does from now on is no part of the run
     finally:
         shown_in = progress.slot
         if shown_in is not own:
