@@ -297,3 +297,8 @@ def test_default_bar(monkeypatch: pytest.MonkeyPatch, tty: bool, term: str, expe
     monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
     monkeypatch.setenv("TERM", term)
     assert type(default_progress_bar()) is expected
+
+
+def test_default_bar_of_a_program_without_a_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert type(default_progress_bar()) is PlainProgressBar

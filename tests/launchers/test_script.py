@@ -127,6 +127,17 @@ def test_t31_the_job_ends_as_the_process_that_failed_first(run: Any, tmp_path: P
     assert ("of rank 1" in done.stderr) == (code == 1)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a shell that closes the standard output")
+def test_a_program_without_a_standard_output_starts_its_ranks(tmp_path: Path) -> None:
+    program = written(tmp_path, "open(f'{rank}.came', 'w').close()")
+    program.write_text(
+        program.read_text().replace("def say(value):", "def say(value):\n    if sys.stdout is None: return")
+    )
+    command = ["sh", "-c", 'exec "$1" train.py >&-', "sh", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, env=environ(), stderr=subprocess.PIPE, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, len(list(tmp_path.rglob("*.came")))) == (0, 2), done.stderr
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_t32_a_signal_to_the_launching_process_reaches_the_ranks(tmp_path: Path, sent: int, code: int) -> None:
     # It may arrive while `say` flushes, which must not be entered again: the handler writes without a buffer.

@@ -332,7 +332,7 @@ def _version_of(trainer: Trainer) -> dict[str, int | str | float]:
 def default_progress_bar() -> ProgressBar:
     """The bar that suits where standard output goes: drawn in a terminal or a notebook, lines of text elsewhere."""
     notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
-    terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     if (notebook or terminal) and importlib.util.find_spec("rich") is not None:
         from drivetrain.callbacks.rich_progress import RichProgressBar
 

@@ -23,7 +23,7 @@ from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import BOARD, Board
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each, variables_of
-from drivetrain.launchers.signals import Sent, exception_of, forwarding, was_asked_to_end
+from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed, was_asked_to_end
 from drivetrain.launchers.watch import Watch
 
 _PROBE_S = 10.0
@@ -151,6 +151,9 @@ class MultiProcessingLauncher(Launcher):
                     by_itself = any(not failed[rank].follows for rank in failed.keys() - set(asked))
                     if ending.look(list(running.values()), asked=bool(asked), failed=by_itself) and asked:
                         _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
+            if sent.number is not None or any(self._was_asked(processes[each], failed[each]) for each in failed):
+                late = {rank: processes[rank].pid for rank in running.values()}
+                say_who_is_killed(board, late, min(sent.limit_s, self.stop_timeout_s))
         if sent.number is not None:
             raise exception_of(sent.number)
         if failed:

@@ -25,7 +25,7 @@ from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers.board import BOARD, Board
 from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of
-from drivetrain.launchers.signals import Sent, forwarding, was_asked_to_end
+from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, was_asked_to_end
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.1
@@ -84,7 +84,8 @@ class ScriptLauncher(Launcher):
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as in a program that was started without one
+            sys.stdout.flush()
         processes: list[subprocess.Popen[bytes]] = []
         first, size = self.environment.node_rank() * self.num_processes, self.num_processes * self.num_nodes
         with (
@@ -98,6 +99,9 @@ class ScriptLauncher(Launcher):
                     for each in variables:
                         processes.append(_started(command, {**each, **own}))
                 code = _first_failure(processes, sent, board, self.stop_timeout_s)
+                if sent.number is not None or was_asked_to_end(code):
+                    late = {rank: each.pid for rank, each in enumerate(processes) if each.poll() is None}
+                    say_who_is_killed(board, late, min(sent.limit_s, self.stop_timeout_s))
             finally:
                 _end(processes)
             if sent.number is not None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from drivetrain.errors import SIGTERMException
+from drivetrain.launchers.board import Board
 
 _PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _ENDS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
@@ -27,10 +29,12 @@ class Sent:
     Attributes:
         number: the first signal that is to end the job; ``None``: none so far.
         deadline: when ranks that still run are killed, in seconds of a monotonic clock; ``inf``: not at all.
+        limit_s: how many seconds after a signal that is.
     """
 
     number: int | None = None
     deadline: float = math.inf
+    limit_s: float = math.inf
 
 
 def was_asked_to_end(code: int) -> bool:
@@ -64,7 +68,8 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
         if signal.Signals(number).name in _ENDS:
             again = sent.number is not None
             sent.number = sent.number or number
-            sent.deadline = time.monotonic() + (_AT_ONCE_S if again else stop_timeout_s)
+            sent.limit_s = min(_AT_ONCE_S, stop_timeout_s) if again else stop_timeout_s
+            sent.deadline = min(sent.deadline, time.monotonic() + sent.limit_s)  # no signal gives more time
         send(number)
 
     try:
@@ -85,3 +90,20 @@ def _is_passed_on(number: int) -> bool:
     if known in (signal.SIG_DFL, signal.default_int_handler):
         return True
     return number == signal.SIGTERM and callable(known)  # who sends it means the whole job
+
+
+def say_who_is_killed(board: Board, running: Mapping[int, int], limit_s: float) -> None:
+    """Print which ranks are killed because they have not ended in the time that they had after a signal.
+
+    Args:
+        board: of the job.
+        running: processes by local rank.
+        limit_s: seconds that they had.
+    """
+    for local_rank, pid in running.items():
+        text = (
+            f"Rank {board.ranks[local_rank]} (process {pid}) is killed, because it has not ended within {limit_s:g} s of "
+            f"a signal. It was {board.place(local_rank)}. What it was saving is lost. "
+            "Trainer(stop_timeout_s=...) is how long ranks have to save."
+        )
+        print(text, file=sys.stderr, flush=True)
