@@ -102,8 +102,8 @@ def say_who_is_killed(board: Board, running: Mapping[int, int], limit_s: float) 
     """
     for local_rank, pid in running.items():
         text = (
-            f"Rank {board.ranks[local_rank]} (process {pid}) is killed, because it has not ended within {limit_s:g} s of "
-            f"a signal. It was {board.place(local_rank)}. What it was saving is lost. "
+            f"Rank {board.ranks[local_rank]} (process {pid}) is killed, because it has not ended within {limit_s:g} s "
+            f"of a signal. It was {board.place(local_rank)}. What it was saving is lost. "
             "Trainer(stop_timeout_s=...) is how long ranks have to save."
         )
         print(text, file=sys.stderr, flush=True)
