@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from drivetrain.launchers import stacks, watcher
+from drivetrain.launchers._folder import hold, sweep
 from drivetrain.launchers.board import FOLDER, STALL, Board, Sheet, join_board, own_sheet
 from drivetrain.launchers.launcher import LAUNCHER
 
@@ -75,7 +76,9 @@ def join(strategy: Any) -> Sheet | None:
 
 
 def _make(strategy: Any) -> Sheet:
+    sweep()
     folder = Path(tempfile.mkdtemp(prefix=FOLDER))
+    hold(folder)  # until this process ends
     first = strategy.global_rank - strategy.local_rank
     Board(folder, range(first, first + strategy.num_processes), strategy.world_size)
     sheet = join_board(folder, 0)

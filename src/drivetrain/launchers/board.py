@@ -12,12 +12,13 @@ import json
 import mmap
 import os
 import traceback
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from drivetrain.base.registry import load
-from drivetrain.launchers._folder import keep_sockets_in
+from drivetrain.launchers._folder import DESCRIPTION, HELD, hold, keep_sockets_in
 
 BOARD = "DRIVETRAIN_BOARD"
 """The variable that names the folder to a rank, which removes it: programs that it starts must not inherit it."""
@@ -33,7 +34,7 @@ FOLDER = "drivetrain-"
 SAVE_BEGINS_S = 5.0
 """Seconds that a rank which saves after a failure has to begin with it, when another has failed."""
 
-_DESCRIPTION, _RUN = "board.json", "run"
+_RUN = "run"
 _WORDS = 16
 _SIZE = 8 * _WORDS  # bytes
 
@@ -48,6 +49,8 @@ class Sheet:
 
     def __init__(self, folder: Path, local_rank: int) -> None:
         self.folder, self.local_rank = folder, local_rank
+        if (held := hold(folder)) is not None:
+            weakref.finalize(self, os.close, held)
         with open(folder / f"{local_rank}.slot", "r+b") as file:
             self.words: Any = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
         self.words[PID], self.words[NAMESPACE] = os.getpid(), _namespace()
@@ -106,7 +109,7 @@ class Board:
     """The board in the process that watches the ranks.
 
     Args:
-        folder: which is there, and empty.
+        folder: which is there, empty, and held by this process.
         ranks: global ranks of the processes of this machine.
         world_size: of the job.
     """
@@ -115,8 +118,8 @@ class Board:
         self.folder, self.ranks, self.world_size, self.launcher = folder, ranks, world_size, os.getpid()
         for local_rank in range(len(ranks)):
             (folder / f"{local_rank}.slot").write_bytes(bytes(_SIZE))
-        described = {"ranks": list(ranks), "world_size": world_size, "launcher": self.launcher}
-        (folder / _DESCRIPTION).write_text(json.dumps(described))
+        described = {"ranks": list(ranks), "world_size": world_size, "launcher": self.launcher, HELD: True}
+        (folder / DESCRIPTION).write_text(json.dumps(described))
         self._slots = _mapped(folder, len(ranks))
 
     @classmethod
@@ -126,7 +129,7 @@ class Board:
         Raises:
             OSError, ValueError: there is none, or not yet.
         """
-        described = json.loads((folder / _DESCRIPTION).read_text())
+        described = json.loads((folder / DESCRIPTION).read_text())
         board = cls.__new__(cls)
         board.folder, board.ranks = folder, described["ranks"]
         board.world_size, board.launcher = described["world_size"], described["launcher"]

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from drivetrain.launchers._folder import hold
 from drivetrain.launchers.board import STALL, Board
 from drivetrain.launchers.failure import read_failure
 from drivetrain.launchers.watch import Watch
@@ -38,6 +39,7 @@ def main(folder: str) -> None:
     """Watch the ranks whose board is in ``folder`` until all of them have ended."""
     _close_inherited()
     _ignore_signals()
+    hold(Path(folder))  # until this process ends
     board = Board.found(Path(folder))
     try:
         _Ranks(board).watch()
