@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -10,11 +11,23 @@ from torch import nn
 
 from drivetrain.errors import (
     CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNameError,
     ConfigurationError,
     DrivetrainError,
+    HookError,
+    IncompleteCheckpointError,
     LoggingError,
+    LogNameError,
+    MissingAttributeError,
+    MissingPackageError,
+    NotLoggedError,
     NotSupportedError,
+    RunError,
+    SignatureError,
     UnknownArgumentError,
+    UnloggableError,
+    WrongTypeError,
     arguments_checked,
     closest,
     described,
@@ -117,3 +130,34 @@ def test_an_argument_that_does_not_exist_gets_a_did_you_mean() -> None:
         Thing(1, color="blue")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'size'"):
         Thing()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("error", "kinds"),
+    [
+        (HookError, (ConfigurationError, NotImplementedError)),
+        (MissingAttributeError, (ConfigurationError, AttributeError)),
+        (MissingPackageError, (ConfigurationError, ModuleNotFoundError)),
+        (RunError, (ConfigurationError, RuntimeError)),
+        (NotLoggedError, (RunError,)),
+        (SignatureError, (ConfigurationError, TypeError, RuntimeError)),
+        (WrongTypeError, (ConfigurationError, TypeError)),
+        (LogNameError, (LoggingError, TypeError)),
+        (UnloggableError, (LoggingError, ValueError)),
+        (CheckpointNameError, (CheckpointError, ValueError)),
+        (IncompleteCheckpointError, (CheckpointError, KeyError)),
+        (CheckpointMismatchError, (CheckpointError, RuntimeError)),
+    ],
+)
+def test_an_error_is_also_the_one_that_python_raises(
+    error: type[Exception], kinds: tuple[type[Exception], ...]
+) -> None:
+    for kind in kinds:
+        assert issubclass(error, kind)
+    assert str(error("what happened")) == "what happened"
+    assert str(pickle.loads(pickle.dumps(error("what happened")))) == "what happened"  # from another process
+
+
+def test_a_value_of_another_type_is_a_type_error() -> None:
+    for value, kind in (("3", WrongTypeError), (-1, ConfigurationError)):
+        assert type(wrong_value("Trainer", "max_steps", value, "an int", "max_steps=3", (int,))) is kind

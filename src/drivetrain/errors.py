@@ -5,19 +5,24 @@
     DrivetrainError
     ├── ConfigurationError (also a ValueError)   a wrong argument, or arguments that contradict each other
     │   ├── UnknownArgumentError (a TypeError)   an argument that does not exist
-    │   ├── UnknownNameError (a KeyError)         nothing is registered under this name
-    │   ├── WrongTypeError (a TypeError)          an argument of a type that is not accepted, or a missing model
-    │   ├── NotLoggedError (a RuntimeError)       a callback watches a name that was not logged
-    │   ├── ConflictError (a RuntimeError)        two parts of a run exclude each other
+    │   ├── UnknownNameError (a KeyError)        nothing is registered under this name, or a dictionary lacks a key
+    │   ├── WrongTypeError (a TypeError)         an argument of a type that is not accepted, or a missing model
+    │   ├── SignatureError (a TypeError and a RuntimeError)  a method that does not take what the loop passes
+    │   ├── MissingAttributeError (an AttributeError)  an object lacks an attribute that is needed
+    │   ├── MissingPackageError (a ModuleNotFoundError)  an optional package is not installed
+    │   ├── HookError (a NotImplementedError)    a hook that no longer exists, or one that a class must define
+    │   ├── RunError (a RuntimeError)            what only the run or the machine shows
+    │   │   └── NotLoggedError                   a callback watches a name that was not logged
     │   └── NotSupportedError                    a valid argument that this version does not support yet
     ├── LaunchError (launchers.launcher)         a process of the job failed
     ├── LoggingError                             self.log called wrongly
+    │   ├── LogNameError (a TypeError)           a name that is no text, or a reserved one
     │   └── UnloggableError (a ValueError)       a value that cannot be logged
     ├── CheckpointError                          a checkpoint that cannot be written, read or applied
     │   ├── NoCheckpointError (a FileNotFoundError)  there is none at the path
-    │   ├── NotSavedError (a ValueError)          no callback has saved the one that is asked for
-    │   ├── MismatchError (a RuntimeError)        it holds other names or shapes than the module has
-    │   └── MissingEntryError (a KeyError)        it lacks an entry that is asked for
+    │   ├── CheckpointNameError (a ValueError)   ckpt_path="best" or the like names none
+    │   ├── IncompleteCheckpointError (a KeyError)  it lacks what was asked for
+    │   └── CheckpointMismatchError (a RuntimeError)  its weights do not fit the model
     └── PeerError                                another rank of the job failed, so this one ends too
     SIGTERMException (a SystemExit)              the run ends because it was sent SIGTERM
 
@@ -54,7 +59,7 @@ class UnknownArgumentError(ConfigurationError, TypeError):
 
 
 class UnknownNameError(ConfigurationError, KeyError):
-    """Nothing is registered under this name. Also a KeyError, as a failed lookup raises."""
+    """Nothing is registered under this name, or a dictionary lacks a key. Also a KeyError, as a lookup raises."""
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
@@ -63,12 +68,30 @@ class WrongTypeError(ConfigurationError, TypeError):
     """An argument has a type that is not accepted, or the model is missing. Also a TypeError, as Python raises."""
 
 
-class NotLoggedError(ConfigurationError, RuntimeError):
-    """A callback watches a name that was not logged. Also a RuntimeError: only the run shows it."""
+class SignatureError(ConfigurationError, TypeError, RuntimeError):
+    """A step or a hook does not take what the loop passes. Also a TypeError, as Python raises for a wrong call, and a
+    RuntimeError: whether there are several loaders, only the run shows.
+    """
 
 
-class ConflictError(ConfigurationError, RuntimeError):
-    """Two parts of a run exclude each other. Also a RuntimeError, as Lightning raises."""
+class MissingAttributeError(ConfigurationError, AttributeError):
+    """An object lacks an attribute that is needed. Also an AttributeError, as Python raises."""
+
+
+class MissingPackageError(ConfigurationError, ModuleNotFoundError):
+    """An optional package is not installed. Also a ModuleNotFoundError, as its import raises."""
+
+
+class HookError(ConfigurationError, NotImplementedError):
+    """A hook no longer exists, or a class must define it. Also a NotImplementedError."""
+
+
+class RunError(ConfigurationError, RuntimeError):
+    """Parts of a run do not fit each other or the machine. Also a RuntimeError: only the run shows it."""
+
+
+class NotLoggedError(RunError):
+    """A callback watches a name that was not logged."""
 
 
 class NotSupportedError(ConfigurationError):
@@ -77,6 +100,10 @@ class NotSupportedError(ConfigurationError):
 
 class LoggingError(DrivetrainError):
     """``self.log`` was called in a hook, with a value or options that are not allowed there."""
+
+
+class LogNameError(LoggingError, TypeError):
+    """``self.log`` got a name that is no text, or a reserved one. Also a TypeError, as a wrong type raises."""
 
 
 class UnloggableError(LoggingError, ValueError):
@@ -98,18 +125,18 @@ class NoCheckpointError(CheckpointError, FileNotFoundError):
     """There is no checkpoint at the path. Also a FileNotFoundError, as Python raises for a file."""
 
 
-class NotSavedError(CheckpointError, ValueError):
-    """``ckpt_path`` names a checkpoint that no callback has saved. Also a ValueError: the argument does not fit."""
+class CheckpointNameError(CheckpointError, ValueError):
+    """A word for a checkpoint, such as "best", names none. Also a ValueError: the argument is wrong."""
 
 
-class MismatchError(CheckpointError, RuntimeError):
-    """A checkpoint holds other names or shapes than the module has. Also a RuntimeError, as torch raises."""
-
-
-class MissingEntryError(CheckpointError, KeyError):
-    """A checkpoint lacks an entry that is asked for. Also a KeyError, as a failed lookup raises."""
+class IncompleteCheckpointError(CheckpointError, KeyError):
+    """A checkpoint lacks what was asked for. Also a KeyError, as a failed lookup raises."""
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
+
+
+class CheckpointMismatchError(CheckpointError, RuntimeError):
+    """The weights of a checkpoint do not fit the model. Also a RuntimeError, as torch raises."""
 
 
 class PeerError(DrivetrainError):
@@ -147,9 +174,15 @@ def described(value: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}: {shown(value)}"
 
 
-def wrong_value(owner: str, name: str, value: Any, expected: str, cure: str) -> ConfigurationError:
-    """Return the error for an argument of ``owner`` with a wrong value: what is accepted, and what to write."""
-    return ConfigurationError(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
+def wrong_value(
+    owner: str, name: str, value: Any, expected: str, cure: str, types: tuple[type, ...] = (object,)
+) -> ConfigurationError:
+    """Return the error for an argument of ``owner`` with a wrong value: what is accepted, and what to write.
+
+    A value that has none of the ``types`` is a :class:`WrongTypeError`.
+    """
+    kind = ConfigurationError if isinstance(value, types) else WrongTypeError
+    return kind(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
 
 
 def is_count(value: Any, lowest: int = 0) -> bool:

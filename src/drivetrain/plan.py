@@ -43,13 +43,7 @@ from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
 from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry
 from drivetrain.clusters.environment import detect as detect_cluster
 from drivetrain.clusters.local import LocalEnvironment
-from drivetrain.errors import (
-    ConfigurationError,
-    UnknownNameError,
-    described,
-    did_you_mean,
-    shown,
-)
+from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeError, described, did_you_mean, shown
 from drivetrain.launchers.launcher import LauncherRegistry, in_notebook
 from drivetrain.precision.precision import Precision, PrecisionRegistry, precision_meant
 from drivetrain.settings import Settings
@@ -220,7 +214,7 @@ def _plugins(given: Any) -> dict[type, Any]:
         if kind is None:
             is_class = isinstance(plugin, type) and issubclass(plugin, _PLUGINS)
             cure = f"Write {plugin.__name__}(...)." if is_class else _PASS_PLUGINS
-            raise ConfigurationError(f"plugins got {described(plugin)}. {cure}")
+            raise WrongTypeError(f"plugins got {described(plugin)}. {cure}")
         if kind in found:
             raise ConfigurationError(
                 f"plugins got two of a kind: {type(found[kind]).__name__} and {type(plugin).__name__}. Keep one."
@@ -385,7 +379,7 @@ def _devices(
             )
         return own, "the strategy names it"
     if given in (0, "0", [], "", None) or isinstance(given, bool):
-        raise ConfigurationError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
+        raise WrongTypeError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
     parsed: Any
     if given == "auto":
         count, why = accelerator.auto_device_count(), 'devices="auto", and this accelerator counts'

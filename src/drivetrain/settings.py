@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -189,6 +190,11 @@ class Settings:
                 f"Trainer(overfit_batches={self.overfit_batches!r}, fast_dev_run={self.fast_dev_run!r}) both say how "
                 "many batches to take. Leave one out."
             )
+        if self.check_val_every_n_epoch is None and isinstance(self.val_check_interval, float):
+            raise ConfigurationError(
+                f"Trainer(check_val_every_n_epoch=None, val_check_interval={self.val_check_interval!r}): a fraction is "
+                "one of an epoch, and batches are counted across epochs. Write val_check_interval=100, or a duration."
+            )
 
     @property
     def has_own_end(self) -> bool:
@@ -255,7 +261,7 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
     if seconds <= 0:
         raise _wrong(
             name, value, 'a duration: "DD:HH:MM:SS", a timedelta or a dictionary of its arguments',
-            f'{name}="00:01:30:00" for an hour and a half', owner,
+            f'{name}="00:01:30:00" for an hour and a half', (str, timedelta), owner,
         )  # fmt: skip
     return seconds
 
@@ -269,13 +275,18 @@ def val_interval_of(
     return (value, None) if isinstance(value, (int, float)) else (1.0, seconds_of("val_check_interval", value))
 
 
+_NUMBER = (numbers.Real,)
+
+
 def _duration(name: str, value: Any) -> None:
     if value is not None:
         seconds_of(name, value)
 
 
-def _wrong(name: str, value: Any, expected: str, cure: str, owner: str = "Trainer") -> ConfigurationError:
-    return wrong_value(owner, name, value, expected, cure)
+def _wrong(
+    name: str, value: Any, expected: str, cure: str, types: tuple[type, ...] = (object,), owner: str = "Trainer"
+) -> ConfigurationError:
+    return wrong_value(owner, name, value, expected, cure, types)
 
 
 def _count(lowest: int, optional: bool) -> Callable[[str, Any], None]:
@@ -285,7 +296,7 @@ def _count(lowest: int, optional: bool) -> Callable[[str, Any], None]:
         if not is_count(value, lowest):
             tail = " or None" if optional else ""
             cure = f"{name}={count_meant(value, max(lowest, 1), lowest)}"
-            raise _wrong(name, value, f"an int of at least {lowest}{tail}", cure)
+            raise _wrong(name, value, f"an int of at least {lowest}{tail}", cure, _NUMBER)
 
     return check
 
@@ -294,7 +305,7 @@ def _limit(name: str, value: Any) -> None:
     if value is None or is_count(value) or (isinstance(value, float) and 0.0 <= value <= 1.0):
         return
     cure = f"{name}={_limit_meant(value, 0, '10 or 0.5')}"
-    raise _wrong(name, value, "a number of batches (int) or a fraction from 0.0 to 1.0 (float)", cure)
+    raise _wrong(name, value, "a number of batches (int) or a fraction from 0.0 to 1.0 (float)", cure, _NUMBER)
 
 
 def _interval(name: str, value: Any) -> None:
@@ -304,7 +315,7 @@ def _interval(name: str, value: Any) -> None:
     if value is None or is_count(value, 1) or (isinstance(value, float) and 0.0 < value <= 1.0):
         return
     cure = f"{name}={_limit_meant(value, 1, '0.5')}"
-    raise _wrong(name, value, "a number of batches (int) or a fraction above 0.0 up to 1.0 (float)", cure)
+    raise _wrong(name, value, "a number of batches (int) or a fraction above 0.0 up to 1.0 (float)", cure, _NUMBER)
 
 
 def _limit_meant(value: Any, lowest: int, otherwise: str) -> str:
@@ -338,14 +349,14 @@ def _one_of(*allowed: Any) -> Callable[[str, Any], None]:
 
 def _amount(cure: str, name: str, value: Any) -> None:
     if value is not None and not (is_number(value) and value >= 0):
-        raise _wrong(name, value, "a number of at least 0 or None", f"{name}={cure}")
+        raise _wrong(name, value, "a number of at least 0 or None", f"{name}={cure}", _NUMBER)
 
 
 def _folder(name: str, value: Any) -> None:
     if value is None:
         return
     if not isinstance(value, (str, os.PathLike)):
-        raise _wrong(name, value, "a path or None", f'{name}="runs"')
+        raise _wrong(name, value, "a path or None", f'{name}="runs"', (str,))
     if files.is_remote(path := files.spelled(value)):
         from drivetrain.base import remote  # here, because few paths are addresses
 
@@ -453,30 +464,6 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
                 f"{did_you_mean(name, known)}"
             )
     return {**found, **given}
-
-
-COMMAND_LINE_PREFIX = "DRIVETRAIN_RUN_"
-"""``drivetrain run --precision=bf16-mixed`` exports ``DRIVETRAIN_RUN_PRECISION`` for the program that it starts."""
-
-
-def from_command_line(**chosen: Any) -> dict[str, Any]:
-    """The arguments of an Engine, with what ``drivetrain run`` has exported in place of defaults.
-
-    Raises:
-        ConfigurationError: the program and the command line say different things.
-    """
-    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
-    for name, value in chosen.items():
-        text = os.environ.get(COMMAND_LINE_PREFIX + name.upper())
-        if text is None:
-            continue
-        if value != defaults[name] and str(value) != text:
-            raise ConfigurationError(
-                f"The program says Engine({name}={value!r}), and its command line --{name.replace('_', '-')}={text}. "
-                "Leave it out of one of them."
-            )
-        chosen[name] = int(text) if name in ("num_nodes", "devices") and text.lstrip("-").isdigit() else text
-    return chosen
 
 
 def _cure(name: str, value: Any, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import torch
 from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator, of_type
 from drivetrain.base.registry import Entry
-from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, RunError, UnknownNameError, did_you_mean, shown
 
 
 def choose(given: Any) -> tuple[Accelerator, str]:
@@ -36,7 +36,7 @@ def choose(given: Any) -> tuple[Accelerator, str]:
     if given == "gpu":
         if (found := _first_available('accelerator="gpu"', gpu=True)) is not None:
             return found
-        raise ConfigurationError(
+        raise RunError(
             f"accelerator='gpu': torch sees no GPU on this machine. Available: {available()}. "
             'Write accelerator="auto".'
         )
@@ -47,7 +47,7 @@ def choose(given: Any) -> tuple[Accelerator, str]:
             f"accelerator={shown(given)}: there is no such accelerator. {_likely_accelerator(str(given))}"
         ) from None
     if not accelerator.is_available():
-        raise ConfigurationError(
+        raise RunError(
             f"accelerator={given!r} is not available here: {accelerator.why_unavailable()}. "
             f'Available: {available()}. Write accelerator="auto".'
         )

@@ -9,7 +9,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.registry import Registry
-from drivetrain.errors import WrongTypeError
+from drivetrain.errors import ConfigurationError, WrongTypeError
 
 
 class CPUAccelerator(Accelerator):
@@ -23,6 +23,12 @@ class CPUAccelerator(Accelerator):
     @classmethod
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
         accelerator_registry.register("cpu", cls)
+
+    def setup_device(self, device: torch.device) -> None:
+        if device.type != "cpu":
+            raise ConfigurationError(
+                f"CPUAccelerator got the device {device}. Pass a device of type cpu, or use its own accelerator."
+            )
 
     @staticmethod
     def parse_devices(devices: Any) -> int:

@@ -55,6 +55,19 @@ def taken(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in names}
 
 
+def takes(method: Any, arguments: int) -> bool:
+    """Return whether ``method`` can be called with this many arguments."""
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not tell
+        return True
+    return True
+
+
 def takes_iterator(step: Callable[..., Any]) -> bool:
     """Whether a step takes ``dataloader_iter`` and fetches its batches itself."""
     return "dataloader_iter" in inspect.signature(step).parameters

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 from drivetrain.base.introspect import is_own_class, missing_methods, near_misses
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeError, described, did_you_mean, shown
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class Registry(Generic[T]):
     def _check_text(self, name: Any) -> None:
         if not isinstance(name, str) or not name.strip():
             instead = f'register("name", {name.__name__})' if isinstance(name, type) else 'register("name", cls)'
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"The name of this {self._kind} must be a text that is not empty, not {described(name)}. "
                 f"Write {instead}."
             )

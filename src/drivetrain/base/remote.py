@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from drivetrain.base import files
 from drivetrain.base.files import is_remote
-from drivetrain.errors import ConfigurationError, shown
+from drivetrain.errors import ConfigurationError, MissingPackageError, shown
 
 # Stores that show an object only when all of it was uploaded.
 _WHOLE_UPLOADS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"})
@@ -63,7 +63,7 @@ def check(path: Any) -> None:
     protocol = _protocol(address)
     if importlib.util.find_spec("fsspec") is None:
         packages = f"fsspec {_PACKAGES.get(protocol, '')}".rstrip()
-        raise ConfigurationError(
+        raise MissingPackageError(
             f"{address} needs the package fsspec, which is not installed. Run `pip install {packages}`, or use a "
             "local path."
         )

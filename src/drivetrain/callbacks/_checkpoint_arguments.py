@@ -75,7 +75,7 @@ def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> N
         ("monitor", monitor, str, "the name of a logged value", '"val_loss"'),
     ):
         if value is not None and not isinstance(value, kinds):
-            raise wrong_value("ModelCheckpoint", name, value, f"{kind} or None", f"{name}={example}")
+            raise wrong_value("ModelCheckpoint", name, value, f"{kind} or None", f"{name}={example}", (str,))
     if not isinstance(save_top_k, int) or isinstance(save_top_k, bool):
         cure = f"save_top_k={count_meant(save_top_k, 1, lowest=-1)}"
         raise wrong_value("ModelCheckpoint", "save_top_k", save_top_k, "an int", cure)

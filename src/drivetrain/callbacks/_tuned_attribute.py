@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import MissingAttributeError
 
 
 def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, argument: str) -> str:
@@ -25,7 +25,7 @@ def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, ar
         if next(_holders(trainer, module, name), None) is not None:
             return name
     kind = type(module).__name__
-    raise ConfigurationError(
+    raise MissingAttributeError(
         f"{owner} sets {' or '.join(map(repr, names))}, and neither {kind}, nor its hparams, nor a datamodule has an "
         f"attribute of that name. Keep the value in self.{names[0]}, or write {owner}({argument}=...)."
     )

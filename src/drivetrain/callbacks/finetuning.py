@@ -13,7 +13,13 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry, number
 from drivetrain.callback import Callback
 from drivetrain.engine.wrappers import unwrapped
-from drivetrain.errors import CheckpointError, ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.errors import (
+    CheckpointError,
+    MissingAttributeError,
+    is_count,
+    is_number,
+    wrong_value,
+)
 from drivetrain.strategies.optimizer_states import parameter_names, plain_name
 
 if TYPE_CHECKING:
@@ -272,7 +278,7 @@ class BackboneFinetuning(BaseFinetuning):
         if stage == "fit":
             self.previous_backbone_lr = None
             if not isinstance(getattr(pl_module, "backbone", None), nn.Module):
-                raise ConfigurationError(
+                raise MissingAttributeError(
                     f"BackboneFinetuning freezes pl_module.backbone, and {type(pl_module).__name__} has no module of "
                     "that name. Name its backbone so, or subclass BaseFinetuning."
                 )

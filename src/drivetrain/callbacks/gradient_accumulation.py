@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, RunError, WrongTypeError, shown
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -30,9 +30,10 @@ class GradientAccumulationScheduler(Callback):
 
     def __init__(self, scheduling: Mapping[int, int]) -> None:
         super().__init__()
-        if not scheduling:
-            raise ConfigurationError(
-                "GradientAccumulationScheduler(scheduling={}) schedules nothing. Write for example scheduling={0: 4}."
+        if not isinstance(scheduling, Mapping) or not scheduling:
+            raise WrongTypeError(
+                f"GradientAccumulationScheduler(scheduling={shown(scheduling)}): scheduling is a dictionary of epochs "
+                "and numbers of batches, and not empty. Write for example scheduling={0: 4}."
             )
         for epoch, batches in scheduling.items():
             if type(epoch) is not int or epoch < 0 or type(batches) is not int or batches < 1:
@@ -66,7 +67,7 @@ class GradientAccumulationScheduler(Callback):
                 "GradientAccumulationScheduler both say how many batches to accumulate. Leave one out."
             )
         if not pl_module.automatic_optimization:
-            raise ConfigurationError(
+            raise RunError(
                 f"{type(pl_module).__name__}.automatic_optimization is False, so a GradientAccumulationScheduler would "
                 "do nothing. Leave it out and call optimizer.step() in every n-th training_step only."
             )

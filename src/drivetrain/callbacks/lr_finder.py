@@ -11,7 +11,7 @@ from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._tuned_attribute import set_tuned, tuned_name
-from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, MissingPackageError, is_count, is_number, wrong_value
 from drivetrain.loops.run import ENDLESS
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class LRSweep:
             try:
                 import matplotlib.pyplot as plt
             except ImportError as error:
-                raise ConfigurationError("LRSweep.plot draws with matplotlib. pip install matplotlib.") from error
+                raise MissingPackageError("LRSweep.plot draws with matplotlib. pip install matplotlib.") from error
         if ax is None:
             _, ax = plt.subplots()
         rates, losses = self.results["lr"], self.results["loss"]

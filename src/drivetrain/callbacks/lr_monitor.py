@@ -70,6 +70,13 @@ class LearningRateMonitor(Callback):
                 "LearningRateMonitor has nowhere to log to: the Trainer has no logger. "
                 "Pass logger=True to the Trainer, or remove this callback."
             )
+        for optimizer in trainer.optimizers:
+            names = [name for name, _ in _groups(optimizer)]
+            if len(set(names)) < len(names):
+                raise ConfigurationError(
+                    f"LearningRateMonitor would log parameter groups of {type(optimizer).__name__} under one name: "
+                    f"{', '.join(repr(name.removeprefix('/')) for name in names)}. Give each group a name of its own."
+                )
         self.lrs, self.last_momentum_values, self.last_weight_decay_values = {}, {}, {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain.base.introspect import missing_arguments, overrides
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, HookError
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -108,7 +108,7 @@ class BasePredictionWriter(Callback):
             (self.interval.on_epoch, "write_on_epoch_end", "on_predict_epoch_end"),
         ):
             if wanted and not any(overrides(self, name, BasePredictionWriter) for name in (method, hook)):
-                raise ConfigurationError(
+                raise HookError(
                     f"{type(self).__name__}(write_interval={self.interval.value!r}) calls {method}, which it does not "
                     "define. Define it, or choose another interval."
                 )

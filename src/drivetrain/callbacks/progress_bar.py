@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._progress_thread import DRAWING, ProgressThread, Snapshot
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, WrongTypeError
 from drivetrain.loops.progress import RunningStage
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class ProgressBar(Callback):
         """
         found = None if self._trainer is None else self._trainer()
         if found is None:
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"{type(self).__name__} has no Trainer now. Pass it in callbacks, and read .trainer during a run."
             )
         return found

@@ -132,6 +132,11 @@ class ModelPruning(KeepsWeights):
         places = list(self.filter_parameters_to_prune(given))
         if not places:
             raise ConfigurationError(f"{type(pl_module).__name__} has no parameter to prune. Pass parameters_to_prune.")
+        if wrong := [place for place in places if not (isinstance(place, Sequence) and len(place) == 2)]:
+            raise wrong_value(
+                "ModelPruning", "parameters_to_prune", wrong[0], "pairs of a module and the name of a parameter",
+                '[(model.layer, "weight")]',
+            )  # fmt: skip
         for module, name in places:
             if module not in known or not isinstance(module._parameters.get(name), nn.Parameter):
                 raise ConfigurationError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from drivetrain.base.introspect import overrides
 from drivetrain.callbacks.model_summary import ModelSummary, Summary
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import MissingPackageError
 
 
 class RichModelSummary(ModelSummary):
@@ -25,7 +25,7 @@ class RichModelSummary(ModelSummary):
 
     def __init__(self, max_depth: int = 1, **table_kwargs: Any) -> None:
         if importlib.util.find_spec("rich") is None:
-            raise ConfigurationError(
+            raise MissingPackageError(
                 "RichModelSummary needs the package rich, which is not installed. "
                 "Run `pip install rich`, or use ModelSummary."
             )

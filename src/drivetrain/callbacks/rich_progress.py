@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task, TaskID
@@ -62,7 +62,7 @@ class RichProgressBar(ProgressBar):
         console_kwargs: dict[str, Any] | None = None,
     ) -> None:
         if importlib.util.find_spec("rich") is None:
-            raise ConfigurationError(
+            raise MissingPackageError(
                 "RichProgressBar needs the package rich, which is not installed. "
                 "Run `pip install rich`, or use PlainProgressBar."
             )

@@ -61,6 +61,8 @@ class StochasticWeightAveraging(WeightAveraging):
         device: torch.device | str | None = torch.device("cpu"),  # noqa: B008 (it is never changed)
     ) -> None:
         _check(swa_lrs, swa_epoch_start, annealing_epochs, annealing_strategy)
+        if avg_fn is not None and not callable(avg_fn):
+            raise wrong_value(_OWNER, "avg_fn", avg_fn, "a function or None", "None")
         self.swa_lrs = swa_lrs
         self.swa_epoch_start = swa_epoch_start
         self.annealing_epochs = annealing_epochs

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import MissingPackageError, WrongTypeError
 
 
 class TQDMProgressBar(ProgressBar):
@@ -30,7 +30,7 @@ class TQDMProgressBar(ProgressBar):
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
         if importlib.util.find_spec("tqdm") is None:
-            raise ConfigurationError(
+            raise MissingPackageError(
                 "TQDMProgressBar needs the package tqdm, which is not installed. "
                 "Run `pip install tqdm`, or use RichProgressBar."
             )
@@ -92,7 +92,7 @@ class TQDMProgressBar(ProgressBar):
         if training not in self._bars and self._thread is not None:
             self._thread.show_now(training)  # a step may ask before the thread has drawn
         if training not in self._bars:
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"{type(self).__name__} has no bar of {'training' if training else 'an evaluation'} now. Read it while "
                 "that runs, in a hook of its batches for example."
             )

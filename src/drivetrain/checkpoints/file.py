@@ -20,7 +20,7 @@ from drivetrain.base import files
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO, behind, unreachable
-from drivetrain.errors import CheckpointError, ConfigurationError, NoCheckpointError, described
+from drivetrain.errors import CheckpointError, ConfigurationError, NoCheckpointError, RunError, described
 
 # What pickle raises on an object that it cannot write, or whose class it does not find.
 _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
@@ -274,7 +274,7 @@ def _check_location(location: Any, name: str) -> None:
     try:
         torch.empty(0, device=location)
     except (RuntimeError, AssertionError, ValueError) as error:  # torch asserts that it was built with CUDA
-        raise ConfigurationError(
+        raise RunError(
             f"{name} cannot be read to map_location={str(location)!r}, a device that this process cannot use "
             f'({str(error).partition(chr(10))[0].rstrip(".")}). Write map_location="cpu".'
         ) from error

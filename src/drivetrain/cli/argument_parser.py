@@ -83,7 +83,7 @@ class LightningArgumentParser(ArgumentParser):
             ConfigurationError: it is none of these classes.
         """
         kinds = (Trainer, LightningModule, LightningDataModule, Callback)
-        cls = class_of(lightning_class)
+        cls = class_of(lightning_class) if callable(lightning_class) else object
         if not issubclass(cls, kinds):
             raise ConfigurationError(
                 f"add_lightning_class_args got {described(lightning_class)}, which is none of "

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from drivetrain.cli.program import add_program_arguments, run_program
-from drivetrain.settings import COMMAND_LINE_PREFIX
+from drivetrain.engine.command_line import COMMAND_LINE_PREFIX
 
 # What Engine() takes from the command line where the program leaves it out, with a line of help each.
 _OF_ENGINE = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from drivetrain.base import files
 from drivetrain.base.introspect import overrides
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -79,7 +79,7 @@ class SaveConfigCallback(Callback):
         path = os.path.join(folder, self.config_filename)
         taken = not self.overwrite and trainer.is_global_zero and files.is_file(path)
         if trainer.strategy.broadcast(taken):
-            raise ConfigurationError(
+            raise RunError(
                 f"{path} holds the configuration of an earlier run, which this one would overwrite. Write "
                 'LightningCLI(save_config_kwargs={"overwrite": True}), or give this run a folder of its own with '
                 "--trainer.logger or --trainer.default_root_dir."

@@ -19,7 +19,7 @@ import torch
 from drivetrain import parity
 from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import ConfigurationError, WrongTypeError
+from drivetrain.errors import ConfigurationError, MissingPackageError, WrongTypeError
 
 CHECKPOINT_PAST_HPARAMS_KEYS = ("hparams", "module_arguments")
 """Keys of the hyperparameters in checkpoints of before 0.9."""
@@ -192,7 +192,9 @@ def _check_folder(path: str | Path) -> None:
 
 def _yaml() -> Any:
     if importlib.util.find_spec("yaml") is None:
-        raise ConfigurationError("Hyperparameters as YAML need PyYAML, which is not installed. Run: pip install pyyaml")
+        raise MissingPackageError(
+            "Hyperparameters as YAML need PyYAML, which is not installed. Run: pip install pyyaml"
+        )
     import yaml  # type: ignore[import-untyped]
 
     return yaml

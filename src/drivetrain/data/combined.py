@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from drivetrain.base.tree import leaves, map_leaves
-from drivetrain.errors import CheckpointError, ConfigurationError, described, did_you_mean
+from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean
 
 _INF = float("inf")
 _END = object()  # what next() returns at a loader's end: None may be a batch
@@ -320,7 +320,7 @@ def _fill(tree: Any, values: Iterable[Any]) -> Any:
 def _checked(loaders: list[Any]) -> list[Any]:
     for index, loader in enumerate(loaders):
         if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"Leaf {index} of CombinedLoader's tree is {loader!r}, a {type(loader).__name__}, which cannot be "
                 "iterated. Lists, tuples, mappings and dataclasses are the tree, and its leaves are loaders: "
                 "write DataLoader(data) where the data was given."
@@ -363,7 +363,7 @@ def check_iterable(loader: Any, start: str) -> None:
         cure = "Call it, and give what it returns."
     elif hasattr(loader, "__getitem__") and not isinstance(loader, (str, bytes)):
         cure = "Wrap the dataset: DataLoader(dataset, batch_size=32)."
-    raise ConfigurationError(f"{start} {described(loader)}, which cannot be iterated. {cure}")
+    raise WrongTypeError(f"{start} {described(loader)}, which cannot be iterated. {cure}")
 
 
 def is_loader(element: Any) -> bool:
@@ -410,7 +410,7 @@ def arranged(given: Any, start: str) -> Any:
         tree: Any = copy.copy(given)
         for key, value in given.items():
             if isinstance(value, (Tensor, Number)) or hasattr(value, "__array__"):
-                raise ConfigurationError(
+                raise WrongTypeError(
                     f"{start} a {type(given).__name__} with {described(value)} at {key!r}. A {type(given).__name__} "
                     "holds a loader for each name. If it is one batch, put it into a list: [batch]."
                 )

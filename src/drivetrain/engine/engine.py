@@ -33,10 +33,10 @@ from drivetrain.engine.parts import (
 )
 from drivetrain.engine.state_files import StateFiles
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
-from drivetrain.errors import ConfigurationError, arguments_checked, described
+from drivetrain.errors import ConfigurationError, WrongTypeError, arguments_checked, described
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
-from drivetrain.settings import PrecisionName, Settings, StrategyName, documents_arguments, from_command_line
+from drivetrain.settings import PrecisionName, Settings, StrategyName, documents_arguments
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.strategy import Strategy
 
@@ -103,6 +103,8 @@ class Engine(StateFiles):
         plan: Plan | None = None,
     ) -> None:
         if plan is None:
+            from drivetrain.engine.command_line import from_command_line  # here: a Trainer passes a plan
+
             chosen = from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
@@ -274,7 +276,7 @@ class Engine(StateFiles):
         """
         for loader in loaders:
             if isinstance(loader, EngineLoader) or not hasattr(loader, "__iter__"):
-                raise ConfigurationError(
+                raise WrongTypeError(
                     f"Engine.setup_dataloaders got {described(loader)}. "
                     "Pass a DataLoader, or what can be iterated, that is not set up already."
                 )
@@ -312,14 +314,14 @@ class Engine(StateFiles):
         if isinstance(module, EngineModule):
             raise ConfigurationError(f"{module!r} is set up already. Set each module up once.")
         if not isinstance(module, nn.Module):
-            raise ConfigurationError(f"Engine.setup got {described(module)} as the module. Pass an nn.Module first.")
+            raise WrongTypeError(f"Engine.setup got {described(module)} as the module. Pass an nn.Module first.")
 
     def _check_optimizers(self, optimizers: Sequence[Any]) -> None:
         for position, optimizer in enumerate(optimizers):
             if issubclass(type(optimizer), OptimizerHandle) or any(optimizer is o for o in optimizers[:position]):
                 raise ConfigurationError(f"{type(optimizer).__name__} is set up already. Set each optimizer up once.")
             if not isinstance(optimizer, Optimizer):
-                raise ConfigurationError(
+                raise WrongTypeError(
                     f"Engine.setup got {described(optimizer)} where an optimizer belongs. "
                     "Pass optimizers after the module, and a scheduler as scheduler=."
                 )
@@ -424,7 +426,7 @@ class Engine(StateFiles):
             ConfigurationError: the module is not set up.
         """
         if not isinstance(module, EngineModule):
-            raise ConfigurationError(f"no_backward_sync got {described(module)}. Pass what Engine.setup returned.")
+            raise WrongTypeError(f"no_backward_sync got {described(module)}. Pass what Engine.setup returned.")
         return self._verbs.no_backward_sync(module._forward_module, enabled)
 
     # ---- building models -----------------------------------------------------------------------------------------

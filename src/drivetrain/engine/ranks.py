@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from drivetrain.base.tree import map_leaves
-from drivetrain.errors import ConfigurationError, WrongTypeError, described
+from drivetrain.errors import WrongTypeError, described
 from drivetrain.launchers.launcher import Launcher
 from drivetrain.plan import Plan
 from drivetrain.strategies.collectives import as_tensor, operation_of
@@ -109,7 +109,7 @@ class Ranks(RankFacts):
         if self.launcher.reruns_program:
             self.launcher.launch(type(self).launch)  # which does not return
         if not self.launcher.is_external:
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"Engine.launch() would start {self.plan.num_processes} processes by {self.plan.start_method!r}, and "
                 "they need something to run. Write def main(engine): ..., and engine.launch(main)."
             )

@@ -18,9 +18,9 @@ from drivetrain.base.restoring import check_optimizer_state, check_scheduler_sta
 from drivetrain.engine.wrappers import EngineModule, unwrapped
 from drivetrain.errors import (
     CheckpointError,
+    CheckpointMismatchError,
     ConfigurationError,
-    MismatchError,
-    MissingEntryError,
+    IncompleteCheckpointError,
     WrongTypeError,
     described,
     did_you_mean,
@@ -63,9 +63,14 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
     from drivetrain.checkpoints.plain import encode  # here, so that importing the Engine stays quick
 
     if not isinstance(state, Mapping):
-        raise ConfigurationError(
+        raise WrongTypeError(
             f"Engine.save got {described(state)} as the state. Pass the path first, and then a dictionary with a name "
             'for each object: engine.save("state.ckpt", {"model": model}).'
+        )
+    if not isinstance(filters, Mapping):
+        raise WrongTypeError(
+            f"Engine.save got {described(filters)} as the filter. Pass a dictionary with a function (key, value) -> "
+            "bool for each name, or leave the filter out."
         )
     for name in state:
         if not isinstance(name, str):
@@ -109,13 +114,13 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
     if state is None:
         return held
     if not isinstance(state, MutableMapping):
-        raise ConfigurationError(
+        raise WrongTypeError(
             f"Engine.load got {described(state)} as the state. Pass a dictionary with a name for each object: "
             'engine.load("state.ckpt", {"model": model}).'
         )
     missing = [name for name in state if name not in held]
     if missing and strict:
-        raise MissingEntryError(
+        raise IncompleteCheckpointError(
             f"{path} has no {', '.join(map(repr, missing))}, only {sorted(map(str, held))}. "
             "Leave that out of the state, or pass strict=False."
         )
@@ -227,7 +232,7 @@ def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> No
             for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
             if keys
         ]
-        raise MismatchError(
+        raise CheckpointMismatchError(
             f"{where} does not fit {type(module).__name__} ({'; '.join(found)}). "
             "Build the module as it was trained; for missing or unexpected names only, pass strict=False."
         )

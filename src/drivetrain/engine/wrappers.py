@@ -22,7 +22,7 @@ from drivetrain.base.restoring import count, entry
 from drivetrain.base.tree import move, was_there
 from drivetrain.data.combined import without_restart
 from drivetrain.data.feed import set_epoch
-from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, described, did_you_mean, shown
 from drivetrain.precision.precision import in_default_dtype
 from drivetrain.strategies.redirection import redirected
 
@@ -208,7 +208,8 @@ class EngineModule(nn.Module):
         found = None if name is None else getattr(self._original, name, None)
         if name is None or not callable(found):
             known = [key for key, _ in inspect.getmembers(type(self._original), callable) if not key.startswith("_")]
-            raise ConfigurationError(
+            kind = WrongTypeError if name is None else MissingAttributeError
+            raise kind(
                 f"mark_forward_method({shown(method)}): {type(self._original).__name__} has no such method. "
                 f"{did_you_mean(str(name), known)}"
             )

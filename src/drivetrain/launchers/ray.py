@@ -24,7 +24,7 @@ from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
-from drivetrain.errors import ConfigurationError, SIGTERMException
+from drivetrain.errors import ConfigurationError, MissingPackageError, SIGTERMException
 from drivetrain.launchers._ending import Ending
 from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers._process_state import ProcessState
@@ -413,7 +413,7 @@ def _imported() -> Any:
         import ray
         import ray.util
     except ImportError as error:
-        raise ConfigurationError(
+        raise MissingPackageError(
             f"The processes are to be actors of Ray, which cannot be imported here: {error}. Run `pip install ray`, or "
             'write strategy="ddp".'
         ) from error

@@ -199,7 +199,7 @@ class Entry:
 
     def _as_scalar(self, value: Tensor) -> Tensor:
         if value.numel() != 1:
-            raise LoggingError(
+            raise UnloggableError(
                 f"self.log({self.name!r}, ...) got a tensor of shape {tuple(value.shape)}. "
                 "Log one number per name: reduce it first, for example with .mean()."
             )

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes
-from drivetrain.errors import LoggingError
+from drivetrain.errors import LoggingError, LogNameError
 from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, check_arguments, check_same
 
 
@@ -411,7 +411,7 @@ class Logbook:
                 "Call it in a step, in a batch hook or in an epoch hook."
             )
         if not isinstance(name, str) or "/dataloader_idx_" in name:
-            raise LoggingError(
+            raise LogNameError(
                 f"self.log got the name {name!r}. A name is a text without '/dataloader_idx_', which is added "
                 "when there are several loaders."
             )

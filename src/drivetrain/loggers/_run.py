@@ -11,7 +11,7 @@ from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_warn
-from drivetrain.errors import ConfigurationError, wrong_value
+from drivetrain.errors import ConfigurationError, MissingPackageError, wrong_value
 from drivetrain.loggers.dummy import Nothing
 from drivetrain.loggers.logger import Logger
 
@@ -35,7 +35,7 @@ class RunLogger(Logger):
     def __init__(self, prefix: str, run_id: str | None, module: str, install: str) -> None:
         super().__init__()
         if importlib.util.find_spec(module) is None:
-            raise ConfigurationError(
+            raise MissingPackageError(
                 f"{type(self).__name__} needs the package {install}, which is not installed. "
                 f"Run `pip install {install}`, or use CSVLogger."
             )

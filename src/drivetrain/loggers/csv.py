@@ -13,7 +13,7 @@ from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_only, rank_zero_warn
-from drivetrain.errors import ConfigurationError, arguments_checked, is_count, shown
+from drivetrain.errors import arguments_checked, is_count, wrong_value
 from drivetrain.loggers._folder import FolderLogger
 
 Row = dict[str, Any]
@@ -52,8 +52,13 @@ class CSVLogger(FolderLogger):
     ) -> None:
         super().__init__(save_dir, name, version, prefix)
         if not is_count(flush_logs_every_n_steps, 1):
-            raise ConfigurationError(
-                f"CSVLogger got flush_logs_every_n_steps={shown(flush_logs_every_n_steps)}. Pass an int of 1 or more."
+            raise wrong_value(
+                "CSVLogger",
+                "flush_logs_every_n_steps",
+                flush_logs_every_n_steps,
+                "an int of at least 1",
+                "flush_logs_every_n_steps=100",
+                (int,),
             )
         self._flush_every = flush_logs_every_n_steps
         self._flushed_at: int | None = None  # the step at which the current span of unwritten steps began

@@ -12,7 +12,7 @@ from torch import nn
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
-from drivetrain.errors import ConfigurationError, UnknownArgumentError, did_you_mean, shown
+from drivetrain.errors import MissingPackageError, UnknownArgumentError, did_you_mean, shown
 from drivetrain.loggers._folder import FolderLogger
 from drivetrain.module.export import detached, example_pass
 
@@ -62,7 +62,7 @@ class TensorBoardLogger(FolderLogger):
         **kwargs: Any,
     ) -> None:
         if importlib.util.find_spec("tensorboard") is None:
-            raise ConfigurationError(
+            raise MissingPackageError(
                 "TensorBoardLogger needs the package tensorboard, which is not installed. "
                 "Run `pip install tensorboard`, or use CSVLogger."
             )

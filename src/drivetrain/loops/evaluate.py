@@ -18,7 +18,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import move_to_host
 from drivetrain.data.feed import BatchIterator, feed, set_epoch
 from drivetrain.data.indices import RecordedIndices
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, SignatureError, described
 from drivetrain.logbook.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, order_shared
 from drivetrain.loops.pieces import measured
@@ -384,7 +384,13 @@ def bind_eval_step(
 ) -> Callable[[Any, int], Any]:
     """The stage's step with the arguments its signature asks for."""
     name = f"{_KINDS[stage].word}_step"
-    fn, call = getattr(run.module, name), measured(run, name, run.engine.strategy.bound_step(name))
+    fn = getattr(run.module, name)
+    if not callable(fn):
+        raise ConfigurationError(
+            f"{type(run.module).__name__}.{name} is {described(fn)}, and the Trainer calls it for each batch. "
+            f"Write def {name}(self, batch, batch_idx)."
+        )
+    call = measured(run, name, run.engine.strategy.bound_step(name))
     if takes_iterator(fn):
         return _with_iterator(run, call, batches, 0 if index is None else index)
     parameters = inspect.signature(fn).parameters
@@ -395,12 +401,12 @@ def bind_eval_step(
     as_third = "dataloader_idx" not in parameters and by_place
     takes_index = "dataloader_idx" in parameters or as_third or inspect.Parameter.VAR_KEYWORD in kinds
     if index is not None and not takes_index:
-        raise ConfigurationError(
+        raise SignatureError(
             f"{type(run.module).__name__}.{name} must take dataloader_idx, because there are several loaders. "
             f"Write def {name}(self, batch, batch_idx, dataloader_idx=0)."
         )
     if index is None and "dataloader_idx" in parameters and parameters["dataloader_idx"].default is inspect._empty:
-        raise ConfigurationError(
+        raise SignatureError(
             f"{type(run.module).__name__}.{name} takes dataloader_idx, but there is one loader. "
             f"Write def {name}(self, batch, batch_idx, dataloader_idx=0)."
         )

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, SignatureError
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
 from drivetrain.module.optimizers import LRSchedulerConfig, parameters_of
@@ -139,7 +139,7 @@ def check_index_of_loader(run: Run, word: str) -> None:
                 signature.bind(*wanted[1:])
             except TypeError:
                 arguments = ", ".join((*wanted[:-1], "dataloader_idx=0"))
-                raise ConfigurationError(
+                raise SignatureError(
                     f"{type(owner).__name__}.{hook} must take dataloader_idx, because there are several loaders. "
                     f"Write def {hook}({arguments})."
                 ) from None

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
 from drivetrain.engine.wrappers import TakeStep, requires_closure
-from drivetrain.errors import ConfigurationError, ConflictError
+from drivetrain.errors import ConfigurationError, RunError, shown
 from drivetrain.loops.pieces import (
     Step,
     as_one_of_many,
@@ -83,7 +83,7 @@ def make_step(run: Run) -> BoundStep:
         if (step := own_step(run)) is not None:
             return BoundStep(step)
     if len(optimizers) > 1:
-        raise ConflictError(
+        raise RunError(
             f"configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
             "Put all parameters into one optimizer, or set self.automatic_optimization = False and step them yourself."
         )
@@ -328,6 +328,11 @@ def _attach(
             slot[0] = _OPTIMIZER_STEP
             loss = optimizer.step(**kwargs)
         else:
+            if not callable(closure):
+                raise ConfigurationError(
+                    f"optimizer.step(closure={shown(closure)}): a closure is a function that computes the loss. Pass "
+                    "the optimizer_closure that optimizer_step got, or leave it out."
+                )
 
             def evaluate() -> Any:  # an optimizer that evaluates twice sees finished gradients twice
                 value = closure()
@@ -426,7 +431,7 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
                 backward(loss)
             except RuntimeError as error:
                 if (why := cannot_be_differentiated(loss, run.module)) is not None:
-                    raise ConfigurationError(why) from error
+                    raise RunError(why) from error
                 raise
         return output
 

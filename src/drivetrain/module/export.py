@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from drivetrain.base import files
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import map_leaves, move
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, MissingPackageError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of ``forward``."""
@@ -153,7 +153,7 @@ def _require(method: str, *packages: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         names = " ".join(missing).replace("_", "-")
-        raise ConfigurationError(
+        raise MissingPackageError(
             f"{method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. "
             f"Run: pip install {names}."
         )

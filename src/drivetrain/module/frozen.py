@@ -19,7 +19,7 @@ from drivetrain.base.compiled import plain_names
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import expect, restoring
 from drivetrain.base.tree import is_dtensor
-from drivetrain.errors import CheckpointError, MismatchError
+from drivetrain.errors import CheckpointError, CheckpointMismatchError
 
 FINGERPRINTS = "frozen_weights"
 """The key of the fingerprints in a checkpoint: by the name of the parameter."""
@@ -143,7 +143,7 @@ def _check_names(module: nn.Module, state: Mapping[str, Any], frozen: Collection
         parts = [
             f"{what} {', '.join(names[:5])}" for what, names in (("no", missing), ("besides", unexpected)) if names
         ]
-        raise MismatchError(
+        raise CheckpointMismatchError(
             f"The checkpoint does not fit {type(module).__name__}: it holds {' and '.join(parts)}. Build the module as "
             "it was trained, or set strict_loading = False on it."
         )

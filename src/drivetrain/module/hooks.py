@@ -15,6 +15,7 @@ import torch
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import move
+from drivetrain.errors import HookError
 from drivetrain.logbook.entry import LogRule
 from drivetrain.logbook.logbook import Logbook, Scope
 from drivetrain.strategies.stepping import Stepping
@@ -45,6 +46,12 @@ LOG_RULES: dict[str, LogRule] = {
 """Defaults of ``self.log`` by hook; a hook that is not listed may not log."""
 
 
+def _not_defined(owner: Any, hook: str) -> HookError:
+    return HookError(
+        f"{type(owner).__name__} does not define {hook}. Define it, or pass the loaders to the Trainer's method."
+    )
+
+
 class DataHooks:
     """Hooks shared by LightningModule and LightningDataModule: where data comes from and how it travels."""
 
@@ -62,19 +69,19 @@ class DataHooks:
 
     def train_dataloader(self) -> Any:
         """Return the training loader."""
-        raise NotImplementedError
+        raise _not_defined(self, "train_dataloader")
 
     def val_dataloader(self) -> Any:
         """Return the validation loader, or a list of them."""
-        raise NotImplementedError
+        raise _not_defined(self, "val_dataloader")
 
     def test_dataloader(self) -> Any:
         """The test loader, or a list of them."""
-        raise NotImplementedError
+        raise _not_defined(self, "test_dataloader")
 
     def predict_dataloader(self) -> Any:
         """Return the prediction loader, or a list of them."""
-        raise NotImplementedError
+        raise _not_defined(self, "predict_dataloader")
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Change the batch on the host, before it moves."""

@@ -18,7 +18,7 @@ from torch import nn
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import load
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
 
 # What the __init__ that @dataclass writes finds in an argument whose default a factory is still to make.
 _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
@@ -26,6 +26,17 @@ _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
 
 _described: ContextVar[tuple[type, dict[str, Any]] | None] = ContextVar("described hyperparameters", default=None)
 """The class that LightningCLI is building an object of, and its arguments as the configuration describes them."""
+
+
+class _MissingHyperparameter(AttributeError, KeyError):
+    """What is to be deleted is neither an attribute nor a key."""
+
+    __str__ = Exception.__str__  # a KeyError would show its message in quotes
+
+
+def _no_hyperparameter(known: Mapping[Any, Any], name: str) -> str:
+    names = [key for key in known if isinstance(key, str)]
+    return f"There is no hyperparameter {name!r}. {did_you_mean(name, names)}"
 
 
 class AttributeDict(dict[str, Any]):
@@ -43,15 +54,14 @@ class AttributeDict(dict[str, Any]):
             return self[name]
         if name.startswith("__"):  # copy, pickle and inspect ask for many of these
             raise AttributeError(name)
-        known = [key for key in self if isinstance(key, str)]
-        raise AttributeError(f"There is no hyperparameter {name!r}. {did_you_mean(name, known)}")
+        raise AttributeError(_no_hyperparameter(self, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
         if name not in self:
-            self.__getattr__(name)  # for its message
+            raise _MissingHyperparameter(_no_hyperparameter(self, name))
         del self[name]
 
     def __dir__(self) -> Iterable[str]:
@@ -213,13 +223,13 @@ def _init_frames(obj: Any, frame: types.FrameType | None) -> Iterator[tuple[type
 def _chosen(cls: str, arguments: dict[str, Any] | None, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the arguments called ``names``, or all."""
     if arguments is None:
-        raise ConfigurationError(
+        raise UnknownNameError(
             f"{cls} called save_hyperparameters({', '.join(map(repr, names))}) outside of __init__, where there are no "
             "arguments to keep. Call it in __init__, or pass a dictionary: self.save_hyperparameters({...})."
         )
     for name in names:
         if name not in arguments:
-            raise ConfigurationError(
+            raise UnknownNameError(
                 f"{cls}.__init__ has no argument {name!r} to save as a hyperparameter. {did_you_mean(name, arguments)}"
             )
     return {name: arguments[name] for name in names} if names else arguments

@@ -19,7 +19,16 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
-from drivetrain.errors import CheckpointError, ConfigurationError, DrivetrainError, MismatchError, did_you_mean, shown
+from drivetrain.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    ConfigurationError,
+    DrivetrainError,
+    MissingPackageError,
+    WrongTypeError,
+    did_you_mean,
+    shown,
+)
 from drivetrain.module.hparams import AttributeDict, described_hyperparameters, is_config
 from drivetrain.module.trainable import TrainableModule
 
@@ -319,7 +328,7 @@ def _restore_module(
                 strict = check_base(module, checkpoint, strict)
             result = module.load_state_dict(checkpoint["state_dict"], strict=strict)
         except RuntimeError as error:
-            raise MismatchError(
+            raise CheckpointMismatchError(
                 f"The checkpoint does not fit {type(module).__name__}: {error} "
                 f"{cure}; for missing or unexpected names only, pass strict=False."
             ) from error
@@ -376,7 +385,7 @@ def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -
             why = "neither the checkpoint nor the caller gives it"
             if key in described:
                 why = f"the caller does not give it and the checkpoint has only {described[key]!r}"
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"{cls.__name__}.__init__ needs {key!r}, and {why}. "
                 f"Write {cls.__name__}.load_from_checkpoint(path, {key}=...), and self.save_hyperparameters() in "
                 "__init__ for the next time."
@@ -431,7 +440,7 @@ def _read_hparams(file: str | Path) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     if importlib.util.find_spec("yaml") is None:
-        raise ConfigurationError(
+        raise MissingPackageError(
             f"hparams_file={str(path)!r} needs the package PyYAML, which is not installed. Run: pip install pyyaml."
         )
     import yaml  # type: ignore[import-untyped]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from drivetrain.base.tree import detach
-from drivetrain.errors import ConfigurationError, described, is_number, shown
+from drivetrain.errors import ConfigurationError, WrongTypeError, described, is_number, shown
 
 
 class WeightedLoss(NamedTuple):
@@ -67,7 +67,7 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
         if isinstance(inner, (Tensor, WeightedLoss)):
             return loss_of(inner, keeps_zero)
         instead = f", but {described(inner)}" if "loss" in output else ""
-        raise ConfigurationError(
+        raise WrongTypeError(
             f"training_step returned a dictionary with {sorted(map(str, output))} and no tensor under 'loss'{instead}. "
             "Put the loss there, as the tensor it was computed as."
         )

@@ -13,7 +13,7 @@ from drivetrain.base.compiled import context_of, own_names
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.engine.ranks import gathered
 from drivetrain.engine.wrappers import unwrapped
-from drivetrain.errors import ConfigurationError, LoggingError, described
+from drivetrain.errors import ConfigurationError, LoggingError, UnloggableError, described
 from drivetrain.logbook.entry import Options
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.module.export import ExportMixin
@@ -126,7 +126,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             if isinstance(value, Mapping):
                 for key, item in value.items():
                     if isinstance(item, Mapping):
-                        raise LoggingError(
+                        raise UnloggableError(
                             f"self.log({name!r}, ...) got a dictionary inside a dictionary under {key!r}. "
                             "Flatten it: one number per name."
                         )

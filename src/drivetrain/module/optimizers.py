@@ -15,7 +15,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.engine.wrappers import OptimizerHandle, unwrapped
-from drivetrain.errors import ConfigurationError, count_meant, described, did_you_mean, is_count, shown
+from drivetrain.errors import (
+    ConfigurationError,
+    UnknownNameError,
+    WrongTypeError,
+    count_meant,
+    described,
+    did_you_mean,
+    is_count,
+    shown,
+)
 
 _FORMS = (
     "Return an optimizer, ([optimizers], [schedulers]), or a dictionary such as "
@@ -134,7 +143,7 @@ def _from_dict(entry: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | No
                 hint = "For several optimizers, return a list of them: list(optimizers.values())."
             raise ConfigurationError(f"configure_optimizers returned a dictionary with the unknown key {key!r}. {hint}")
     if "optimizer" not in entry:
-        raise ConfigurationError(
+        raise UnknownNameError(
             f"configure_optimizers returned a dictionary with no key 'optimizer', only {sorted(entry)}. {_FORMS}"
         )
     scheduler = entry.get("lr_scheduler")
@@ -161,7 +170,7 @@ def _config(entry: Any, optimizers: list[Any], by_hand: bool) -> LRSchedulerConf
         raise ConfigurationError(f"A scheduler's dictionary has no key 'scheduler', only {sorted(settings)}. {_FORMS}")
     scheduler = settings["scheduler"]
     if isinstance(scheduler, type) or not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
-        raise ConfigurationError(
+        raise WrongTypeError(
             f"A scheduler is an object with step() and state_dict(), and configure_optimizers returned "
             f"{described(scheduler)}. {_FORMS}"
         )

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import MissingPackageError
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -20,7 +20,7 @@ def require(package: str, install: str, needed_by: str) -> None:
         ConfigurationError: it is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise ConfigurationError(
+        raise MissingPackageError(
             f"{needed_by} needs the package {package}, which is not installed. Run pip install {install}."
         )
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
+from torch.autograd.profiler_util import EventList
 
 from drivetrain.accelerators.cuda import has_cuda
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.errors import ConfigurationError, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean, shown
 from drivetrain.profilers.profiler import Profiler
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ class ProfileArguments(TypedDict, total=False):
 
 _OPTIONS = tuple(ProfileArguments.__annotations__)
 
+_TABLE_ARGUMENTS = tuple(
+    name for name in inspect.signature(EventList.table).parameters if name not in ("self", "sort_by", "row_limit")
+)
 _SORT_KEYS = (
     "cpu_time", "cuda_time", "cpu_time_total", "cuda_time_total", "cpu_memory_usage", "cuda_memory_usage",
     "self_cpu_memory_usage", "self_cuda_memory_usage", "count", "device_time", "device_time_total",
@@ -96,6 +101,18 @@ class PyTorchProfiler(Profiler):
         if sort_by_key is not None and sort_by_key not in _SORT_KEYS:
             raise ConfigurationError(
                 f"PyTorchProfiler got sort_by_key={shown(sort_by_key)}. {did_you_mean(sort_by_key, _SORT_KEYS)}"
+            )
+        for key in table_kwargs or {}:
+            if key not in _TABLE_ARGUMENTS:
+                raise UnknownNameError(
+                    f"PyTorchProfiler(table_kwargs=...) got {key!r}, which the table does not take or the profiler has "
+                    f"as an argument of its own. {did_you_mean(str(key), _TABLE_ARGUMENTS)}"
+                )
+        schedule = profiler_kwargs.get("schedule")
+        if schedule is not None and not (callable(schedule) and isinstance(schedule(0), torch.profiler.ProfilerAction)):
+            raise ConfigurationError(
+                f"PyTorchProfiler(schedule={shown(schedule)}): a schedule is a function of the step that returns a "
+                "torch.profiler.ProfilerAction. Write schedule=torch.profiler.schedule(wait=1, warmup=1, active=3)."
             )
         self._by_shapes = group_by_input_shapes
         self._emit_nvtx = emit_nvtx

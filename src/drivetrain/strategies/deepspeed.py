@@ -25,7 +25,7 @@ from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import restoring
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_scaler
 from drivetrain.strategies._deepspeed_folder import OwnFolder
@@ -107,7 +107,7 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
         **options: Any,
     ) -> None:
         if importlib.util.find_spec("deepspeed") is None:
-            raise ConfigurationError(
+            raise MissingPackageError(
                 f"{type(self).__name__} needs the package deepspeed, which is not installed. Run pip install deepspeed."
             )
         super().__init__(

@@ -17,6 +17,7 @@ from drivetrain.base.introspect import (
     near_misses,
     overrides,
     positional_arity,
+    takes,
     takes_iterator,
     uncalled_hooks,
 )
@@ -26,7 +27,15 @@ from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import arranged
-from drivetrain.errors import ConfigurationError, ConflictError, WrongTypeError, closest, described
+from drivetrain.errors import (
+    ConfigurationError,
+    HookError,
+    RunError,
+    SignatureError,
+    WrongTypeError,
+    closest,
+    described,
+)
 from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.datamodule import LightningDataModule
@@ -87,7 +96,7 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
             cure = "Pass instances of drivetrain.Callback."
             if hasattr(callback, "start") and hasattr(callback, "describe"):
                 cure = f"Write Trainer(profiler={type(callback).__name__}(...))."
-            raise ConfigurationError(f"{start} {described(callback)}. {_cure(callback, 'drivetrain.callbacks', cure)}")
+            raise WrongTypeError(f"{start} {described(callback)}. {_cure(callback, 'drivetrain.callbacks', cure)}")
     return found
 
 
@@ -132,7 +141,7 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
             )
         if overrides(callback, "state_dict", Callback):
             if callback.state_key in stateful:
-                raise ConflictError(
+                raise RunError(
                     f"Two {type(callback).__name__} callbacks would save their state under {callback.state_key!r}. "
                     "Give them different arguments, or override state_key."
                 )
@@ -245,7 +254,7 @@ def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodul
             cure = "Pass loaders as train_dataloaders or dataloaders."
             if isinstance(datamodule, type) and issubclass(datamodule, LightningDataModule):
                 cure = f"Write datamodule={datamodule.__name__}(...)."
-            raise ConfigurationError(
+            raise WrongTypeError(
                 f"{call} needs a LightningDataModule as datamodule, not {described(datamodule)}. {cure}"
             )
         if any(loaders is not None for loaders in passed.values()):
@@ -282,13 +291,13 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     for removed, (instead, arguments) in _RENAMED.items():
         if removed in strategy.extra_hooks or not defined_by_user(module, removed):
             continue
-        if _takes(getattr(module, removed, None), arguments):  # else it is the user's own, by the same name
-            raise ConfigurationError(
+        if takes(getattr(module, removed, None), arguments):  # else it is the user's own, by the same name
+            raise HookError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
                 "steps' outputs on self if you need them."
             )
     for hook in () if strategy.calls_step_end else _STEP_END:
-        if _takes(getattr(module, hook, None), 1):
+        if takes(getattr(module, hook, None), 1):
             raise ConfigurationError(
                 f"{name}.{hook} is never called by {type(strategy).__name__}, which does not split batches. Do its "
                 f'work in {hook.removesuffix("_end")}, or write strategy="dp".'
@@ -320,19 +329,6 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
         check_manual(name, settings)
 
 
-def _takes(method: Any, arguments: int) -> bool:
-    """Return whether ``method`` can be called with this many arguments."""
-    if not callable(method):
-        return False
-    try:
-        inspect.signature(method).bind(*[None] * arguments)
-    except TypeError:
-        return False
-    except ValueError:  # a builtin that does not tell
-        return True
-    return True
-
-
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
     """Check that ``step`` takes the arguments with which the loop calls it, and no others but ``further``."""
     index = "" if method == "training_step" else ", dataloader_idx=0"
@@ -345,7 +341,7 @@ def _check_step(name: str, method: str, step: Any, further: Container[str]) -> N
     named = [key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     by_position = [key for key in named if parameters[key].kind is not inspect.Parameter.KEYWORD_ONLY]
     if positional_arity(step) == 0 or (index and "dataloader_idx" in by_position[:2]):
-        raise ConfigurationError(
+        raise SignatureError(
             f"{name}.{method}({', '.join(parameters)}) does not take a batch and its index first. {cure}"
         )
     for key in named:
@@ -355,7 +351,7 @@ def _check_step(name: str, method: str, step: Any, further: Container[str]) -> N
             and parameters[key].default is inspect.Parameter.empty
             and not (index and (key == "dataloader_idx" or (further and key in by_position[:3])))
         ):
-            raise ConfigurationError(f"{name}.{method} needs {key!r}, which the loop does not pass. {cure}")
+            raise SignatureError(f"{name}.{method} needs {key!r}, which the loop does not pass. {cure}")
 
 
 def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) -> None:
@@ -444,7 +440,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
         own = {name: value for name, value in party.hparams_initial.items() if name not in internal}
         for name in set(own) & set(params):
             if not _same(own[name], params[name]):
-                raise ConfigurationError(
+                raise RunError(
                     f"The module and the datamodule both have a hyperparameter {name!r}, {own[name]!r} and "
                     f"{params[name]!r}. Rename one, or call save_hyperparameters(logger=False) in one of them."
                 )

@@ -16,7 +16,15 @@ from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
 from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints.file import EMPTY_PATH, TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, newest_first
-from drivetrain.errors import CheckpointError, ConfigurationError, NoCheckpointError, NotSavedError, closest, described
+from drivetrain.errors import (
+    CheckpointError,
+    CheckpointNameError,
+    ConfigurationError,
+    IncompleteCheckpointError,
+    NoCheckpointError,
+    closest,
+    described,
+)
 from drivetrain.loops.progress import TrainerStatus
 from drivetrain.loops.restart import capture
 from drivetrain.loops.restart_checks import check_progress, check_restart
@@ -80,11 +88,11 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             return None
         why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
         why = "no callback has saved a last one" if others else why
-        raise NotSavedError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}.{others or " Pass a path."}')
+        raise CheckpointNameError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}.{others or " Pass a path."}')
     if ckpt_path == "hpc":
         by_number = numbered(trainer.default_root_dir, store)
         if not by_number:
-            raise CheckpointError(
+            raise CheckpointNameError(
                 f'ckpt_path="hpc" names no checkpoint: there is no hpc_ckpt_<n>.ckpt in {trainer.default_root_dir}. '
                 "Pass a path."
             )
@@ -425,7 +433,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """
     strategy, progress = trainer.strategy, trainer.progress
     if "optimizer_states" not in checkpoint or "loops" not in checkpoint:
-        raise CheckpointError(
+        raise IncompleteCheckpointError(
             "The checkpoint holds no optimizer states and no progress: it was saved with save_weights_only=True. "
             "Resume from one that was saved without it, or load only its weights."
         )

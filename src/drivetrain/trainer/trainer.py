@@ -25,7 +25,14 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.engine.engine import Engine
 from drivetrain.engine.parts import listed as _listed
-from drivetrain.errors import ConfigurationError, UnknownArgumentError, WrongTypeError, accepts_no_more, shown
+from drivetrain.errors import (
+    ConfigurationError,
+    MissingAttributeError,
+    UnknownArgumentError,
+    WrongTypeError,
+    accepts_no_more,
+    shown,
+)
 from drivetrain.launchers.launcher import in_notebook
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
@@ -320,7 +327,7 @@ class Trainer(TrainerView):
             CheckpointError: the file could not be written, or a value cannot be stored as plain data.
         """
         if self.lightning_module is None:
-            raise ConfigurationError("There is no model to save yet. Call trainer.fit(model) first.")
+            raise MissingAttributeError("There is no model to save yet. Call trainer.fit(model) first.")
         life.save(self, filepath, weights_only, storage_options, allow_pickle)
 
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:

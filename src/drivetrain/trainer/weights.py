@@ -6,7 +6,7 @@ from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import restoring
-from drivetrain.errors import CheckpointError, MismatchError
+from drivetrain.errors import CheckpointError, CheckpointMismatchError
 
 AVERAGED = "averaged_state_dict"
 """The key of averaged weights in a checkpoint. "state_dict" always holds the weights that the optimizer trains."""
@@ -59,4 +59,6 @@ def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
         except RuntimeError as error:
             cure = "Build the module as it was trained"
             cure += "." if "size mismatch" in str(error) else ", or set strict_loading = False on it."
-            raise MismatchError(f"The checkpoint does not fit {type(module).__name__}: {error} {cure}") from error
+            raise CheckpointMismatchError(
+                f"The checkpoint does not fit {type(module).__name__}: {error} {cure}"
+            ) from error

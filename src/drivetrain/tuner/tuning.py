@@ -123,6 +123,12 @@ class Tuner:
             right = "train_dataloaders" if method == "fit" else "dataloaders"
             raise ConfigurationError(f"With method={method!r}, {wrong} has no meaning. Pass {right}, or a datamodule.")
         trainer: Any = self._trainer
+        kind = LearningRateFinder if isinstance(finder, LearningRateFinder) else BatchSizeFinder
+        if any(isinstance(callback, kind) for callback in trainer.callbacks):
+            raise ConfigurationError(
+                f"The Trainer has a {kind.__name__} among its callbacks, which would search again when it fits. "
+                "Remove the callback, or do not call the Tuner."
+            )
         given = passed if method == "fit" else {"dataloaders": dataloaders}
         options: dict[str, Any] = {} if method in ("fit", "predict") else {"verbose": False}
         with _apart(trainer, finder, method):

@@ -1,0 +1,33 @@
+"""The arguments of an Engine that ``drivetrain run`` has exported for the program that it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.settings import Settings
+
+COMMAND_LINE_PREFIX = "DRIVETRAIN_RUN_"
+"""``drivetrain run --precision=bf16-mixed`` exports ``DRIVETRAIN_RUN_PRECISION`` for the program that it starts."""
+
+
+def from_command_line(**chosen: Any) -> dict[str, Any]:
+    """The arguments of an Engine, with what ``drivetrain run`` has exported in place of defaults.
+
+    Raises:
+        ConfigurationError: the program and the command line say different things.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
+    for name, value in chosen.items():
+        text = os.environ.get(COMMAND_LINE_PREFIX + name.upper())
+        if text is None:
+            continue
+        if value != defaults[name] and str(value) != text:
+            raise ConfigurationError(
+                f"The program says Engine({name}={value!r}), and its command line --{name.replace('_', '-')}={text}. "
+                "Leave it out of one of them."
+            )
+        chosen[name] = int(text) if name in ("num_nodes", "devices") and text.lstrip("-").isdigit() else text
+    return chosen
