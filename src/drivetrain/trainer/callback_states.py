@@ -1,10 +1,28 @@
-"""States of callbacks that an evaluation restores from its checkpoint."""
+"""States of callbacks that a run restores from its checkpoint."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import naming, restoring
+
+
+def restore(trainer: Any, states: dict[str, Any]) -> None:
+    """Call ``load_state_dict`` of the callbacks of a fit that resumes."""
+    known: set[str] = set()
+    for callback in trainer.callbacks:
+        by_class = type(callback).__qualname__  # as files of Lightning 1.4 and before name them
+        key = callback.state_key if callback.state_key in states else by_class
+        known |= {callback.state_key, by_class}
+        if key in states:
+            with restoring(f"the callback {key}"):
+                callback.load_state_dict(states[key])
+    if missing := sorted(map(str, set(states) - known)):
+        rank_zero_warn(
+            f"The checkpoint holds the state of callbacks that this Trainer does not have: {', '.join(missing)}. "
+            "Add them, or continue without that state."
+        )
 
 
 def restore_outside_of_fit(trainer: Any, checkpoint: dict[str, Any]) -> None:

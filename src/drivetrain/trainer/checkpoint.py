@@ -383,7 +383,7 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
     Raises:
         CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
     """
-    from drivetrain.trainer import weights  # here, so that importing the Trainer stays quick
+    from drivetrain.trainer import callback_states, weights  # here, so that importing the Trainer stays quick
 
     path = trainer.ckpt_path
     trainer.hooks.call_method("on_load_checkpoint", checkpoint)
@@ -394,29 +394,11 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
             with restoring(f"the datamodule {type(datamodule).__name__}"):
                 datamodule.load_state_dict(state)
     if not fitting:
-        from drivetrain.trainer.callback_states import restore_outside_of_fit  # here, so that the import stays quick
-
-        restore_outside_of_fit(trainer, checkpoint)
+        callback_states.restore_outside_of_fit(trainer, checkpoint)
         return
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
     with naming(path):
-        _restore_callbacks(trainer, expect_states(checkpoint))
-
-
-def _restore_callbacks(trainer: Trainer, states: dict[str, Any]) -> None:
-    known: set[str] = set()
-    for callback in trainer.callbacks:
-        by_class = type(callback).__qualname__  # as files of Lightning 1.4 and before name them
-        key = callback.state_key if callback.state_key in states else by_class
-        known |= {callback.state_key, by_class}
-        if key in states:
-            with restoring(f"the callback {key}"):
-                callback.load_state_dict(states[key])
-    if missing := sorted(map(str, set(states) - known)):
-        rank_zero_warn(
-            f"The checkpoint holds the state of callbacks that this Trainer does not have: {', '.join(missing)}. "
-            "Add them, or continue without that state."
-        )
+        callback_states.restore(trainer, expect_states(checkpoint))
 
 
 def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
