@@ -266,3 +266,19 @@ def test_who_has_started_the_job(make_trainer: Any) -> None:
     one, two = (make_trainer(devices=devices, strategy="ddp")._accelerator_connector for devices in (1, 2))
     assert (one.is_distributed, two.is_distributed) == (False, True)
     assert isinstance(one.cluster_environment, LightningEnvironment)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cure"),
+    [
+        ("use_distributed_sampler", False, r"Trainer\(use_distributed_sampler=False\)"),
+        ("_accelerator_flag", "cuda", r"Trainer\(accelerator='cuda'\)"),
+    ],
+)
+def test_what_is_decided_cannot_be_set_in_vain(make_trainer: Any, name: str, value: Any, cure: str) -> None:
+    """Programs set the first one in ``setup``, so that their samplers stay as they are."""
+    trainer = make_trainer()
+    assert trainer._accelerator_connector.use_distributed_sampler
+    assert not make_trainer(use_distributed_sampler=False)._accelerator_connector.use_distributed_sampler
+    with pytest.raises(NotSupportedError, match=cure):
+        setattr(trainer._accelerator_connector, name, value)

@@ -25,7 +25,8 @@ class _AcceleratorConnector(AcceleratorView):
     """
 
     def __init__(self, devices: Any = "auto", *, accelerator: Any = "auto", **arguments: Any) -> None:
-        super().__init__(resolve(Settings(accelerator=accelerator, devices=devices, **arguments)))
+        settings = Settings(accelerator=accelerator, devices=devices, **arguments)
+        super().__init__(resolve(settings), settings)
 
 
 class _MockOptimizer(torch.optim.Optimizer):

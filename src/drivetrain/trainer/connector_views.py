@@ -15,7 +15,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Entry
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.errors import ConfigurationError, NotSupportedError, shown
 from drivetrain.logbook.entry import Logged
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.loaders import LOADER_HOOKS
@@ -25,6 +25,7 @@ from drivetrain.trainer import attach, checkpoint, weights
 
 if TYPE_CHECKING:
     from drivetrain.plan import Plan
+    from drivetrain.settings import Settings
     from drivetrain.trainer.trainer import Trainer
 
 
@@ -39,9 +40,13 @@ class AcceleratorView:
         _parallel_devices: the devices of this machine.
         cluster_environment: who started the processes of the job.
         is_distributed: there are several processes.
+        use_distributed_sampler: the Trainer's argument.
+
+    Setting one of them raises NotSupportedError: all of this is decided when the Trainer is made.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, settings: Settings) -> None:
+        self.use_distributed_sampler = settings.use_distributed_sampler
         self.accelerator = plan.accelerator
         self._accelerator_flag = plan.accelerator.name
         self._strategy_flag = plan.strategy.name if isinstance(plan.strategy, Entry) else plan.strategy
@@ -50,6 +55,16 @@ class AcceleratorView:
         self.is_distributed = plan.num_nodes * plan.num_processes > 1
         on_cpu = plan.devices[0].type == "cpu"
         self._devices_flag: Any = len(plan.devices) if on_cpu else [device.index or 0 for device in plan.devices]
+        self._decided = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_decided" in self.__dict__:
+            word = name.strip("_").removesuffix("_flag")
+            raise NotSupportedError(
+                f"{name} = {shown(value)} comes too late: this is decided when the Trainer is made. "
+                f"Pass it there: Trainer({word}={shown(value)})."
+            )
+        object.__setattr__(self, name, value)
 
 
 class CallbackView:

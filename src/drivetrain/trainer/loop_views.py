@@ -316,7 +316,8 @@ class ViewsOfTrainer:
 
     @property
     def _accelerator_connector(self) -> Any:
-        return load("drivetrain.trainer.connector_views:AcceleratorView")(self.plan)  # type: ignore[attr-defined]
+        trainer: Any = self
+        return load("drivetrain.trainer.connector_views:AcceleratorView")(trainer.plan, trainer.settings)
 
     @property
     def _callback_connector(self) -> Any:
