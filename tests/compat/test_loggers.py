@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import os
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from drivetrain.compat.loggers import (
     _add_prefix,
     _convert_params,
     _flatten_dict,
     _sanitize_callable_params,
     _sanitize_params,
+    _scan_checkpoints,
     merge_dicts,
     rank_zero_experiment,
 )
@@ -72,3 +76,21 @@ def test_what_no_logger_takes_becomes_text() -> None:
 def test_a_prefix_where_there_is_one() -> None:
     assert _add_prefix({"a": 1}, "p", "-") == {"p-a": 1}
     assert _add_prefix({"a": 1}, "", "-") == {"a": 1}
+
+
+def test_new_files_of_a_checkpoint_callback_for_a_logger_that_uploads_them(tmp_path: Path) -> None:
+    saver, paths = (
+        ModelCheckpoint(tmp_path),
+        [str(tmp_path / f"{name}.ckpt") for name in ("last", "best", "third", "gone")],
+    )
+    last, best, third, gone = paths
+    for age, path in enumerate([third, best, last]):
+        Path(path).touch()
+        os.utime(path, (age, age))
+    saver.last_model_path, saver.current_score = last, torch.tensor(2.0)
+    saver.best_model_path, saver.best_model_score = best, torch.tensor(1.0)
+    saver.best_k_models = {third: torch.tensor(3.0), gone: torch.tensor(4.0)}
+    found = [(path, float(score), tag) for _, path, score, tag in _scan_checkpoints(saver, {})]
+    assert found == [(third, 3.0, "best_k"), (best, 1.0, "best"), (last, 2.0, "latest")]
+    assert [path for _, path, *_ in _scan_checkpoints(saver, {third: 0.0, best: 0.5, last: 2.0})] == [best]
+    assert _scan_checkpoints(OnExceptionCheckpoint(tmp_path), {}) == []

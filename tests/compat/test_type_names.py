@@ -5,6 +5,7 @@ import typing
 
 import torch
 
+from drivetrain import Trainer
 from drivetrain.compat import type_names
 from drivetrain.module.optimizers import LRSchedulerConfig
 
@@ -49,3 +50,12 @@ def test_the_smallest_differences() -> None:
     assert 1 + type_names.FLOAT64_EPSILON > 1 == 1 + type_names.FLOAT64_EPSILON / 2
     assert type_names.FLOAT16_EPSILON == 2**-10
     assert type_names.FLOAT32_EPSILON == 2**-23
+
+
+def test_precisions_for_command_lines() -> None:
+    assert "bf16-mixed" in typing.get_args(type_names._PRECISION_INPUT_STR)
+    choices = [value for part in typing.get_args(type_names._PRECISION_INPUT) for value in typing.get_args(part)]
+    assert {64, "16-true", "bf16"} <= set(choices)
+    for precision in choices:
+        if precision not in ("transformer-engine", "transformer-engine-float16"):  # need a package
+            Trainer(precision=precision, accelerator="cpu", logger=False)

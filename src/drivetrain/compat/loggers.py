@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import os
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +27,31 @@ def rank_zero_experiment(fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn(self) if rank_zero_only.rank == 0 else DummyLogger().experiment
 
     return experiment
+
+
+def _scan_checkpoints(
+    checkpoint_callback: Any, logged_model_time: Mapping[str, float]
+) -> list[tuple[float, str, Any, str]]:
+    """Return the files of a ModelCheckpoint that are new, for a logger's ``after_save_checkpoint``.
+
+    Args:
+        checkpoint_callback: the callback.
+        logged_model_time: when the files that were uploaded before had been written, by path.
+
+    Returns:
+        When it was written, the path, its score, and "latest", "best" or "best_k"; the oldest first.
+    """
+    found: dict[str, tuple[Any, str]] = {}
+    for tag, path, score in (
+        ("latest", "last_model_path", "current_score"),
+        ("best", "best_model_path", "best_model_score"),
+    ):
+        if hasattr(checkpoint_callback, path) and hasattr(checkpoint_callback, score):
+            found[getattr(checkpoint_callback, path)] = getattr(checkpoint_callback, score), tag
+    found |= {path: (score, "best_k") for path, score in getattr(checkpoint_callback, "best_k_models", {}).items()}
+    files = [(os.path.getmtime(path), path, *rest) for path, rest in found.items() if os.path.isfile(path)]
+    new = [each for each in files if logged_model_time.get(each[1], -math.inf) < each[0]]
+    return sorted(new, key=lambda each: each[:2])
 
 
 def merge_dicts(

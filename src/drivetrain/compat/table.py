@@ -56,7 +56,10 @@ _PRECISIONS = {
     "double": ("drivetrain.precision.double: DoublePrecision",),
     "fsdp": ("drivetrain.precision.by_strategy: FSDPPrecision",),
     "half": ("drivetrain.precision.half: HalfPrecision",),
-    "precision": ("drivetrain.precision.precision: Precision",),
+    "precision": (
+        "drivetrain.precision.precision: Precision",
+        f"{_C}.type_names: _PRECISION_INPUT _PRECISION_INPUT_INT _PRECISION_INPUT_STR _PRECISION_INPUT_STR_ALIAS",
+    ),
     "transformer_engine": ("drivetrain.precision.transformer_engine: TransformerEnginePrecision",),
     "xla": ("drivetrain.precision.xla: XLAPrecision",),
 }
@@ -195,6 +198,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.loggers.mlflow": ("drivetrain.loggers.mlflow: MLFlowLogger",),
     "pytorch.loggers.neptune": ("drivetrain.loggers.neptune: NeptuneLogger",),
     "pytorch.loggers.tensorboard": ("drivetrain.loggers.tensorboard: TensorBoardLogger",),
+    "pytorch.loggers.utilities": (f"{_C}.loggers: _scan_checkpoints",),
     "pytorch.loggers.wandb": ("drivetrain.loggers.wandb: WandbLogger",),
     # There are no loop objects here; these are the views that trainer.fit_loop and its relatives are.
     "pytorch.loops": (
@@ -310,7 +314,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         "torch.nn.parallel: DistributedDataParallel",
         f"{_C}.type_names: EVAL_DATALOADERS LRSchedulerConfigType LRSchedulerPLType LRSchedulerType "
         "LRSchedulerTypeTuple LRSchedulerTypeUnion OptimizerConfig OptimizerLRScheduler OptimizerLRSchedulerConfig "
-        "STEP_OUTPUT TRAIN_DATALOADERS",
+        "STEP_OUTPUT TRAIN_DATALOADERS _EVALUATE_OUTPUT _PREDICT_OUTPUT",
     ),
     "pytorch.utilities.upgrade_checkpoint": (f"{_C}.migration: main",),
     "pytorch.utilities.warnings": (f"{_C}.user_warnings: PossibleUserWarning",),
