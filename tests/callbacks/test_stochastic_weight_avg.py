@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 from torch.utils.data import DataLoader
 
-from drivetrain import Callback
+from drivetrain import Callback, parity
 from drivetrain.callbacks import OnExceptionCheckpoint, StochasticWeightAveraging
 from drivetrain.errors import ConfigurationError
 
@@ -158,3 +159,65 @@ def test_it_resumes_after_an_exception_in_the_first_window_of_its_schedule(
     resumed = fitted(ckpt_path=tmp_path / "stopped.ckpt")
     for name, value in expected.items():
         torch.testing.assert_close(resumed[name], value, rtol=0, atol=0, msg=name)
+
+
+# ---- with the original's numbers -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def early() -> Iterator[None]:
+    before = parity.use(parity.Parity(early_averages=True))
+    yield
+    parity.use(before)
+
+
+def early_by_hand() -> dict[str, Any]:
+    """The average of the parameters as epochs start, its statistics, and a step by the gradients that are left."""
+    module = Normed()
+    [optimizer], [scheduler] = module.configure_optimizers()
+    averages: list[torch.Tensor] = []
+    loader = DataLoader(regression_data(), batch_size=8)
+    current: Any = scheduler
+    for epoch in range(EPOCHS):
+        if epoch == START - 1:
+            current = SWALR(optimizer, 0.02, 2)
+        if epoch >= START - 1:
+            number = epoch - (START - 1)
+            values = [parameter.detach().clone() for parameter in module.parameters()]
+            pairs = zip(averages or values, values, strict=True)
+            averages = [average + (value - average) / (number + 1) for average, value in pairs]
+        for batch in loader:
+            optimizer.zero_grad()
+            module.loss(batch).backward()
+            optimizer.step()
+        current.step()
+    with torch.no_grad():
+        for parameter, average in zip(module.parameters(), averages, strict=True):
+            parameter.copy_(average)
+    update_bn([batch[0] for batch in loader], module.net)
+    optimizer.step()
+    return module.net.state_dict()
+
+
+@pytest.mark.usefixtures("early")
+def test_a_switch_averages_the_starts_of_epochs(loader: Any, make_trainer: Any) -> None:
+    module, callback = Normed(), swa()
+    make_trainer(max_epochs=EPOCHS, callbacks=callback).fit(module, loader)
+    assert (callback.swa_start, callback.n_averaged) == (START - 1, EPOCHS - START + 1)
+    expected = early_by_hand()
+    for name, value in module.net.state_dict().items():
+        torch.testing.assert_close(value, expected[name], msg=name)
+    other = by_hand("cos")[0]
+    assert not torch.allclose(module.net[0].weight, other["0.weight"])  # the control
+
+
+@pytest.mark.usefixtures("early")
+def test_with_the_switch_a_run_that_ends_early_keeps_its_trained_weights(loader: Any, make_trainer: Any) -> None:
+    class Ends(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.weights = pl_module.net[0].weight.clone()
+            trainer.should_stop = trainer.current_epoch == START
+
+    ends, module = Ends(), Normed()
+    make_trainer(max_epochs=EPOCHS, callbacks=[swa(), ends]).fit(module, loader)
+    assert torch.equal(module.net[0].weight, ends.weights)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import SWALR
 
+from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry
 from drivetrain.base.seed import isolate_rng
@@ -69,10 +70,11 @@ class StochasticWeightAveraging(WeightAveraging):
         self.annealing_strategy = annealing_strategy
         self.swa_start = 0
         self.began = False
+        self._early = False
         super().__init__(device, avg_fn=avg_fn)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        return epoch_idx is not None and epoch_idx >= self.swa_start
+        return epoch_idx is not None and epoch_idx >= self.swa_start and not self._early
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -88,6 +90,9 @@ class StochasticWeightAveraging(WeightAveraging):
                 "Use WeightAveraging, which leaves learning rates alone."
             )
         self.swa_start = self._first_epoch(trainer)
+        self._early = parity.current().early_averages
+        if self._early:
+            self.swa_start, self._use_buffers = max(0, self.swa_start - 1), False
         super().on_fit_start(trainer, pl_module)
         if self.began:
             self._set_scheduler(trainer)
@@ -106,6 +111,9 @@ class StochasticWeightAveraging(WeightAveraging):
         if not self.began and trainer.current_epoch >= self.swa_start:
             self.began = True
             self._set_scheduler(trainer)
+        if self._early and trainer.current_epoch >= max(self.swa_start, self.epochs_done):
+            self.epochs_done = trainer.current_epoch + 1
+            self._update()
 
     def _set_scheduler(self, trainer: Trainer) -> None:
         optimizer = trainer.optimizers[0]
@@ -132,11 +140,16 @@ class StochasticWeightAveraging(WeightAveraging):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the average in the module, with statistics of batch norm."""
+        endless = trainer.max_epochs in (None, -1)
+        if self._early and not endless and trainer.current_epoch != trainer.max_epochs:
+            return
         super().on_train_end(trainer, pl_module)
         layers = [each for each in pl_module.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
         layers = [each for each in layers if each.running_mean is not None]
-        if self.n_averaged and layers:
+        if self.n_averaged and layers and not (self._early and endless):
             _compute_statistics(trainer, pl_module, layers)
+            if self._early:
+                trainer.optimizers[0].step()  # with the gradients of the last window
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "began": self.began}
