@@ -62,6 +62,19 @@ def test_a_loop_of_ones_own_gives_the_same_numbers_to_the_last_bit(tmp_path: Pat
     assert len(set(original[0]["losses"])) > 15
 
 
+@pytest.mark.parametrize(("data", "tensor"), [(1, 2), (2, 1)])
+def test_sharded_models_give_the_same_numbers_and_read_each_others_files(
+    tmp_path: Path, data: int, tensor: int
+) -> None:
+    """To six digits, when one has written a checkpoint and the other goes on from it, too."""
+    arguments = (HERE / "sharded_program.py", str(data), str(tensor))
+    original = answers(tmp_path / "original", *arguments, tmp_path / "original.ckpt")
+    assert answers(tmp_path / "ours", *arguments, tmp_path / "ours.ckpt", served=True) == original
+    assert answers(tmp_path / "ours", *arguments, tmp_path / "original.ckpt", served=True) == original
+    assert answers(tmp_path / "original", *arguments, tmp_path / "ours.ckpt") == original
+    assert len(set(original[0]["losses"])) == 8 // data  # the control: it has learnt something
+
+
 def test_helper_functions_answer_the_same(tmp_path: Path) -> None:
     [original] = answers(tmp_path, HERE / "helpers_program.py")
     [ours] = answers(tmp_path, HERE / "helpers_program.py", served=True)
