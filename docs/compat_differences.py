@@ -44,8 +44,8 @@ ON_PURPOSE = {
     "An optimizer belongs to its module.": "pytorch.core.optimizer.LightningOptimizer(module)",
     # ---- members -----------------------------------------------------------------------------------------------------
     "`name` is a property, as on other parts.": "*Accelerator.name",
-    "The average is that of `WeightAveraging`, whose methods keep it; those of the original are not called. Its numbers "
-    "are the original's with the switch `early_averages`; see [compat.md](compat.md#numbers).":
+    "The average is that of `WeightAveraging`, whose methods keep it; those of the original are not called. Its "
+    "numbers are the original's with the switch `early_averages`; see [compat.md](compat.md#numbers).":
         "pytorch.callbacks.StochasticWeightAveraging.*",
     "The last losses are kept as numbers, and no metric of torchmetrics is made of them.":
         "*.SpikeDetection.running_mean",

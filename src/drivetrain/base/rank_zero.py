@@ -85,6 +85,22 @@ def rank_zero_warn(
     warnings.warn_explicit(message, category, file, line, module=module, registry=registry)
 
 
+class LightningDeprecationWarning(DeprecationWarning):
+    """A program that was written for Lightning uses what Lightning deprecates."""
+
+
+def lightning_deprecation(message: str) -> bool:
+    """In a program that runs with ``drivetrain.compat``, warn that Lightning deprecates what it uses.
+
+    Returns:
+        Whether it is such a program.
+    """
+    written_for_it = any(type(finder).__name__ == "CompatFinder" for finder in sys.meta_path)
+    if written_for_it:
+        rank_zero_warn(message, LightningDeprecationWarning)
+    return written_for_it
+
+
 _INSIDE = frozenset({
     "drivetrain", "torch", "jsonargparse", "contextlib", "functools", "importlib", "threading", "multiprocessing",
 })  # fmt: skip

@@ -7,6 +7,7 @@ below a served package and not in the table is refused here, so that no installe
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
@@ -99,7 +100,12 @@ class _TableLoader:
         return ServedModule(spec.name, self.path)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: a served module is complete when it is made."""
+        """The module is complete when it is made. The first one shows deprecations, also those in imported modules."""
+        if module.__name__ in table.in_use().roots:
+            # here, because importing it costs every child
+            from drivetrain.base.rank_zero import LightningDeprecationWarning
+
+            warnings.simplefilter("default", category=LightningDeprecationWarning)
 
 
 class _ProgramLoader:

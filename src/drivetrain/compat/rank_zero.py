@@ -8,14 +8,10 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from drivetrain.base.rank_zero import _RANK_VARIABLES as RANK_VARIABLES
-from drivetrain.base.rank_zero import log, rank_from_environ, rank_zero_warn
+from drivetrain.base.rank_zero import LightningDeprecationWarning, log, rank_from_environ, rank_zero_warn
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class LightningDeprecationWarning(DeprecationWarning):
-    """What :func:`rank_zero_deprecation` issues."""
 
 
 class _RankZeroOnly:

@@ -84,6 +84,33 @@ _ENVIRONMENTS = {
     ".torchelastic": ("drivetrain.clusters: TorchElasticEnvironment",),
     ".xla": ("drivetrain.clusters: XLAEnvironment",),
 }
+_FORMER = f"{_C}.deprecated"
+_FORMER_PRECISIONS = (
+    f"{_FORMER}: BitsandbytesPrecisionPlugin DeepSpeedPrecisionPlugin DoublePrecisionPlugin FSDPMixedPrecisionPlugin "
+    "FSDPPrecisionPlugin HPUPrecisionPlugin HalfPrecisionPlugin MixedPrecisionPlugin PrecisionPlugin "
+    "TPUBf16PrecisionPlugin TPUPrecisionPlugin TransformerEnginePrecisionPlugin XLABf16PrecisionPlugin "
+    "XLAPrecisionPlugin"
+)
+_FORMER_PRECISIONS_OF_FABRIC = f"{_FORMER}: TPUBf16Precision TPUPrecision XLABf16Precision"
+_FORMER_PRECISION = {
+    "amp": "MixedPrecisionPlugin",
+    "bitsandbytes": "BitsandbytesPrecisionPlugin",
+    "deepspeed": "DeepSpeedPrecisionPlugin",
+    "double": "DoublePrecisionPlugin",
+    "fsdp": "FSDPMixedPrecisionPlugin FSDPPrecisionPlugin",
+    "half": "HalfPrecisionPlugin",
+    "precision": "PrecisionPlugin",
+    "transformer_engine": "TransformerEnginePrecisionPlugin",
+    "xla": "XLAPrecisionPlugin",
+}
+FORMER_PATHS = frozenset({
+    "fabric.accelerators.tpu", "fabric.plugins.precision.tpu", "fabric.plugins.precision.tpu_bf16",
+    "fabric.plugins.precision.xlabf16", "fabric.strategies.single_tpu", "pytorch.accelerators.tpu",
+    "pytorch.plugins.precision.precision_plugin", "pytorch.plugins.precision.tpu", "pytorch.plugins.precision.tpu_bf16",
+    "pytorch.plugins.precision.xlabf16", "pytorch.strategies.single_tpu",
+})  # fmt: skip
+"""Modules whose paths the original answers, though it has no file there."""
+
 _REDUCED_TYPES = f"{_C}.type_names: TBroadcast TReduce"
 _FABRIC_LOGGERS = f"{_C}.fabric_loggers: CSVLogger=FabricCSVLogger TensorBoardLogger=FabricTensorBoardLogger"
 _OF_FABRIC = f"{_C}.fabric_strategies"
@@ -100,7 +127,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     "": (*_FRONT, "drivetrain.engine.engine: Fabric=Engine"),
     # ---- lightning.pytorch ------------------------------------------------------------------------------------------
     "pytorch": _FRONT,
-    "pytorch.accelerators": ("drivetrain.accelerators",),
+    "pytorch.accelerators": ("drivetrain.accelerators", f"{_FORMER}: HPUAccelerator TPUAccelerator"),
+    "pytorch.accelerators.tpu": (f"{_FORMER}: TPUAccelerator",),
     **{f"pytorch.accelerators.{name}": source for name, source in _ACCELERATORS.items()},
     "pytorch.accelerators.cpu": (*_ACCELERATORS["cpu"], f"{_C}.devices: get_cpu_stats"),
     "pytorch.accelerators.cuda": (*_ACCELERATORS["cuda"], f"{_C}.devices: get_nvidia_gpu_stats"),
@@ -212,16 +240,26 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.overrides.distributed": (
         f"{_C}.samplers: UnrepeatedDistributedSampler UnrepeatedDistributedSamplerWrapper prepare_for_backward",
     ),
-    "pytorch.plugins": ("drivetrain.plugins",),
+    "pytorch.plugins": ("drivetrain.plugins", _FORMER_PRECISIONS, f"{_FORMER}: HPUCheckpointIO"),
     "pytorch.plugins.environments": _ENVIRONMENTS[""],
-    "pytorch.plugins.io": (_ASYNC_IO, _CHECKPOINT_IO, _TORCH_IO, _XLA_IO),
+    "pytorch.plugins.io": (_ASYNC_IO, _CHECKPOINT_IO, _TORCH_IO, _XLA_IO, f"{_FORMER}: HPUCheckpointIO"),
     "pytorch.plugins.io.async_plugin": (_ASYNC_IO,),
     "pytorch.plugins.io.checkpoint_plugin": (_CHECKPOINT_IO,),
     "pytorch.plugins.io.torch_plugin": (_TORCH_IO,),
     "pytorch.plugins.io.xla_plugin": (_XLA_IO,),
     "pytorch.plugins.layer_sync": ("drivetrain.plugins.layer_sync",),
-    "pytorch.plugins.precision": ("drivetrain.precision",),
-    **{f"pytorch.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
+    "pytorch.plugins.precision": ("drivetrain.precision", _FORMER_PRECISIONS),
+    **{
+        f"pytorch.plugins.precision.{name}": (*source, f"{_FORMER}: {_FORMER_PRECISION[name]}")
+        for name, source in _PRECISIONS.items()
+    },
+    "pytorch.plugins.precision.precision_plugin": (
+        *_PRECISIONS["precision"],
+        f"{_FORMER}: {_FORMER_PRECISION['precision']}",
+    ),
+    "pytorch.plugins.precision.tpu": (f"{_FORMER}: TPUPrecisionPlugin",),
+    "pytorch.plugins.precision.tpu_bf16": (f"{_FORMER}: TPUBf16PrecisionPlugin",),
+    "pytorch.plugins.precision.xlabf16": (f"{_FORMER}: XLABf16PrecisionPlugin",),
     "pytorch.profilers": ("drivetrain.profilers",),
     "pytorch.profilers.advanced": ("drivetrain.profilers.advanced: AdvancedProfiler",),
     "pytorch.profilers.base": ("drivetrain.profilers.passthrough: PassThroughProfiler",),
@@ -229,7 +267,11 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.profilers.pytorch": ("drivetrain.profilers.pytorch: PyTorchProfiler",),
     "pytorch.profilers.simple": ("drivetrain.profilers.simple: SimpleProfiler",),
     "pytorch.profilers.xla": ("drivetrain.profilers.xla: XLAProfiler",),
-    "pytorch.strategies": ("drivetrain.strategies",),
+    "pytorch.strategies": (
+        "drivetrain.strategies",
+        f"{_FORMER}: HPUParallelStrategy SingleHPUStrategy SingleTPUStrategy",
+    ),
+    "pytorch.strategies.single_tpu": (f"{_FORMER}: SingleTPUStrategy",),
     "pytorch.strategies.ddp": ("drivetrain.strategies.ddp: DDPStrategy",),
     "pytorch.strategies.deepspeed": ("drivetrain.strategies.deepspeed: DeepSpeedStrategy",),
     "pytorch.strategies.fsdp": ("drivetrain.strategies.fsdp: FSDPStrategy",),
@@ -323,7 +365,9 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.accelerators": (
         "drivetrain.accelerators",
         "drivetrain.accelerators: ACCELERATOR_REGISTRY=AcceleratorRegistry",
+        f"{_FORMER}: TPUAccelerator",
     ),
+    "fabric.accelerators.tpu": (f"{_FORMER}: TPUAccelerator",),
     **{f"fabric.accelerators.{name}": source for name, source in _ACCELERATORS.items()},
     "fabric.accelerators.cuda": (
         "drivetrain.accelerators.cuda: CUDAAccelerator find_usable_cuda_devices",
@@ -334,7 +378,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.loggers.csv_logs": (f"{_C}.fabric_loggers: CSVLogger=FabricCSVLogger",),
     "fabric.loggers.logger": ("drivetrain.loggers: Logger", f"{_C}.loggers: rank_zero_experiment"),
     "fabric.loggers.tensorboard": (f"{_C}.fabric_loggers: TensorBoardLogger=FabricTensorBoardLogger",),
-    "fabric.plugins": ("drivetrain.plugins", "drivetrain.clusters: ClusterEnvironment"),
+    "fabric.plugins": ("drivetrain.plugins", "drivetrain.clusters: ClusterEnvironment", _FORMER_PRECISIONS_OF_FABRIC),
     "fabric.plugins.collectives": (f"{_C}.collectives: Collective SingleDeviceCollective TorchCollective",),
     "fabric.plugins.collectives.collective": (f"{_C}.collectives: Collective",),
     "fabric.plugins.collectives.single_device": (f"{_C}.collectives: SingleDeviceCollective",),
@@ -344,7 +388,10 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.plugins.io.checkpoint_io": (_CHECKPOINT_IO,),
     "fabric.plugins.io.torch_io": (_TORCH_IO,),
     "fabric.plugins.io.xla": (_XLA_IO,),
-    "fabric.plugins.precision": ("drivetrain.precision",),
+    "fabric.plugins.precision": ("drivetrain.precision", _FORMER_PRECISIONS_OF_FABRIC),
+    "fabric.plugins.precision.tpu": (f"{_FORMER}: TPUPrecision",),
+    "fabric.plugins.precision.tpu_bf16": (f"{_FORMER}: TPUBf16Precision",),
+    "fabric.plugins.precision.xlabf16": (f"{_FORMER}: XLABf16Precision",),
     **{f"fabric.plugins.precision.{name}": source for name, source in _PRECISIONS.items()},
     "fabric.strategies": (
         # Their classes have names of their own, so that a bare DDPStrategy on a command line stays unambiguous.
@@ -358,6 +405,7 @@ SERVED: dict[str, tuple[str, ...]] = {
         _SINGLE_XLA_OF_FABRIC,
         _XLA_FSDP_OF_FABRIC,
         "drivetrain.strategies: STRATEGY_REGISTRY=StrategyRegistry",
+        f"{_FORMER}: SingleTPUStrategy",
     ),
     "fabric.strategies.ddp": (f"{_OF_FABRIC}: DDPStrategy=FabricDDPStrategy",),
     "fabric.strategies.deepspeed": (_DEEPSPEED_OF_FABRIC,),
@@ -370,6 +418,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.strategies.parallel": (f"{_OF_FABRIC}: ParallelStrategy=FabricParallelStrategy",),
     "fabric.strategies.single_device": (f"{_OF_FABRIC}: SingleDeviceStrategy=FabricSingleDeviceStrategy",),
     "fabric.strategies.single_xla": (_SINGLE_XLA_OF_FABRIC,),
+    "fabric.strategies.single_tpu": (f"{_FORMER}: SingleTPUStrategy",),
     "fabric.strategies.strategy": (f"{_OF_FABRIC}: Strategy _BackwardSyncControl", _REDUCED_TYPES),
     "fabric.strategies.xla": (_XLA_OF_FABRIC,),
     "fabric.strategies.xla_fsdp": (_XLA_FSDP_OF_FABRIC,),

@@ -6,11 +6,20 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from drivetrain.base.rank_zero import rank_zero_only
+from drivetrain.base.rank_zero import LightningDeprecationWarning, rank_zero_only, rank_zero_warn
 from drivetrain.loggers._run import RunLogger, flat, mapping_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+_FORMER = {
+    "experiment_name": "name=...",
+    "project_name": "project=...",
+    "offline": "online=not ...",
+    "save_dir": "offline_directory=...",
+}
+"""Earlier names of arguments, and what to write instead."""
 
 
 class CometLogger(RunLogger):
@@ -44,6 +53,16 @@ class CometLogger(RunLogger):
         prefix: str | None = None,
         **kwargs: Any,
     ) -> None:
+        former = {name: kwargs.pop(name) for name in _FORMER if name in kwargs}
+        for name in former:
+            rank_zero_warn(
+                f"CometLogger({name}=...) is deprecated. Write {_FORMER[name]} instead.", LightningDeprecationWarning
+            )
+        project = project or former.get("project_name")
+        online = (not former["offline"] if "offline" in former else None) if online is None else online
+        for name, today in (("experiment_name", "name"), ("save_dir", "offline_directory")):
+            if name in former:
+                kwargs.setdefault(today, former[name])
         super().__init__(prefix or "", experiment_key, "comet_ml", "comet_ml")
         self._api_key = api_key
         self._workspace = workspace

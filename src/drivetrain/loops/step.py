@@ -328,14 +328,17 @@ def _attach(
             slot[0] = _OPTIMIZER_STEP
             loss = optimizer.step(**kwargs)
         else:
-            if not callable(closure):
-                raise ConfigurationError(
-                    f"optimizer.step(closure={shown(closure)}): a closure is a function that computes the loss. Pass "
-                    "the optimizer_closure that optimizer_step got, or leave it out."
-                )
 
             def evaluate() -> Any:  # an optimizer that evaluates twice sees finished gradients twice
-                value = closure()
+                try:
+                    value = closure()
+                except TypeError as error:
+                    if callable(closure):
+                        raise
+                    raise ConfigurationError(
+                        f"optimizer.step(closure={shown(closure)}): a closure is a function that computes the loss. "
+                        "Pass the optimizer_closure that optimizer_step got, or leave it out."
+                    ) from error
                 before_step(optimizer)
                 slot[0] = _OPTIMIZER_STEP
                 return value

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.base import files
+from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import map_leaves, move
 from drivetrain.errors import ConfigurationError, MissingPackageError
@@ -81,6 +82,7 @@ class ExportMixin:
         Raises:
             ConfigurationError: the method is unknown, or there are no inputs to trace with.
         """
+        lightning_deprecation("torch deprecates TorchScript. Write torch.export.export(...).")
         if method not in ("script", "trace"):
             raise ConfigurationError(f'to_torchscript(method={method!r}) is unknown. Write "script" or "trace".')
         traced: dict[str, Any] = {}

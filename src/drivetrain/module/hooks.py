@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 
-from drivetrain.base.introspect import overrides
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.introspect import is_own_class, overrides
+from drivetrain.base.rank_zero import lightning_deprecation, rank_zero_warn
 from drivetrain.base.tree import move
-from drivetrain.errors import HookError
+from drivetrain.errors import HookError, RunError
 from drivetrain.logbook.entry import LogRule
 from drivetrain.logbook.logbook import Logbook, Scope
 from drivetrain.strategies.stepping import Stepping
@@ -44,6 +44,19 @@ LOG_RULES: dict[str, LogRule] = {
     "on_test_start": _EPOCH, "on_test_epoch_start": _EPOCH, "on_test_epoch_end": _EPOCH,
 }  # fmt: skip
 """Defaults of ``self.log`` by hook; a hook that is not listed may not log."""
+
+
+def serves_former_hook(module: Any) -> bool:
+    """In a program written for Lightning, let ``configure_sharded_model`` do the work of ``configure_model``."""
+    name = type(module).__name__
+    served = lightning_deprecation(
+        f"{name}.configure_sharded_model is the former name of the hook configure_model. Rename it."
+    )
+    if served and any("configure_model" in vars(cls) for cls in type(module).__mro__ if not is_own_class(cls)):
+        raise RunError(f"{name} defines configure_sharded_model and configure_model. Keep configure_model alone.")
+    if served:
+        module.configure_model = module.configure_sharded_model
+    return served
 
 
 def _not_defined(owner: Any, hook: str) -> HookError:

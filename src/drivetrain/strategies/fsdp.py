@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.introspect import overrides
-from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.rank_zero import lightning_deprecation, rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import WrongForm, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO
@@ -124,7 +124,11 @@ class FSDPStrategy(ParallelStrategy):
                 "FSDPStrategy got activation_checkpointing and activation_checkpointing_policy, which mean the same. "
                 "Write activation_checkpointing_policy alone."
             )
-        if activation_checkpointing_policy is None:
+        if activation_checkpointing is not None:
+            lightning_deprecation(
+                "FSDPStrategy(activation_checkpointing=...) is the former name of activation_checkpointing_policy, "
+                "which takes the same. Write activation_checkpointing_policy=..."
+            )
             activation_checkpointing_policy = activation_checkpointing
         self.options = Options.of(
             cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing_policy, sharding_strategy,

@@ -39,6 +39,7 @@ from drivetrain.errors import (
 from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.datamodule import LightningDataModule
+from drivetrain.module.hooks import serves_former_hook
 from drivetrain.module.module import LightningModule
 from drivetrain.plan import Plan
 from drivetrain.settings import Settings
@@ -290,6 +291,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
     for removed, (instead, arguments) in _RENAMED.items():
         if removed in strategy.extra_hooks or not defined_by_user(module, removed):
+            continue
+        if removed == "configure_sharded_model" and serves_former_hook(module):
             continue
         if takes(getattr(module, removed, None), arguments):  # else it is the user's own, by the same name
             raise HookError(

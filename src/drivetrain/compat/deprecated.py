@@ -1,0 +1,93 @@
+"""Former names of classes: Lightning 2.6 still has them, warns when an object is made, and uses today's class.
+
+Those of accelerators that Lightning no longer supports can be imported, and raise an error when they are called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.accelerators import XLAAccelerator
+from drivetrain.base.rank_zero import lightning_deprecation
+from drivetrain.errors import NotSupportedError
+from drivetrain.precision import (
+    BitsandbytesPrecision,
+    DeepSpeedPrecision,
+    DoublePrecision,
+    FSDPPrecision,
+    HalfPrecision,
+    MixedPrecision,
+    Precision,
+    TransformerEnginePrecision,
+    XLAPrecision,
+)
+from drivetrain.strategies import SingleDeviceXLAStrategy
+
+
+class RemovedError(NotSupportedError, NotImplementedError):
+    """A class whose work neither Lightning nor drivetrain does any longer. Also a NotImplementedError."""
+
+
+def _former(name: str, current: type, **fixed: Any) -> Any:
+    """Return the class ``current`` under a former name; ``fixed`` replaces the arguments of its constructor."""
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        lightning_deprecation(f"{name} is the former name of {current.__name__}. Write {current.__name__}.")
+        make: Any = current.__new__
+        return make(cls) if make is object.__new__ else make(cls, *args, **kwargs)
+
+    members: dict[str, Any] = {"__new__": __new__, "__module__": __name__, "__doc__": f"The former {name}."}
+    if fixed:
+
+        def __init__(self: Any, *_: Any, **__: Any) -> None:
+            super(made, self).__init__(**fixed)
+
+        members["__init__"] = __init__
+    made: Any = type(name, (current,), members)
+    return made
+
+
+def _removed(name: str) -> Any:
+    """Return a class that can be imported, and not called."""
+
+    def __init__(self: Any, *_: Any, **__: Any) -> None:
+        raise RemovedError(f"{name} no longer exists, and drivetrain has no support for HPU. Write another class.")
+
+    return type(name, (), {"__init__": __init__, "__module__": __name__, "__doc__": f"The removed {name}."})
+
+
+PrecisionPlugin = _former("PrecisionPlugin", Precision)
+BitsandbytesPrecisionPlugin = _former("BitsandbytesPrecisionPlugin", BitsandbytesPrecision)
+DeepSpeedPrecisionPlugin = _former("DeepSpeedPrecisionPlugin", DeepSpeedPrecision)
+DoublePrecisionPlugin = _former("DoublePrecisionPlugin", DoublePrecision)
+FSDPPrecisionPlugin = _former("FSDPPrecisionPlugin", FSDPPrecision)
+HalfPrecisionPlugin = _former("HalfPrecisionPlugin", HalfPrecision)
+MixedPrecisionPlugin = _former("MixedPrecisionPlugin", MixedPrecision)
+TransformerEnginePrecisionPlugin = _former("TransformerEnginePrecisionPlugin", TransformerEnginePrecision)
+XLAPrecisionPlugin = _former("XLAPrecisionPlugin", XLAPrecision)
+TPUPrecisionPlugin = _former("TPUPrecisionPlugin", XLAPrecision, precision="32-true")
+TPUBf16PrecisionPlugin = _former("TPUBf16PrecisionPlugin", XLAPrecision, precision="bf16-true")
+XLABf16PrecisionPlugin = _former("XLABf16PrecisionPlugin", XLAPrecision, precision="bf16-true")
+TPUPrecision = _former("TPUPrecision", XLAPrecision, precision="32-true")
+TPUBf16Precision = _former("TPUBf16Precision", XLAPrecision, precision="bf16-true")
+XLABf16Precision = _former("XLABf16Precision", XLAPrecision, precision="bf16-true")
+TPUAccelerator = _former("TPUAccelerator", XLAAccelerator)
+SingleTPUStrategy = _former("SingleTPUStrategy", SingleDeviceXLAStrategy)
+
+
+class FSDPMixedPrecisionPlugin(FSDPPrecision):
+    """The former FSDPMixedPrecisionPlugin, which was also told the device."""
+
+    def __new__(cls, precision: Any = "16-mixed", device: Any = None, scaler: Any = None) -> Any:
+        lightning_deprecation(
+            "FSDPMixedPrecisionPlugin is the former name of FSDPPrecision, which has no argument device. "
+            "Write FSDPPrecision."
+        )
+        return super().__new__(cls, precision, scaler)
+
+
+HPUAccelerator = _removed("HPUAccelerator")
+HPUCheckpointIO = _removed("HPUCheckpointIO")
+HPUParallelStrategy = _removed("HPUParallelStrategy")
+HPUPrecisionPlugin = _removed("HPUPrecisionPlugin")
+SingleHPUStrategy = _removed("SingleHPUStrategy")
