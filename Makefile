@@ -13,7 +13,8 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 COMPAT_VENV := .venv-compat
 COMPAT_STAMP := $(COMPAT_VENV)/.installed
 COMPAT_PINS := tests/interop_compat/compat-constraints.txt
-COMPAT_LIBRARIES := "gluonts[torch]" pytorch-forecasting darts scvi-tools pytorch-tabular chemprop deeptab neuralforecast finetuning-scheduler
+COMPAT_LIBRARIES := "gluonts[torch]" pytorch-forecasting darts scvi-tools pytorch-tabular chemprop deeptab neuralforecast \
+	mlcolvar pina-mathlab finetuning-scheduler
 # Real cluster managers: their Python packages, and beside them what Debian has of them.
 CLUSTERS_VENV := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS_VENV)/.installed

@@ -33,9 +33,9 @@ class Parity:
             started once more when they are set up, and all training loaders when they are reloaded. Else a pass starts
             after those hooks, and nothing else does.
         early_averages: stochastic weight averaging begins an epoch earlier, and averages the parameters as they are
-            when an epoch starts. A run that ends before ``max_epochs`` keeps its trained weights. The pass for the statistics
-            of batch norm ends with an optimizer step by the last window's gradients. Else it averages parameters and
-            buffers when an epoch ends, the last one included, and that pass makes no step.
+            when an epoch starts. A run that ends before ``max_epochs`` keeps its trained weights. The pass for the
+            statistics of batch norm ends with an optimizer step by the last window's gradients. Else it averages
+            parameters and buffers when an epoch ends, the last one included, and that pass makes no step.
         pickle: checkpoints may hold, and be read with, any Python object. Reading one runs what it says, so this is
             for files that one trusts.
     """

@@ -36,6 +36,8 @@ OURS = (
     "was asked for its end",  # scvi-tools: its loader fails there, where the original does not ask
     "This fit never validates: check_val_every_n_epoch=",  # scvi-tools asks for no validation so
     "batch norm layers are frozen",  # finetuning-scheduler lets their statistics follow the data, unless it is told
+    "loggers get one curve of both",  # mlcolvar and PINA log some names in training and in validation
+    "Trainer has no attribute 'data_module'",  # PINA sets its own
 )
 """What we warn of and the original does not, with the reason."""
 
@@ -105,6 +107,8 @@ LIBRARIES = {
     "pytorch-tabular": ("tabular_incomes.py", "embeddings/predicted"),
     "deeptab": ("deeptab_prices.py", "residual/predicted"),
     "finetuning-scheduler": ("finetuning_digits.py", "explicit/resumed/weights"),
+    "mlcolvar": ("mlcolvar_states.py", "variational/metrics/valid_loss"),
+    "pina-mathlab": ("pina_equation.py", "adaptive/weights"),
 }
 """For each library its program, and the number of it that the page shows."""
 
