@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from torch.utils.data._utils import worker
 
 import drivetrain
+from drivetrain.launchers import orphan
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd_open, which Linux has")
 
@@ -75,3 +78,32 @@ def test_t31_a_rank_in_a_collective_ends_after_its_launching_process_was_killed(
         assert all(process.is_running() for process in (*saving, *control))
         assert launcher.stderr is not None
         assert f"so process {ended[0].pid} ends too" in launcher.stderr.read()
+
+
+WORKER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode())  # PR_SET_NAME
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getsid(0), flush=True)
+signal.pause()
+"""
+
+
+def test_a_worker_that_hangs_is_killed_with_its_rank_and_no_other_process_is() -> None:
+    with ExitStack() as stack:
+        processes = []
+        for name, own_session in (("pt_data_worker", True), ("tensorboard", True), ("pt_data_worker", False)):
+            command = [sys.executable, "-c", WORKER, name]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=own_session)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            processes.append(process)
+        sessions = [int(process.stdout.readline()) for process in processes if process.stdout is not None]
+        orphan.kill_workers(sessions[:2])
+        hangs, other, of_another_rank = processes
+        assert hangs.wait(ENDS_S) == -signal.SIGKILL
+        assert (other.poll(), of_another_rank.poll()) == (None, None)
+
+
+def test_torch_names_its_workers_so() -> None:
+    assert f'"{orphan._WORKER}"' in inspect.getsource(worker)

@@ -16,7 +16,7 @@ import torch.multiprocessing
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, SIGTERMException, did_you_mean
-from drivetrain.launchers import _child, stacks
+from drivetrain.launchers import _child, orphan, stacks
 from drivetrain.launchers._ending import Ending
 from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers._fork import check_fork
@@ -121,6 +121,8 @@ class MultiProcessingLauncher(Launcher):
                 process.kill()
             for process in processes:
                 process.join()
+            if any(process.exitcode for process in processes):
+                orphan.kill_workers({process.pid for process in processes})
             self.environment.teardown()
 
     def _places(self, threads: int | None, folder: Path) -> Iterator[_child.Place]:

@@ -1,4 +1,5 @@
-"""A rank whose launching process was killed ends, also if its main thread never comes back from a collective.
+"""A rank whose launching process was killed ends, also if its main thread never comes back from a collective; and so do
+the loader's workers of a rank that was killed, also if they never come back from their data set.
 
 The system sends such a rank SIGTERM. While a run is under way Python handles it in the main thread, which may wait in a
 collective for ever. So a thread waits for the end of the launching process, gives the main thread some time, and kills
@@ -15,11 +16,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 _ENDS_S = 10.0  # that a rank has to end which saves nothing
 _POLL_S = 0.1
+_WORKER = "pt_data_worker"  # what torch calls the workers of a DataLoader
 
 
 class _Grace:
@@ -73,3 +76,21 @@ def _await(end: int) -> None:
     if os.getpgrp() == os.getpid():  # with what it has started
         os.killpg(os.getpid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_workers(ranks: Collection[int]) -> None:
+    """Kill the loaders' workers of ranks that have ended; Linux only.
+
+    A worker looks every few seconds whether its rank is there, but not while it reads a sample, which may never end.
+
+    Args:
+        ranks: their processes, each of which has begun a session.
+    """
+    if sys.platform != "linux":
+        return
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+            session = int(rest.split()[3])
+            if name == _WORKER and session in ranks:
+                os.kill(int(folder.name), signal.SIGKILL)

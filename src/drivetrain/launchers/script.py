@@ -19,7 +19,7 @@ import torch.multiprocessing
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers import stacks
+from drivetrain.launchers import orphan, stacks
 from drivetrain.launchers._ending import Ending
 from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers.board import BOARD, Board
@@ -213,6 +213,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         deadline = math.inf if grace_s is None else time.monotonic() + grace_s
         while any(process.poll() is None for process in running) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+    if any(process.returncode for process in processes):
+        orphan.kill_workers({process.pid for process in processes})
 
 
 def was_started() -> bool:
