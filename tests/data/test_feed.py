@@ -5,9 +5,14 @@ from __future__ import annotations
 import pickle
 import random
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
+from multiprocessing.process import current_process
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +21,15 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from drivetrain.base.seed import worker_seed_init
 from drivetrain.base.tree import move
-from drivetrain.data.feed import count_batches, feed, fetches_ahead, seed_workers, set_epoch, sized_length
+from drivetrain.data.feed import (
+    count_batches,
+    feed,
+    fetches_ahead,
+    make_room_for_sockets,
+    seed_workers,
+    set_epoch,
+    sized_length,
+)
 from drivetrain.data.passes import passes_over
 from drivetrain.errors import ConfigurationError
 
@@ -596,3 +609,24 @@ def test_an_iterator_without_iter_can_be_fed() -> None:
             return Batches()
 
     assert list(feed(Loader(), INF, None, False)) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sockets with paths")
+@pytest.mark.parametrize("length", [60, 120])
+def test_workers_send_tensors_where_the_path_of_the_temporary_folder_is_too_long_for_sockets(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="dt-", dir="/tmp") as above:
+        long = Path(above, "x" * (length - len(above) - 1))
+        long.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(long))
+        known: dict[str, Any] = vars(current_process())["_config"]
+        config = {name: value for name, value in known.items() if name != "tempdir"}
+        monkeypatch.setattr(current_process(), "_config", config)
+        loader = DataLoader(torch.arange(4), num_workers=1, timeout=60)  # type: ignore[arg-type]
+        make_room_for_sockets(loader)
+        chosen = config.get("tempdir")
+        assert (chosen is None) == (length == 60)  # where it is short enough, nothing changes
+        assert [int(batch) for batch in loader] == [0, 1, 2, 3]
+        if chosen is not None:
+            shutil.rmtree(chosen)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
+from multiprocessing import util
+from multiprocessing.process import current_process
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from drivetrain import parity
-from drivetrain.base.rank_zero import rank_from_environ, rank_zero_warn
+from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, worker_seed_init
 from drivetrain.base.tree import was_there
 from drivetrain.data.combined import CombinedLoader, without_restart
@@ -21,6 +25,9 @@ from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses
 from drivetrain.errors import ConfigurationError
+
+_LONGEST_SOCKET = 103  # characters of a socket's path on every system; Linux allows 107
+_SHORT = "/tmp"
 
 
 def sized_length(loader: Any) -> int | None:
@@ -321,6 +328,28 @@ def seed_workers(loader: Any, rank: int | None = None) -> None:
     if wanted and getattr(loader, "num_workers", 0) > 0 and getattr(loader, "worker_init_fn", True) is None:
         of_rank = rank is None or rank == rank_from_environ()
         loader.worker_init_fn = worker_seed_init if of_rank else functools.partial(worker_seed_init, rank=rank)
+
+
+def make_room_for_sockets(loader: Any) -> None:
+    """Choose a folder for sockets of the loader's workers where that of temporary files has a path too long for them.
+
+    Workers send tensors through sockets, which ``multiprocessing`` makes in that folder. Where it cannot, the loader
+    would wait for its first batch for ever. Versions of Python that look after it themselves are left alone.
+    """
+    config = getattr(current_process(), "_config", None)
+    if not getattr(loader, "num_workers", 0) or not isinstance(config, dict) or config.get("tempdir"):
+        return
+    path = os.path.join(tempfile.gettempdir(), "pymp-12345678", "listener-12345678")
+    if os.name != "posix" or hasattr(util, "_get_base_temp_dir") or len(path) <= _LONGEST_SOCKET:
+        return
+    if not os.access(_SHORT, os.W_OK | os.X_OK):
+        return
+    config["tempdir"] = folder = tempfile.mkdtemp(prefix="pymp-", dir=_SHORT)
+    util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100)
+    rank_zero_info(
+        f"The path of the temporary folder {tempfile.gettempdir()} is too long for sockets, through which loaders get "
+        f"batches from their workers. They lie in {folder}."
+    )
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -20,7 +20,7 @@ from drivetrain.base.tree import move
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import has_data_loader
-from drivetrain.data.feed import seed_workers
+from drivetrain.data.feed import make_room_for_sockets, seed_workers
 from drivetrain.engine.parts import (
     check_pair,
     check_parts,
@@ -287,6 +287,7 @@ class Engine(StateFiles):
                 )
             place = self.strategy.distributed_sampler_kwargs["rank"] if self.strategy.is_distributed else None
             seed_workers(loader, place)
+            make_room_for_sockets(loader)
         if not loaders:
             raise ConfigurationError("Engine.setup_dataloaders() got no loader. Pass one.")
         if use_distributed_sampler:

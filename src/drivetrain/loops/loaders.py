@@ -13,7 +13,14 @@ from torch.utils.data import DataLoader, Subset
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data.combined import BatchList, CombinedLoader, arranged, check_iterable
-from drivetrain.data.feed import count_batches, count_of, fetches_ahead, seed_workers, sized_length
+from drivetrain.data.feed import (
+    count_batches,
+    count_of,
+    fetches_ahead,
+    make_room_for_sockets,
+    seed_workers,
+    sized_length,
+)
 from drivetrain.data.kept import loader_states, set_loader_states
 from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses, passes_over
@@ -378,6 +385,7 @@ class Loaders:
             if combined:
                 check_iterable(loader, start)
             seed_workers(loader, part)
+            make_room_for_sockets(loader)
             if self._overfits and stage in ("fit", "validate"):
                 loader = without_shuffle(loader)
             if stage == "predict":

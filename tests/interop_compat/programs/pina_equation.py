@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 from outcome import ended, metrics, norm, report
@@ -23,10 +23,10 @@ def growth(inputs: Any, outputs: Any) -> Any:
 
 
 class Growth(SpatialProblem):
-    output_variables = ["u"]
+    output_variables: ClassVar = ["u"]
     spatial_domain = CartesianDomain({"x": [0, 1]})
-    domains = {"start": CartesianDomain({"x": 0.0}), "inside": CartesianDomain({"x": [0, 1]})}
-    conditions = {
+    domains: ClassVar = {"start": CartesianDomain({"x": 0.0}), "inside": CartesianDomain({"x": [0, 1]})}
+    conditions: ClassVar = {
         "start": Condition(domain="start", equation=FixedValue(1.0)),
         "inside": Condition(domain="inside", equation=Equation(growth)),
     }
