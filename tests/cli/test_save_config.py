@@ -37,7 +37,7 @@ def test_the_configuration_is_written_to_the_log_dir_and_can_be_read_back(cli: M
 
 def test_an_earlier_configuration_is_kept_unless_overwriting_is_asked_for(cli: Make, tmp_path: Path) -> None:
     cli("fit", "--model.width=3", save_config_callback=SaveConfigCallback)
-    with pytest.raises(ConfigurationError, match="holds the configuration of an earlier run"):
+    with pytest.raises(RuntimeError, match="holds the configuration of an earlier run"):
         cli("fit", "--model.width=4", save_config_callback=SaveConfigCallback)
     assert read(tmp_path / "config.yaml")["model"]["width"] == 3
     overwriting = {"overwrite": True}

@@ -75,6 +75,27 @@ def test_sharded_models_give_the_same_numbers_and_read_each_others_files(
     assert len(set(original[0]["losses"])) == 8 // data  # the control: it has learnt something
 
 
+def near(one: Any, other: Any) -> bool:
+    """Whether two traces are the same, numbers in five digits: epoch means are summed in 64 bits here."""
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(near(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(near, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= 1e-5 * max(1e-2, abs(one))
+    return bool(one == other)
+
+
+def test_random_programs_show_hooks_loggers_and_callers_the_same(tmp_path: Path) -> None:
+    program, seeds = HERE / "random_program.py", ("0", "80")
+    [original] = answers(tmp_path / "original", program, *seeds)
+    [ours] = answers(tmp_path / "ours", "--numbers=original", program, *seeds, served=True)
+    assert [one["seed"] for one, other in zip(original, ours, strict=True) if not near(one, other)] == []
+    [own] = answers(tmp_path / "own", program, *seeds, served=True)
+    assert any(not near(one, other) for one, other in zip(original, own, strict=True))  # the control: other numbers
+    assert sum(one["results"] == ["refused"] for one in original) < 20
+
+
 def test_helper_functions_answer_the_same(tmp_path: Path) -> None:
     [original] = answers(tmp_path, HERE / "helpers_program.py")
     [ours] = answers(tmp_path, HERE / "helpers_program.py", served=True)

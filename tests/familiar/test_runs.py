@@ -159,6 +159,12 @@ def test_an_evaluation_after_a_fit_is_logged_at_the_number_of_its_steps(make_tra
     assert [step for step, row in logger.rows if "test_loss" in row] == [4]
 
 
+def test_a_validation_inside_a_window_is_logged_at_the_index_of_that_window(make_trainer: Any, loader: Any) -> None:
+    logger = Keeps()
+    make_trainer(logger=logger, accumulate_grad_batches=3, val_check_interval=2).fit(Net(), loader, loader)
+    assert [step for step, row in logger.rows if "val_loss_epoch" in row] == [0, 1]  # after batches 2 and 4 of 3 + 1
+
+
 def test_callback_metrics_hold_no_step_values_of_an_evaluation(make_trainer: Any, loader: Any) -> None:
     trainer = make_trainer()
     trainer.validate(Net(), loader)

@@ -286,7 +286,8 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        step = progress.logger_step if in_fit else progress.stepped_batches  # after a fit, the step that would follow
+        between_steps = not in_fit or run.window.batches_done > 0  # then at the step that would follow
+        step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
     progress.enter(Phase(start + 3))  # a checkpoint that is saved from here on need not run it again
