@@ -79,11 +79,10 @@ ON_PURPOSE = {
     "The layers are exchanged by the precision, which keeps their types.": """
         fabric.plugins.BitsandbytesPrecision.dtype fabric.plugins.TransformerEnginePrecision.weights_dtype
         pytorch.plugins.precision.double.LightningDoublePrecisionModule""",
-    "Profilers keep sums by action, so that a long run takes no more memory: `SimpleProfiler.durations`. Which action "
-    "is a step's end, the Trainer says.": """
-        pytorch.profilers.SimpleProfiler.* pytorch.profilers.AdvancedProfiler.profiled_actions
-        pytorch.profilers.*.STEP_FUNCTIONS pytorch.profilers.PyTorchProfiler.function_events
-        pytorch.profilers.PyTorchProfiler.AVAILABLE_SORT_KEYS
+    "The Trainer says which action is a step's end, and torch's profiler gives its events itself.": """
+        pytorch.profilers.AdvancedProfiler.profiled_actions
+        pytorch.profilers.PyTorchProfiler.STEP_FUNCTIONS pytorch.profilers.XLAProfiler.STEP_FUNCTIONS
+        pytorch.profilers.PyTorchProfiler.function_events pytorch.profilers.PyTorchProfiler.AVAILABLE_SORT_KEYS
         pytorch.profilers.XLAProfiler.RECORD_FUNCTIONS pytorch.profilers.XLAProfiler.server
         pytorch.profilers.pytorch.RegisterRecordFunction pytorch.profilers.pytorch.ScheduleWrapper""",
     "The logger writes the rows; its `experiment` is a view of it.": "pytorch.loggers.csv_logs.ExperimentWriter*",

@@ -84,6 +84,22 @@ def test_without_a_folder_the_file_lies_in_the_loggers(tmp_path: Path) -> None:
     assert (Path(run.log_dir or "") / "fit-perf-0.txt").exists()
 
 
+def test_the_last_calls_are_kept_one_by_one(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simple, "_RECENT", 3)
+    clock[0] = 5.0
+    profiler = SimpleProfiler()
+    assert profiler.start_time == 5.0
+    for duration in (1.0, 2.0, 4.0, 8.0):
+        profiler.start("step")
+        assert profiler.current_actions == {"step": clock[0]}
+        clock[0] += duration
+        profiler.stop("step")
+    assert profiler.current_actions == {}
+    assert profiler.recorded_durations == {"step": [2.0, 4.0, 8.0]}
+    assert profiler.recorded_durations["nothing"] == []
+    assert profiler.durations["step"].total == 15.0
+
+
 def test_memory_does_not_grow_with_calls() -> None:
     profiler = SimpleProfiler()
     for _ in range(3):

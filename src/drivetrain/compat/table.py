@@ -467,10 +467,12 @@ SERVED: dict[str, tuple[str, ...]] = {
     "fabric.utilities.types": (
         "torch: UntypedStorage",
         "torch.distributed: ProcessGroup ReduceOp",
+        f"{_C}.type_names: RedOpType",
         f"{_C}.type_names: CollectibleGroup Optimizable Steppable _DEVICE _MAP_LOCATION_TYPE _PARAMETERS _PATH",
     ),
     "fabric.utilities.warnings": (f"{_C}.user_warnings: PossibleUserWarning disable_possible_user_warnings",),
     "fabric.wrappers": (
+        f"{_C}.type_names: T_destination",
         f"{_C}.wrapped: is_wrapped _unwrap_objects",
         "drivetrain.engine.wrappers: _FabricDataLoader=EngineLoader _FabricModule=EngineModule",
         "drivetrain.engine.wrappers: _FabricOptimizer=OptimizerHandle",

@@ -75,6 +75,8 @@ FLOAT64_EPSILON = torch.finfo(torch.float64).eps
 
 TBroadcast = TypeVar("TBroadcast")
 TReduce = TypeVar("TReduce")
+T_destination = TypeVar("T_destination", bound=dict[str, Any])
+RedOpType = torch.distributed.ReduceOp.RedOpType if torch.distributed.is_available() else object
 
 _PATH = str | Path
 _DEVICE = torch.device | str | int

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.profilers._table import table
 from drivetrain.profilers.profiler import Profiler
+
+_RECENT = 10_000
 
 
 @dataclass
@@ -21,12 +24,14 @@ class Durations:
         total: their duration in seconds, with the actions inside them.
         own: without those.
         longest: the longest call's, in seconds.
+        recent: those of the last calls, 10 000 at most.
     """
 
     calls: int = 0
     total: float = 0.0
     own: float = 0.0
     longest: float = 0.0
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT), compare=False, repr=False)
 
 
 @dataclass
@@ -44,6 +49,8 @@ class SimpleProfiler(Profiler):
 
     Times are those of this process. A GPU works asynchronously, so that its time appears in the action that waits for
     it; ``PyTorchProfiler`` shows both.
+
+    ``durations`` holds sums by action, ``recorded_durations`` the last calls one by one.
 
     Args:
         dirpath: folder of the table's file; ``None``: the folder of the run's logger.
@@ -102,6 +109,22 @@ class SimpleProfiler(Profiler):
         kept.total += duration
         kept.own += duration - ended.inner
         kept.longest = max(kept.longest, duration)
+        kept.recent.append(duration)
+
+    @property
+    def recorded_durations(self) -> defaultdict[str, list[float]]:
+        """By action, how long each of its last 10 000 calls took, in seconds; no times for any other name."""
+        return defaultdict(list, {action: list(kept.recent) for action, kept in self.durations.items()})
+
+    @property
+    def current_actions(self) -> dict[str, float]:
+        """The actions that have begun and not ended, with the clock's time of their begin."""
+        return {each.action: each.began for each in self._open}
+
+    @property
+    def start_time(self) -> float:
+        """The clock's time at which the table begins."""
+        return self._began
 
     def summary(self) -> str:
         """Return the table, the actions that took longest first."""
