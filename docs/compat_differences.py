@@ -85,7 +85,8 @@ ON_PURPOSE = {
         pytorch.profilers.PyTorchProfiler.function_events pytorch.profilers.PyTorchProfiler.AVAILABLE_SORT_KEYS
         pytorch.profilers.XLAProfiler.RECORD_FUNCTIONS pytorch.profilers.XLAProfiler.server
         pytorch.profilers.pytorch.RegisterRecordFunction pytorch.profilers.pytorch.ScheduleWrapper""",
-    "The logger writes the rows; its `experiment` is a view of it.": "pytorch.loggers.csv_logs.ExperimentWriter*",
+    "The logger writes the rows and makes its `experiment`, which is a view of it.":
+        "pytorch.loggers.csv_logs.ExperimentWriter(*)",
     "The logger counts its steps itself.": "fabric.utilities.ThroughputMonitor.step",
     "These hooks are on `LightningModule`, and on no class of their own.": """
         pytorch.core.hooks.DataHooks.allow_zero_length_dataloader_with_multiple_devices

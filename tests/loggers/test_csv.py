@@ -399,6 +399,21 @@ def test_wrong_arguments_are_named(kwargs: dict[str, object], word: str) -> None
         CSVLogger(**kwargs)  # type: ignore[arg-type]
 
 
+def test_its_experiment_has_the_rows_that_are_not_written(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    experiment = logger.experiment
+    assert (experiment.NAME_HPARAMS_FILE, experiment.NAME_METRICS_FILE) == ("hparams.yaml", "metrics.csv")
+    logger.log_metrics({"a": 1.0}, step=0)
+    logger.log_metrics({"b": 2.0}, step=1)
+    assert experiment.metrics == [{"a": 1.0, "step": 0}, {"b": 2.0, "step": 1}]
+    assert experiment.metrics_keys == []
+    logger.save()
+    assert experiment.metrics == []
+    assert sorted(experiment.metrics_keys) == ["a", "b", "step"]
+    logger.log_metrics({"a": 3.0}, step=2)
+    assert experiment.metrics == [{"a": 3.0, "step": 2}]
+
+
 def test_its_experiment_writes_the_files(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     logger.experiment.add_scalar("loss", 1.0, 0)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_only, rank_zero_warn
@@ -261,7 +261,12 @@ class CSVExperiment:
         log_dir: their folder.
         metrics_file_path: the table.
         hparams: the hyperparameters so far.
+        metrics: the rows that are not in the table yet.
+        metrics_keys: the table's columns.
     """
+
+    NAME_HPARAMS_FILE: ClassVar[str] = "hparams.yaml"
+    NAME_METRICS_FILE: ClassVar[str] = "metrics.csv"
 
     def __init__(self, logger: CSVLogger) -> None:
         self._logger = logger
@@ -271,6 +276,14 @@ class CSVExperiment:
     def log_metrics(self, metrics_dict: Mapping[str, float], step: int | None = None) -> None:
         """Add a row to the table."""
         self._logger.log_metrics(metrics_dict, step)
+
+    @property
+    def metrics(self) -> list[Row]:
+        return [dict(row) for row in self._logger._rows if row != self._logger._row_in_file]
+
+    @property
+    def metrics_keys(self) -> list[str]:
+        return list(self._logger._columns_in_file)
 
     def log_hparams(self, params: Any) -> None:
         """Keep hyperparameters."""
