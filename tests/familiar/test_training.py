@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningDataModule, LightningModule
 from drivetrain.callbacks import LearningRateMonitor
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.loggers import CSVLogger, Logger
+from drivetrain.loops.progress import RunningStage, TrainerFn
+from drivetrain.trainer.loop_views import EvaluationView
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* has a validation_step but there is no validation loader")
 
@@ -532,3 +534,39 @@ def test_the_steps_of_automatic_optimization_are_read_from_the_loop(make_trainer
     steps = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
     assert (steps.optimizer_steps, steps.optimizer.step.total.completed, steps.optimizer.step.total.ready) == (3, 3, 3)
     assert trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total.completed == 0
+
+
+class ShownElsewhere(EvaluationView):
+    """A loop of torch-uncertainty's kind: it shows the results in a table of its own."""
+
+    shown: list[Any] = []  # noqa: RUF012
+
+    @staticmethod
+    def _print_results(results: list[dict[str, Any]], stage: str) -> None:
+        ShownElsewhere.shown.append((stage, [{name: value.item() for name, value in each.items()} for each in results]))
+
+
+class WithTestStep(Net):
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", float(batch_idx))
+
+
+def test_an_evaluation_loop_may_show_the_results(make_trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer, batches = make_trainer(), [[torch.ones(2, 4)]] * 3
+    trainer.test(WithTestStep(), batches)
+    assert "test_loss" in capsys.readouterr().out
+    trainer.test_loop = ShownElsewhere(trainer, TrainerFn.TESTING, RunningStage.TESTING, inference_mode=True)
+    assert trainer.test(WithTestStep(), batches) == [{"test_loss": 1.0}]
+    trainer.test(WithTestStep(), batches, verbose=False)
+    assert ShownElsewhere.shown == [("test", [{"test_loss": 1.0}])]
+    assert "test_loss" not in capsys.readouterr().out
+    assert trainer.test_loop.max_batches == [3]
+
+
+def test_an_evaluation_loop_that_does_more_is_refused(make_trainer: Any) -> None:
+    class Running(EvaluationView):
+        def run(self) -> None: ...
+
+    trainer = make_trainer()
+    with pytest.raises(NotSupportedError, match=r"validate_loop was set to a Running, which defines run\."):
+        trainer.validate_loop = Running(trainer, TrainerFn.VALIDATING)

@@ -5,14 +5,27 @@ There are no loop objects: these are views over :class:`~drivetrain.loops.progre
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+from drivetrain.base.files import encodable
 from drivetrain.base.registry import load
+from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
+
+
+_LOOP_METHODS = (
+    "run", "reset", "setup_data", "on_run_start", "on_run_end", "teardown", "_evaluation_step", "_on_evaluation_start",
+    "_on_evaluation_epoch_start", "_on_evaluation_epoch_end", "_on_evaluation_end", "_store_dataloader_outputs",
+)  # fmt: skip
+"""What a loop of Lightning's evaluations is made of, and nothing here calls."""
 
 
 class Counts(NamedTuple):
@@ -241,11 +254,46 @@ class FitView(_LoopView):
 
 
 class EvaluationView(_LoopView):
-    """``trainer.validate_loop`` and ``trainer.test_loop``: the pass that runs now, or ran last."""
+    """``trainer.validate_loop`` and ``trainer.test_loop``: the pass that runs now, or ran last.
 
-    def __init__(self, trainer: Trainer, stage: str) -> None:
+    Set either of them to an object of a subclass whose ``_print_results`` shows the results in another way.
+
+    Args:
+        trainer: whose.
+        stage: "validate", "test" or "predict", or the TrainerFn.
+        options: as subclasses pass them; the Trainer's arguments decide.
+    """
+
+    def __init__(self, trainer: Trainer, stage: Any, *options: Any, **more: Any) -> None:
         super().__init__(trainer)
-        self._stage = stage
+        self._stage = getattr(stage, "value", stage)
+
+    @staticmethod
+    def _print_results(results: list[dict[str, Any]], stage: str) -> None:
+        """Show the results of ``stage``, one dictionary of tensors per loader."""
+        print(_table(results, stage))
+
+    def show(self, results: list[dict[str, float]]) -> None:
+        """Show the results of the evaluation, on rank 0."""
+        if type(self)._print_results is EvaluationView._print_results:
+            self._trainer.print(_table(results, self._stage))
+        elif self._trainer.is_global_zero:
+            self._print_results(
+                [{name: torch.tensor(value) for name, value in each.items()} for each in results], self._stage
+            )
+
+    def check_replaced(self, name: str) -> None:
+        """Check that this object may be set as ``trainer.<name>``.
+
+        Raises:
+            NotSupportedError: its class overrides what nothing here would call.
+        """
+        if ignored := [member for member in _LOOP_METHODS if hasattr(self, member)]:
+            raise NotSupportedError(
+                f"trainer.{name} was set to a {type(self).__name__}, which defines {', '.join(ignored)}. There are no "
+                "loop objects: only _print_results of such an object is called. Write the rest in hooks of the module "
+                "or of a callback."
+            )
 
     @property
     def batch_progress(self) -> ProgressView:
@@ -292,6 +340,8 @@ class PredictionView(EvaluationView):
 class ViewsOfTrainer:
     """The Trainer's views: loops, and what libraries read of it under names that are private."""
 
+    _own_loops: Mapping[str, EvaluationView] = MappingProxyType({})
+
     @property
     def fit_loop(self) -> FitView:
         """The counters of training under their usual names; so do the next three."""
@@ -300,12 +350,22 @@ class ViewsOfTrainer:
     @property
     def validate_loop(self) -> EvaluationView:
         """Of validation."""
-        return EvaluationView(self, "validate")  # type: ignore[arg-type]
+        return self._own_loops.get("validate") or EvaluationView(self, "validate")  # type: ignore[arg-type]
+
+    @validate_loop.setter
+    def validate_loop(self, loop: EvaluationView) -> None:
+        loop.check_replaced("validate_loop")
+        self._own_loops = {**self._own_loops, "validate": loop}
 
     @property
     def test_loop(self) -> EvaluationView:
         """Of testing."""
-        return EvaluationView(self, "test")  # type: ignore[arg-type]
+        return self._own_loops.get("test") or EvaluationView(self, "test")  # type: ignore[arg-type]
+
+    @test_loop.setter
+    def test_loop(self, loop: EvaluationView) -> None:
+        loop.check_replaced("test_loop")
+        self._own_loops = {**self._own_loops, "test": loop}
 
     @property
     def predict_loop(self) -> PredictionView:
@@ -339,3 +399,10 @@ class ViewsOfTrainer:
     def _results(self) -> Any:
         trainer: Any = self
         return load("drivetrain.trainer.connector_views:ResultsView")(trainer.logbook) if trainer.state.stage else None
+
+
+def _table(results: list[dict[str, Any]], stage: str) -> str:
+    from drivetrain.loops.results import results_table  # here, so that importing the Trainer stays quick
+
+    numbers = [{name: float(value) for name, value in each.items()} for each in results]
+    return encodable(results_table(stage, numbers))

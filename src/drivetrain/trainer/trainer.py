@@ -16,7 +16,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place, context_of
-from drivetrain.base.files import encodable, spelled
+from drivetrain.base.files import spelled
 from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import Entry
@@ -359,9 +359,7 @@ class Trainer(TrainerView):
         model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
         results = self.run_job(self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only))
         if verbose:
-            from drivetrain.loops.results import results_table  # here, so that importing the Trainer stays quick
-
-            self.print(encodable(results_table(fn.value, results)))
+            (self.test_loop if fn is TrainerFn.TESTING else self.validate_loop).show(results)
         return results
 
     def _model_or_last(

@@ -23,10 +23,10 @@ def growth(inputs: Any, outputs: Any) -> Any:
 
 
 class Growth(SpatialProblem):
-    output_variables: ClassVar = ["u"]
+    output_variables: ClassVar[list[str]] = ["u"]
     spatial_domain = CartesianDomain({"x": [0, 1]})
-    domains: ClassVar = {"start": CartesianDomain({"x": 0.0}), "inside": CartesianDomain({"x": [0, 1]})}
-    conditions: ClassVar = {
+    domains: ClassVar[dict[str, Any]] = {"start": CartesianDomain({"x": 0.0}), "inside": CartesianDomain({"x": [0, 1]})}
+    conditions: ClassVar[dict[str, Any]] = {
         "start": Condition(domain="start", equation=FixedValue(1.0)),
         "inside": Condition(domain="inside", equation=Equation(growth)),
     }
