@@ -291,7 +291,7 @@ class EvaluationView(_LoopView):
         if ignored := [member for member in _LOOP_METHODS if hasattr(self, member)]:
             raise NotSupportedError(
                 f"trainer.{name} was set to a {type(self).__name__}, which defines {', '.join(ignored)}. There are no "
-                "loop objects: only _print_results of such an object is called. Write the rest in hooks of the module "
+                "loop objects: only what prints the results is called of such an object. Write the rest in hooks of the module "
                 "or of a callback."
             )
 
