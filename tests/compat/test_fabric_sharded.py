@@ -263,6 +263,16 @@ def test_states_under_the_names_that_lightnings_files_have(kind: str, tmp_path: 
     engine.teardown()
 
 
+def test_a_folder_of_lightnings_is_refused_with_the_way_to_read_it(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").touch()
+    engine = drivetrain.Engine(accelerator="cpu", devices=1, strategy=STRATEGIES["fsdp"]())
+    engine.launch()
+    model = engine.setup(Net())
+    with pytest.raises(CheckpointError, match=r"Run python -m lightning\.fabric\.utilities\.consolidate_checkpoint"):
+        engine.load(tmp_path, {"model": model})
+    engine.teardown()
+
+
 def test_a_file_of_some_weights_only(tmp_path: Path) -> None:
     engine = drivetrain.Engine(accelerator="cpu", devices=1, strategy=STRATEGIES["fsdp, files"]())
     engine.launch()

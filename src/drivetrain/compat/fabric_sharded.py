@@ -23,7 +23,7 @@ from drivetrain.base.compiled import compiled_in_place
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States
-from drivetrain.errors import described
+from drivetrain.errors import CheckpointError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
@@ -70,7 +70,17 @@ class _Sharded(FabricParallelStrategy, plain.FSDPStrategy):  # type: ignore[misc
         strict: bool = True,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a file or a folder into the objects of ``state``, each rank its own shards; return the rest."""
+        """Read a file or a folder into the objects of ``state``, each rank its own shards; return the rest.
+
+        Raises:
+            CheckpointError: it does not fit, or is a folder that Lightning has written.
+        """
+        if Path(path, ".metadata").is_file():  # of torch.distributed.checkpoint, which unpickles it
+            raise CheckpointError(
+                f"{path} is a folder that Lightning has written, and drivetrain's folders have another format. Run "
+                f"python -m lightning.fabric.utilities.consolidate_checkpoint {path} where Lightning is installed, and "
+                "load the file that it writes."
+            )
         named = state if isinstance(state, Mapping) else {}
         self.large = tuple(f"{name}." for name, each in named.items() if isinstance(each, (nn.Module, Optimizer)))
         self.loading = [each for each in named.values() if isinstance(each, nn.Module)]
