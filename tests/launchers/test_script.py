@@ -23,6 +23,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import ScriptLauncher, script
 from drivetrain.launchers._child import write_failure
 from drivetrain.launchers.board import PHASE, SHOWN, Board, Sheet
+from drivetrain.launchers.launcher import LAUNCHER
 from drivetrain.loops.progress import Phase
 
 TIMEOUT_S = 60
@@ -268,6 +269,24 @@ def test_a_process_that_works_on_after_another_has_failed_is_not_waited_for(monk
     finally:
         works.kill()
         works.wait()
+
+
+INHERITS = """
+import os
+from drivetrain.launchers.script import started_by_rank
+print(started_by_rank() == os.getppid())
+os.environ["MASTER_PORT"] = "2"
+print(started_by_rank())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_program_that_a_rank_starts_is_no_rank_of_its_job() -> None:
+    """The shell is the rank; a program with a meeting point of its own is a job of its own."""
+    variables = {**environ(), "RANK": "1", "MASTER_PORT": "1", LAUNCHER: str(os.getpid())}
+    command = ["sh", "-c", '"$1" -c "$2"; exit', "sh", sys.executable, INHERITS]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.stdout.split() == ["True", "0"], done.stderr
 
 
 @pytest.mark.parametrize("code", [0, None])

@@ -222,6 +222,21 @@ def was_started() -> bool:
     return os.environ.get(LAUNCHER) == str(os.getppid())
 
 
+def started_by_rank() -> int:
+    """Return the rank's process if a rank has started this very process, and it would join as the same rank; else 0.
+
+    It has inherited who it is, and where the job meets. Only Linux tells.
+    """
+    parent = os.getppid()
+    try:
+        launcher = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]
+        variables = Path(f"/proc/{parent}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return 0
+    inherited = all(f"{name}={os.environ.get(name)}".encode() in variables for name in ("RANK", "MASTER_PORT"))
+    return parent if inherited and os.environ.get(LAUNCHER) == launcher else 0
+
+
 def command_again() -> list[str]:
     """The command that runs this program again, to be started where it was started.
 

@@ -48,10 +48,20 @@ def meet(
         timeout: for the ranks to meet, and of the group afterwards; ``None``: torch's own.
 
     Raises:
-        ConfigurationError: rank 0 cannot listen at the main address, or this machine does not know it.
+        ConfigurationError: rank 0 cannot listen at the main address, this machine does not know it, or this process is
+            none of the job, but has the variables of a rank that started it.
         DrivetrainError: not all ranks have come there within the timeout.
     """
+    from drivetrain.launchers.script import started_by_rank  # here, so that importing the Trainer stays quick
+
     environment.validate_address()
+    if parent := started_by_rank():
+        raise ConfigurationError(
+            f"This program was started by process {parent}, which is rank {rank} of a job of {world_size} processes, "
+            "and has its environment variables. So it would join that job as the same rank. Start it without them: "
+            "env={name: value for name, value in os.environ.items() if name not in ("
+            '"RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}.'
+        )
     options: dict[str, Any] = {"rank": rank, "world_size": world_size, "timeout": timeout}
     if backend in _WITHOUT_STORE:
         address = f"tcp://{environment.main_address}:{environment.main_port}"
