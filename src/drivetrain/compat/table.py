@@ -5,6 +5,8 @@ A key is a module's path below ``lightning``. ``pytorch_lightning`` is another s
 ``__all__`` of that module; with names behind a colon it offers only those, and ``Fabric=Engine`` offers our ``Engine``
 as ``Fabric``. Nothing is imported before a name is requested. A module that is not here, and a name that no
 source offers, does not exist for the program: see docs/compat.md.
+
+Longer than 500 lines because it is one table, with a line for each module.
 """
 
 from __future__ import annotations

@@ -291,8 +291,8 @@ class EvaluationView(_LoopView):
         if ignored := [member for member in _LOOP_METHODS if hasattr(self, member)]:
             raise NotSupportedError(
                 f"trainer.{name} was set to a {type(self).__name__}, which defines {', '.join(ignored)}. There are no "
-                "loop objects: only what prints the results is called of it. Write the rest in hooks of the module or of "
-                "a callback."
+                "loop objects: only what prints the results is called of it. Write the rest in hooks of the module "
+                "or of a callback."
             )
 
     @property
