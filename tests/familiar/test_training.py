@@ -289,6 +289,24 @@ def test_logged_metrics_has_the_last_step_and_at_an_epochs_end_the_epoch(make_tr
     assert trainer.logged_metrics == epoch  # the logger gets "epoch" too, and nobody has logged it
 
 
+@pytest.mark.filterwarnings("ignore:'shared' is logged in")
+@pytest.mark.parametrize("every", [1.0, 2])
+def test_logged_metrics_has_the_value_of_a_name_that_came_last(make_trainer: Any, every: float) -> None:
+    class Shared(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("shared", float(batch_idx))
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("shared", -1.0, on_step=True, on_epoch=False)
+
+    batches = [[torch.ones(2, 4)]] * 3
+    trainer = make_trainer(max_epochs=2, val_check_interval=every)
+    trainer.fit(Shared(), batches, batches)
+    assert trainer.logged_metrics == {"shared": -1.0 if every == 1.0 else 2.0}  # validation follows the last batch
+    assert trainer.callback_metrics["shared"] == 2.0  # of an evaluation, it has epochs only
+
+
 def test_callback_metrics_never_hold_a_value_of_one_validation_batch(make_trainer: Any) -> None:
     model, batches = Reads(), [[torch.ones(2, 4)]] * 3
     trainer = make_trainer(max_epochs=1)

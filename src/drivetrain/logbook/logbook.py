@@ -95,6 +95,7 @@ class Logbook:
         self._groups: dict[str, dict[str, Scope]] = {}
         self._compared_sizes = False
         self._logged_before: dict[str, list[Logged]] = {}  # by group
+        self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
         self._agreed_steps: dict[str, Value] = {}  # by name: what all ranks have in place of a step's value
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}  # by full name: where; None: it was warned of
 
@@ -117,6 +118,7 @@ class Logbook:
         self._logged_before.clear()
         self._logged_first.clear()
         self._agreed_steps.clear()
+        self._held.clear()
         self.group = "train"
         self.leave_batch()
         self._compared_sizes, self.epoch_done, self.muted = False, False, False
@@ -148,6 +150,9 @@ class Logbook:
 
     def begin(self, group: str) -> None:
         """What runs is ``group``: "train", "validate", "test" or "predict"."""
+        if self.group == "train" and group != "train":  # what it logs is newer than what training steps have logged
+            self.refresh()
+            self._held = {entry: self._newest(entry) for entry in self._entries("train") if entry.on_step}
         self.group, self.epoch_done, self.copies = group, False, True
 
     def begin_batch(self, batch: Any, scope: Scope, copies: bool) -> None:
@@ -198,6 +203,7 @@ class Logbook:
         """Forget what a trial has logged."""
         self.callback_metrics.clear()
         self.logged_metrics.clear()
+        self._held.clear()
         self.bar_metrics = {}
 
     def restore_results(
@@ -327,9 +333,8 @@ class Logbook:
         """
         metrics, trains = self.callback_metrics, self.group == "train"
         for entry in self._entries(self.group):
-            if entry.on_step and entry.last is not None:
-                name = entry.step_name  # of a value that the ranks share, callbacks see the last that they agreed on
-                agreed = self._agreed_steps.get(name) if entry.shared else None
+            if entry.on_step and entry.last is not None and self._held.get(entry) is not self._newest(entry):
+                name, agreed = entry.step_name, self._agreed(entry)
                 value = _tensor(entry.last_scalar() if agreed is None else agreed)
                 if trains:
                     metrics[entry.name] = metrics[name] = value
@@ -342,6 +347,13 @@ class Logbook:
                 if entry.to_logger:
                     self.logged_metrics[name] = value
         return metrics
+
+    def _agreed(self, entry: Entry) -> Value | None:
+        """The last value of a step that the ranks have agreed on, which callbacks see; ``None``: of no step."""
+        return self._agreed_steps.get(entry.step_name) if entry.shared else None
+
+    def _newest(self, entry: Entry) -> Value | None:
+        return entry.last if (agreed := self._agreed(entry)) is None else agreed
 
     def state_dict(self, group: str) -> list[dict[str, Any]]:
         """Every running reduction of ``group``, with the hook that it belongs to."""
