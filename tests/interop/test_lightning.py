@@ -82,7 +82,7 @@ class Resumed(Callback):
         self.stopping = trainer.early_stopping_callback.state_dict()
         (timer,) = (callback for callback in trainer.callbacks if isinstance(callback, Timer))
         self.elapsed_s = timer.time_elapsed()
-        self.place = (trainer.current_epoch, trainer.global_step)
+        self.place = (trainer.progress.current_epoch, trainer.global_step)  # as the file counts epochs
 
 
 def resume(ours: Any, path: Path, **arguments: Any) -> tuple[Any, Any, Resumed]:
