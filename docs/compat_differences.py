@@ -109,6 +109,27 @@ NOT_HERE = {
 }  # fmt: skip
 """What needs hardware, a cloud service, or the original's own project."""
 
+NAMES = {
+    "A type variable or a constant of that module's own code.": """
+        fabric.strategies.model_parallel.TModel fabric.utilities.throughput.T
+        fabric.utilities.apply_func.CONVERSION_DTYPES
+        pytorch.loggers.comet.FRAMEWORK_NAME pytorch.loggers.comet.comet_experiment
+        pytorch.loggers.mlflow.LOCAL_FILE_URI_PREFIX pytorch.utilities.model_summary.model_summary.LEFTOVER_PARAMS_NAME
+        pytorch.utilities.model_summary.model_summary.NOT_APPLICABLE
+        pytorch.utilities.model_summary.model_summary.PARAMETER_NUM_UNITS""",
+    "The drawing and the log format of Lightning's own project.": "formatter pytorch.LIGHTNING_LOGO",
+    "The columns are rich's own; a subclass of `RichProgressBar` overrides `configure_columns`.":
+        "pytorch.callbacks.progress.rich_progress.*",
+    "Imported there, not defined; it is in `plugins.environments`.":
+        "fabric.strategies.launchers.subprocess_script.ClusterEnvironment",
+    "A class with `register_accelerators` is registered when it is defined.":
+        "fabric.accelerators.registry.call_register_accelerators",
+    "The rows of a summary have no objects of their own.":
+        "pytorch.utilities.model_summary.model_summary.LayerSummary",
+    "Needs Lightning AI's service.": "pytorch.loggers.litlogger.LitLogger",
+}  # fmt: skip
+"""Why names of modules are not available, beside those that the first two tables cover."""
+
 OPEN = """
 """
 """What is not here yet. Each name in full, so that a new difference beside one of these fails the test."""

@@ -6,7 +6,9 @@ Run it after changing the table, or after adding a name to a folder that the tab
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from drivetrain.compat import finder, table
@@ -20,11 +22,11 @@ HEAD = f"""\
 
 Every public module of Lightning {table.VERSION} that has public names, how many of these names are available, and which
 are not. In a module without a number, none is. [compat.md](compat.md) describes how programs written for Lightning run.
-This page is written by `docs/make_compat_names.py` from `drivetrain/compat/table.py` and
-`tests/compat/public_names.json`, and a test compares them.
+This page is written by `docs/make_compat_names.py` from `drivetrain/compat/table.py`,
+`tests/compat/public_names.json` and the reasons in `docs/compat_differences.py`, and a test compares them.
 
-| module | available | not available |
-|---|---|---|
+| module | available | not available | why |
+|---|---|---|---|
 """
 
 
@@ -40,9 +42,29 @@ def is_served(path: str, name: str) -> bool:
     return found is not None and hasattr(importlib.import_module(found[0]), found[1])
 
 
+def reasons() -> dict[str, list[str]]:
+    """Patterns of names below ``lightning`` by the reason why they are not available."""
+    spec = importlib.util.spec_from_file_location("compat_differences", ROOT / "docs" / "compat_differences.py")
+    assert spec is not None
+    assert spec.loader is not None
+    written = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(written)
+    found: dict[str, list[str]] = {}
+    for table_of_reasons in (written.ON_PURPOSE, written.NOT_HERE, written.NAMES):
+        for why, names in table_of_reasons.items():
+            found.setdefault(why, []).extend(names.split())
+    return found
+
+
+def reason(path: str, name: str, known: dict[str, list[str]]) -> str:
+    """Why ``name`` of the module ``path`` is not available; "" if no reason is written."""
+    about = f"{path}.{name}".lstrip(".")
+    return next((why for why, patterns in known.items() if any(fnmatchcase(about, each) for each in patterns)), "")
+
+
 def page() -> str:
     """The page's text."""
-    rows = []
+    rows, known = [], reasons()
     total = served = 0
     for path, names in public_names().items():
         if not names:
@@ -50,9 +72,10 @@ def page() -> str:
         missing = [name for name in names if not is_served(path, name)]
         there = len(names) - len(missing)
         total, served = total + len(names), served + there
+        why = dict.fromkeys(reason(path, name, known) for name in missing)
         count = f"{there} of {len(names)}" if path in table.SERVED else ""
         module = f"lightning.{path}".rstrip(".")
-        rows.append(f"| `{module}` | {count} | {' '.join(f'`{name}`' for name in missing)} |\n")
+        rows.append(f"| `{module}` | {count} | {' '.join(f'`{name}`' for name in missing)} | {' '.join(why)} |\n")
     return HEAD + "".join(rows) + f"\nIn all, {served} of {total} names.\n"
 
 

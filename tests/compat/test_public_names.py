@@ -31,6 +31,14 @@ def test_the_page_of_served_and_unserved_names_is_up_to_date(maker: ModuleType) 
     assert written == maker.page(), "run python docs/make_compat_names.py"
 
 
+def test_every_name_that_is_not_served_has_a_reason(maker: ModuleType) -> None:
+    known = maker.reasons()
+    missing = [(path, name) for path, names in maker.public_names().items() for name in names]
+    without = [(path, name) for path, name in missing if not maker.is_served(path, name)]
+    assert [each for each in without if not maker.reason(*each, known)] == [], "see NAMES in docs/compat_differences.py"
+    assert maker.reason("pytorch", "Trainer", known) == ""
+
+
 @pytest.mark.parametrize("path", table.SERVED)
 def test_every_name_that_the_table_offers_is_there(path: str) -> None:
     for offered, home, ours in finder.offers(path):
