@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,8 +78,6 @@ def outcome() -> Iterator[Callable[[str], BaseException | None]]:
         yield outcome
     finally:
         compat.uninstall()
-        for name in [name for name in sys.modules if name.startswith("tests.compat.mistakes")]:
-            del sys.modules[name]
 
 
 def expected(classes: list[str]) -> type[BaseException]:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base import files
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.compat.fabric_strategies import FabricParallelStrategy, FabricSingleDeviceStrategy
 from drivetrain.engine import snapshots
@@ -293,7 +294,7 @@ class FabricXLAFSDPStrategy(_Replicas):
             whole = folder.with_name(f"{folder.name}.consolidated")
             consolidate_sharded_model_checkpoints(str(folder / "checkpoint"), "_rank-*-of-*.pth", str(whole))
             shutil.rmtree(folder)
-            whole.rename(folder)
+            files.move(whole, folder)
         self.barrier("the shards are consolidated")
 
     def load_checkpoint(  # type: ignore[override]

@@ -22,6 +22,7 @@ class Ending:
 
     Attributes:
         deadline: the time, by that clock; ``inf``: not at all.
+        by_signal: the ranks have ``stop_timeout_s`` until then, because a signal has asked one to end.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Ending:
     ) -> None:
         self._board, self._stop_timeout_s, self._echo_s, self._clock = board, stop_timeout_s, echo_s, clock
         self.deadline = self._saves_until = math.inf
+        self.by_signal = False
 
     def look(self, running: Sequence[int], *, asked: bool, failed: bool) -> bool:
         """Look at the ranks, of which some have ended as they should not; return whether this is the first time.
@@ -47,9 +49,9 @@ class Ending:
         if first:
             self._saves_until = now + self._stop_timeout_s
             wait_s = self._stop_timeout_s if asked else SAVE_BEGINS_S if saves else self._echo_s
-            self.deadline = now + wait_s
+            self.deadline, self.by_signal = now + wait_s, asked
         elif self._board is not None and now < self._saves_until and self._board.any(SAVING, running):
             self.deadline = max(self.deadline, now + _SAVED_S)
         if failed and not saves:
-            self.deadline = now
+            self.deadline, self.by_signal = now, False
         return first

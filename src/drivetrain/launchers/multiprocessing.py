@@ -153,7 +153,7 @@ class MultiProcessingLauncher(Launcher):
                     by_itself = any(not failed[rank].follows for rank in failed.keys() - set(asked))
                     if ending.look(list(running.values()), asked=bool(asked), failed=by_itself) and asked:
                         _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
-            if sent.number is not None or any(self._was_asked(processes[each], failed[each]) for each in failed):
+            if ending.by_signal or time.monotonic() >= sent.deadline:
                 late = {rank: processes[rank].pid for rank in running.values()}
                 say_who_is_killed(board, late, min(sent.limit_s, self.stop_timeout_s))
         if sent.number is not None:

@@ -87,10 +87,19 @@ class ScriptLauncher(Launcher):
         if sys.stdout is not None:  # as in a program that was started without one
             sys.stdout.flush()
         processes: list[subprocess.Popen[bytes]] = []
+        early: list[int] = []  # signals that come before all have started
+        have_started = False
+
+        def send(number: int) -> None:
+            if have_started:
+                _send(processes, number)
+            else:
+                early.append(number)
+
         first, size = self.environment.node_rank() * self.num_processes, self.num_processes * self.num_nodes
         with (
             job_folder() as folder,
-            forwarding(lambda number: _send(processes, number), self.stop_timeout_s) as sent,
+            forwarding(send, self.stop_timeout_s) as sent,
         ):
             board = Board(folder, range(first, first + self.num_processes), size)
             own = {LAUNCHER: str(os.getpid()), BOARD: str(folder)}
@@ -98,8 +107,11 @@ class ScriptLauncher(Launcher):
                 with _within(_directory()):
                     for each in variables:
                         processes.append(_started(command, {**each, **own}))
+                have_started = True
+                for number in early:
+                    _send(processes, number)
                 code = _first_failure(processes, sent, board, self.stop_timeout_s)
-                if sent.number is not None or was_asked_to_end(code):
+                if was_asked_to_end(code) or time.monotonic() >= sent.deadline:
                     late = {rank: each.pid for rank, each in enumerate(processes) if each.poll() is None}
                     say_who_is_killed(board, late, min(sent.limit_s, self.stop_timeout_s))
             finally:

@@ -131,7 +131,7 @@ class _Loop:
             if window_ends and self.windows % program.log_every_n_steps == 0:
                 self.rows.append((self.windows - 1, {"loss": self.outcome.losses[-1]}))
             if self.validation_is_due(batch_idx, is_last):
-                self.validate()
+                self.validate(window=self.windows if in_window else self.windows - 1)
             if window_ends and stepped:
                 self.step_schedulers("step", self.steps, watching=True)
             if self.done:
@@ -341,7 +341,7 @@ class _Loop:
         return (batch_idx + 1) % every == 0
 
     @torch.no_grad()
-    def validate(self) -> None:
+    def validate(self, window: int) -> None:
         self.network.eval()
         limit, loader = self.program.limit_val, self.val_loader
         assert loader is not None  # validation was due
@@ -355,7 +355,7 @@ class _Loop:
                 break
         self.network.train()
         self.outcome.metrics["val_loss"] = sums[0] / sums[1]
-        self.rows.append((max(self.windows - 1, 0), {"val_loss": sums[0] / sums[1]}))
+        self.rows.append((window, {"val_loss": sums[0] / sums[1]}))
 
 
 def scale_gradients(optimizer: Optimizer) -> None:
