@@ -65,9 +65,10 @@ class Hears(Callback):
         self.heard.append(type(exception).__name__)
 
 
-class SendsAgain(Callback):
+class SendsAgain(Hears):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         signal.raise_signal(signal.SIGTERM)
+        super().on_exception(trainer, pl_module, exception)
 
 
 class Rows(Logger):
@@ -127,9 +128,9 @@ def test_t32_a_signal_saves_once_and_the_next_run_ends_as_an_undisturbed_one(
 
 def test_sigterm_that_comes_again_does_not_break_off_what_ends_the_fit(tmp_path: Path) -> None:
     """As the launching process sends it to ranks that have agreed to end."""
-    hears = Hears()
+    hears = SendsAgain()
     with pytest.raises(SIGTERMException):
-        fit(tmp_path, Model(signal.SIGTERM, 2), callbacks=[SendsAgain(), hears])
+        fit(tmp_path, Model(signal.SIGTERM, 2), callbacks=hears)
     assert hears.heard == ["SIGTERMException"]
     assert list(tmp_path.rglob("stopped.ckpt"))
     with pytest.raises(SIGTERMException):  # the next fit hears it
