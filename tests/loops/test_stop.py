@@ -65,12 +65,6 @@ class Hears(Callback):
         self.heard.append(type(exception).__name__)
 
 
-class SendsAgain(Hears):
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        signal.raise_signal(signal.SIGTERM)
-        super().on_exception(trainer, pl_module, exception)
-
-
 class Rows(Logger):
     name, version = "rows", 0  # type: ignore[assignment]
 
@@ -124,17 +118,6 @@ def test_t32_a_signal_saves_once_and_the_next_run_ends_as_an_undisturbed_one(
     assert torch.equal(fit(tmp_path, rest, ckpt_path="last", **options), whole)
     assert rest.trained == 2 * BATCHES - at - 1
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
-
-
-def test_sigterm_that_comes_again_does_not_break_off_what_ends_the_fit(tmp_path: Path) -> None:
-    """As the launching process sends it to ranks that have agreed to end."""
-    hears = SendsAgain()
-    with pytest.raises(SIGTERMException):
-        fit(tmp_path, Model(signal.SIGTERM, 2), callbacks=hears)
-    assert hears.heard == ["SIGTERMException"]
-    assert list(tmp_path.rglob("stopped.ckpt"))
-    with pytest.raises(SIGTERMException):  # the next fit hears it
-        fit(tmp_path, Model(signal.SIGTERM, 2), enable_checkpointing=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
