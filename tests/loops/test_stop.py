@@ -23,6 +23,7 @@ from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import SIGTERMException
 from drivetrain.loggers import Logger
 from drivetrain.loops.stop import TIME_LIMIT, Stop
+from drivetrain.strategies import SingleDeviceStrategy
 
 BATCHES = 6  # of an epoch, on each rank
 
@@ -118,6 +119,24 @@ def test_t32_a_signal_saves_once_and_the_next_run_ends_as_an_undisturbed_one(
     assert torch.equal(fit(tmp_path, rest, ckpt_path="last", **options), whole)
     assert rest.trained == 2 * BATCHES - at - 1
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
+def test_sigterm_that_comes_again_ends_no_rank_before_its_on_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launching process sends it to all when one has ended, and others may not have come so far."""
+    hears, handled = Hears(), []
+
+    def explain(self: Any, error: BaseException) -> None:
+        handled.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+        if handled[0]:  # else it would end this test
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(SingleDeviceStrategy, "explain", explain)
+    with pytest.raises(SIGTERMException):
+        fit(tmp_path, Model(signal.SIGTERM, 2), callbacks=hears)
+    assert (handled, hears.heard) == ([True], ["SIGTERMException"])
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -48,6 +48,7 @@ _NEVER = sys.maxsize
 _fits = 0  # how many fits of several processes this one has begun: each uses keys of its own in the job's store
 _main_pipe: list[int] = []  # where signals are written that come while this process runs a fit of several
 _raises_in: list[int] = []  # the process in which SIGTERM raises an exception
+_ended_in: list[int] = []  # the process whose run ends already, because it was sent SIGTERM
 
 
 class Stop:
@@ -356,7 +357,10 @@ class Stop:
 
 
 def _exception(reason: str) -> BaseException:
-    return KeyboardInterrupt() if reason == _SIGNALS[signal.SIGINT] else SIGTERMException()
+    if reason == _SIGNALS[signal.SIGINT]:
+        return KeyboardInterrupt()
+    _ended_in[:] = [os.getpid()]
+    return SIGTERMException()
 
 
 def _second_store() -> Any:
@@ -385,7 +389,8 @@ def _forget_pipe() -> None:
 def _raise_sigterm(number: int, frame: FrameType | None) -> None:
     if _raises_in != [os.getpid()]:
         _end_as_by_default()  # a copy of this process
-    raise SIGTERMException
+    if _ended_in != [os.getpid()]:  # else it is sent again to a rank that calls on_exception, which must not break off
+        raise SIGTERMException
 
 
 def _end_as_by_default() -> None:
@@ -403,7 +408,7 @@ def sigterm_raises() -> Iterator[None]:
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    _raises_in[:] = [os.getpid()]
+    _raises_in[:], _ended_in[:] = [os.getpid()], []
     signal.signal(signal.SIGTERM, _raise_sigterm)
     try:
         yield

@@ -429,20 +429,26 @@ class Trainer(TrainerView):
                 f"trainer.{job.fn.value} was called while trainer.{self.progress.fn.value} runs, and would overwrite "
                 "its metrics and its place in the data. Use a second Trainer for it, or val_check_interval."
             )
+        if not self.engine.launcher.is_external:
+            return self._run_job(job)
+        from drivetrain.loops.stop import sigterm_raises  # here, so that importing the Trainer stays quick
+
+        with sigterm_raises():  # also while an exception is handled
+            return self._run_job(job)
+
+    def _run_job(self, job: Job) -> list[Any]:
         results: list[Any] = []
         try:
             if not self.engine.launcher.is_external:
                 results = run_elsewhere(self, job, functools.partial(life.connect, self))
             else:
-                from drivetrain.loops.stop import sigterm_raises  # here, so that importing the Trainer stays quick
-                from drivetrain.trainer.shown import shown
+                from drivetrain.trainer.shown import shown  # here, so that importing the Trainer stays quick
 
                 fits = job.fn is TrainerFn.FITTING
                 saves = fits and any(each.saves_on_exception for each in self.checkpoint_callbacks)
                 several = self.world_size > 1
                 with (
                     shown(self.progress, saves, several),
-                    sigterm_raises(),
                     torch_switches(self.settings, training=fits),
                 ):
                     run = life.set_up(self, job, life.connect(self, job))
