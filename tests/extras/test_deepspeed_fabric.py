@@ -34,6 +34,13 @@ def served() -> Iterator[Any]:
         compat.uninstall()
 
 
+@pytest.fixture(autouse=True)
+def _environment_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Engine has no end, and DeepSpeed needs LOCAL_RANK as long as there is one: remove it after each test."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.delenv("LOCAL_RANK")
+
+
 @pytest.fixture
 def strategy() -> Iterator[Any]:
     with served() as found:

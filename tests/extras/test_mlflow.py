@@ -40,7 +40,7 @@ def test_a_fit_logs_values_and_hyperparameters(make: Any, tmp_path: Path) -> Non
     assert steps(logger, "a-loss_epoch") == [3]
     assert run.checkpoint_callback is not None
     assert f"{logger.run_id}/checkpoints" in str(run.checkpoint_callback.best_model_path)
-    run.test(WithTest(), loader(), verbose=False)
+    run.test(WithTest(rates={"lr": 0.1}), loader(), verbose=False)  # its hyperparameters are logged too
     assert "a-test" in logger.experiment.get_run(logger.run_id).data.metrics
 
 
