@@ -132,7 +132,11 @@ def demos() -> list[Any]:
     found += [[*transformer.state_dict()], [*lstm.state_dict()], list(SequenceSampler(range(11), 3))]
     loader = DataLoader(text, batch_sampler=SequenceSampler(text, batch_size=4))
     for model in (LightningTransformer(7), LightningLSTM(7)):
-        Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False).fit(model, loader)
+        trainer = Trainer(
+            accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(model, loader)
         found.append(float(sum(weight.double().sum() for weight in model.state_dict().values())))
     return found
 
