@@ -97,6 +97,8 @@ ON_PURPOSE = {
         pytorch.utilities.model_summary.ModelSummary.total_layer_params
         pytorch.utilities.model_summary.DeepSpeedSummary pytorch.utilities.model_summary.model_summary_deepspeed.*""",
     # ---- names -------------------------------------------------------------------------------------------------------
+    "Starts or describes Lightning's own project; `drivetrain` is the command here.":
+        "fabric.cli.main pytorch.cli_lightning_logo",
     "There are no loop objects: the closure of a step and the stages of a restart belong to the loop.": """
         pytorch.loops.*""",
 }  # fmt: skip
@@ -104,10 +106,8 @@ ON_PURPOSE = {
 
 NOT_HERE = {
     "Needs Lightning AI's service.": "pytorch.loggers.LitLogger pytorch.utilities.model_registry.*",
-    "Starts or describes Lightning's own project; `drivetrain` is the command here.":
-        "fabric.cli.main pytorch.cli_lightning_logo",
 }  # fmt: skip
-"""What needs hardware, a cloud service, or the original's own project."""
+"""What needs hardware or a cloud service."""
 
 NAMES = {
     "A type variable or a constant of that module's own code.": """
