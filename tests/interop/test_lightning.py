@@ -118,6 +118,7 @@ def test_t27_hyperparameters_that_are_no_plain_data_are_left_out(written: Path, 
     assert net.hparams == {"width": 8, "lr": 0.05, "betas": (0.9, 0.99), "manual": False, "depth": 3}
 
 
+@pytest.mark.filterwarnings("ignore:The learning-rate schedulers that .* have never stepped")  # of the manual run
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
