@@ -33,6 +33,7 @@ COUNTERPARTS = {
 """What we warn of in our own words, and how the original warns of the same."""
 
 OURS = (
+    "What belongs to the last batch of an epoch was left out",  # gluonts: in the original too, which says nothing
     "was asked for its end",  # scvi-tools: its loader fails there, where the original does not ask
     "This fit never validates: check_val_every_n_epoch=",  # scvi-tools asks for no validation so
     "batch norm layers are frozen",  # finetuning-scheduler lets their statistics follow the data, unless it is told
