@@ -399,13 +399,13 @@ def _end_as_by_default() -> None:
 
 
 @contextmanager
-def sigterm_raises() -> Iterator[None]:
+def sigterm_raises(is_rank: bool) -> Iterator[None]:
     """Context in which SIGTERM raises an exception, as Ctrl-C does, so that a run cleans up outside of its batches too.
 
-    A handler of the user's stays.
+    A handler of the user's stays, and the process that launches the ranks (``is_rank=False``) has its own.
     """
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if not is_rank or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
     _raises_in[:], _ended_in[:] = [os.getpid()], []

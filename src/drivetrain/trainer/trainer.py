@@ -429,49 +429,44 @@ class Trainer(TrainerView):
                 f"trainer.{job.fn.value} was called while trainer.{self.progress.fn.value} runs, and would overwrite "
                 "its metrics and its place in the data. Use a second Trainer for it, or val_check_interval."
             )
-        if not self.engine.launcher.is_external:
-            return self._run_job(job)
         from drivetrain.loops.stop import sigterm_raises  # here, so that importing the Trainer stays quick
 
-        with sigterm_raises():  # also while an exception is handled
-            return self._run_job(job)
-
-    def _run_job(self, job: Job) -> list[Any]:
         results: list[Any] = []
-        try:
-            if not self.engine.launcher.is_external:
-                results = run_elsewhere(self, job, functools.partial(life.connect, self))
-            else:
-                from drivetrain.trainer.shown import shown  # here, so that importing the Trainer stays quick
+        with sigterm_raises(self.engine.launcher.is_external):  # also while an exception is handled
+            try:
+                if not self.engine.launcher.is_external:
+                    results = run_elsewhere(self, job, functools.partial(life.connect, self))
+                else:
+                    from drivetrain.trainer.shown import shown  # here, so that importing the Trainer stays quick
 
-                fits = job.fn is TrainerFn.FITTING
-                saves = fits and any(each.saves_on_exception for each in self.checkpoint_callbacks)
-                several = self.world_size > 1
-                with (
-                    shown(self.progress, saves, several),
-                    torch_switches(self.settings, training=fits),
-                ):
-                    run = life.set_up(self, job, life.connect(self, job))
-                    loop = life.loop_of(self, job.fn, run)
-                    wraps = overrides(self.strategy, "run", Stepping)
-                    with life.stoppable(self, job.fn, run):
-                        results = (self.strategy.run(loop) if wraps else loop()) or []
-                    life.tear_down(self, job.fn)
-        except KeyboardInterrupt as interrupt:
-            rank_zero_info("Interrupted: cleaning up.")
-            life.abort(self, interrupt)
-            if in_notebook():
+                    fits = job.fn is TrainerFn.FITTING
+                    saves = fits and any(each.saves_on_exception for each in self.checkpoint_callbacks)
+                    several = self.world_size > 1
+                    with (
+                        shown(self.progress, saves, several),
+                        torch_switches(self.settings, training=fits),
+                    ):
+                        run = life.set_up(self, job, life.connect(self, job))
+                        loop = life.loop_of(self, job.fn, run)
+                        wraps = overrides(self.strategy, "run", Stepping)
+                        with life.stoppable(self, job.fn, run):
+                            results = (self.strategy.run(loop) if wraps else loop()) or []
+                        life.tear_down(self, job.fn)
+            except KeyboardInterrupt as interrupt:
+                rank_zero_info("Interrupted: cleaning up.")
+                life.abort(self, interrupt)
+                if in_notebook():
+                    raise
+                raise SystemExit(128 + signal.SIGINT) from interrupt
+            except BaseException as error:
+                from drivetrain.trainer.error_notes import note_place  # here, so that importing the Trainer stays quick
+
+                note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
+                explained = self.strategy.explain(error)
+                life.abort(self, explained or error)
+                if explained is not None:
+                    raise explained from error
                 raise
-            raise SystemExit(128 + signal.SIGINT) from interrupt
-        except BaseException as error:
-            from drivetrain.trainer.error_notes import note_place  # here, so that importing the Trainer stays quick
-
-            note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
-            explained = self.strategy.explain(error)
-            life.abort(self, explained or error)
-            if explained is not None:
-                raise explained from error
-            raise
         self.progress.end_run()
         return results
 
