@@ -14,7 +14,8 @@ from drivetrain.profilers import PyTorchProfiler
 
 
 def test_a_fit_writes_a_trace_for_chrome_and_a_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = trainer(profiler=PyTorchProfiler(dirpath=tmp_path, filename="ops", row_limit=200))  # the order is one of times
+    # All rows: their order is one of times.
+    run = trainer(profiler=PyTorchProfiler(dirpath=tmp_path, filename="ops", row_limit=200))
     module = Model()
     run.fit(module, loader(8))
     trace = tmp_path / "fit-ops-0-step5.pt.trace.json"
