@@ -429,3 +429,31 @@ def test_what_catches_misspelt_keywords_is_no_part_of_the_signature(entry: str) 
     parameters = inspect.signature(getattr(Trainer, entry)).parameters
     assert "unknown" not in parameters
     assert list(parameters)[:2] == ["self", "model"]
+
+
+def test_setup_and_teardown_get_the_entry_point_itself_which_is_also_its_name(
+    validated: Any, data: Any, make_trainer: Any
+) -> None:
+    stages: list[Any] = []
+
+    class Records:
+        def setup(self, *args: Any) -> None:
+            stages.append(args[-1])
+
+        teardown = setup
+
+    class Data(Records, LightningDataModule):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(data, batch_size=8)
+
+        val_dataloader = test_dataloader = train_dataloader
+
+    class Recording(Records, Callback):
+        pass
+
+    model, trainer = type("Model", (Records, validated), {})(), make_trainer(callbacks=[Recording()])
+    for entry in (trainer.fit, trainer.validate, trainer.test):
+        entry(model, datamodule=Data())
+        assert len(stages) == 6
+        assert all(each is trainer.state.fn and f"{each}" == each + "" == entry.__name__ for each in stages)
+        stages.clear()

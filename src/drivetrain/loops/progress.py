@@ -10,12 +10,14 @@ from typing import Any
 
 
 class TrainerFn(str, Enum):
-    """Which entry point of the Trainer was called."""
+    """Which entry point of the Trainer was called. As text it is the entry point's name: f"{stage}" is "fit"."""
 
     FITTING = "fit"
     VALIDATING = "validate"
     TESTING = "test"
     PREDICTING = "predict"
+
+    __str__ = str.__str__
 
 
 class RunningStage(str, Enum):

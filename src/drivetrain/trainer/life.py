@@ -73,7 +73,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
 
 def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     """Everything from there to the first loop."""
-    progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn.value
+    progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
     model, datamodule, fn = job.model, job.datamodule, job.fn
     trainer.engine.launch()
     several = strategy.world.size > 1
@@ -153,7 +153,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
     Returns:
         The checkpoint of the job, if it has one.
     """
-    strategy, hooks, stage = trainer.strategy, trainer.hooks, job.fn.value
+    strategy, hooks, stage = trainer.strategy, trainer.hooks, job.fn
     with vote("prepare_data"):
         for party in (job.datamodule, job.model):
             if party is not None and _prepares_data(trainer, party):
@@ -280,11 +280,11 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
     if fn is TrainerFn.FITTING:
         trainer.hooks.call("on_fit_end")
     if trainer.datamodule is not None:
-        trainer.datamodule.teardown(fn.value)
-    trainer.hooks.call_callbacks("teardown", fn.value)
-    trainer.hooks.call_method("teardown", fn.value)
+        trainer.datamodule.teardown(fn)
+    trainer.hooks.call_callbacks("teardown", fn)
+    trainer.hooks.call_method("teardown", fn)
     trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved
-    _end_profile(trainer, fn.value)
+    _end_profile(trainer, fn)
     if trainer.loggers and trainer.is_global_zero:
         from drivetrain.trainer.telling import tell  # here, so that importing the Trainer stays quick
 
@@ -306,7 +306,7 @@ def abort(trainer: Trainer, error: BaseException) -> None:
         _attempt(trainer.strategy.on_exception, error)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             _attempt(logger.finalize, "failed")
-        _attempt(_end_profile, trainer, trainer.progress.fn.value if trainer.progress.fn else "")
+        _attempt(_end_profile, trainer, trainer.progress.fn or "")
         _attempt(_clean_up, trainer)
         _attempt(trainer.engine.teardown)
 
