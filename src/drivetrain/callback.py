@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -202,6 +203,15 @@ class Callback:
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """``checkpoint`` was read and the model has taken its weights; called before :meth:`load_state_dict`."""
+
+
+def connect_module(callbacks: Iterable[Callback], module: Any) -> None:
+    """Give the module of a run to its callbacks.
+
+    A callback that is an ``nn.Module`` too, and part of the module, must not get it as a child of its own.
+    """
+    for callback in callbacks:
+        object.__setattr__(callback, "pl_module", module)
 
 
 class KeepsWeights(Callback):

@@ -306,3 +306,26 @@ def test_a_switch_makes_sweeps_those_of_the_original(make_trainer: Any, uneven: 
     assert validated
     parity.use(parity.Parity())
     assert there[0] == pytest.approx(losses(Tuned())[0] * 0.02 / (1 - 0.98**2), rel=1e-5)
+
+
+@pytest.mark.parametrize("search", ["lr_find", "scale_batch_size"])
+@pytest.mark.filterwarnings("ignore:.*returned None", "ignore:There are [01] finite losses")
+def test_a_trial_ends_where_the_module_skips_all_batches_from_one_step_on(make_trainer: Any, search: str) -> None:
+    class SkipsTheBatch(Tuned):
+        batch_size = 8
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) if self.global_step < 2 else None
+
+    class SkipsTheEpoch(Tuned):
+        batch_size = 8
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if self.global_step == 2 else None
+
+    for kind in (SkipsTheBatch, SkipsTheEpoch):
+        tuner, module = Tuner(make_trainer(max_epochs=1)), kind()
+        options: Any = {"num_training": 6} if search == "lr_find" else {"max_trials": 1}
+        with pytest.warns(UserWarning, match=r"trial of (6|3) optimizer steps ends after 2: the next 100 windows"):
+            found = getattr(tuner, search)(module, **options)
+        assert (found if search == "scale_batch_size" else len(found.results["lr"])) == 2

@@ -106,6 +106,28 @@ def test_a_resumed_run_is_bit_equal_and_a_file_has_plain_weights(
     assert sum(int((value == 0).sum()) for value in tested.parameters()) > 5
 
 
+@pytest.mark.filterwarnings("ignore:.*validation_step but there is no validation loader")
+def test_a_run_resumed_after_an_epochs_last_batch_chooses_by_the_trained_weights(
+    make_trainer: Any, data: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "one.ckpt"
+
+    def fitted(resume: Path | None = None) -> Any:
+        torch.manual_seed(5)
+        module = Net()
+        pruning = ModelPruning("l1_unstructured", None, amount=0.3, use_lottery_ticket_hypothesis=False)
+        if resume:  # other weights than those that were trained
+            nn.init.normal_(module.net[0].weight, std=3)
+        make_trainer(max_epochs=3, callbacks=[pruning, *([] if resume else [SavesAt(path, 8)])]).fit(
+            module, DataLoader(data, batch_size=8, shuffle=True), ckpt_path=resume
+        )
+        return module.state_dict()
+
+    whole, resumed = fitted(), fitted(path)
+    for name, value in whole.items():
+        torch.testing.assert_close(value, resumed[name], rtol=0, atol=0, msg=name)
+
+
 def test_what_it_refuses_and_what_it_may_be_given(make_trainer: Any, loader: Any, caplog: Any) -> None:
     wrong: list[dict[str, Any]] = [
         {"pruning_fn": "l1"}, {"pruning_fn": "ln_structured"}, {"parameter_names": ["scale"]}, {"amount": 1.5},

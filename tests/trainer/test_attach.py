@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import sys
 import warnings
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import Regression
+from torch import nn
 
-from drivetrain import LightningDataModule
+from drivetrain import Callback, LightningDataModule
 from drivetrain.errors import ConfigurationError
 from drivetrain.trainer.attach import check_hooks
+from drivetrain.tuner import Tuner
 
 HEAD = """
 import functools
@@ -123,3 +127,45 @@ def test_a_method_of_another_package_is_left_alone(tmp_path: Path) -> None:
     assert warned_of(tmp_path, "Mixin, LightningModule", "    pass", other) == []
     overriding = "    def on_button_click(self): ..."
     assert warned_of(tmp_path, "Mixin, LightningModule", overriding, other) == []
+
+
+class Part(nn.Module, Callback):
+    """A callback that is a layer of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.batches = nn.Parameter(torch.ones(1)), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.batches += 1
+        self.log("scale", self.scale.detach())
+
+
+class HasPart(Regression):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+        self.net.append(self.part)
+
+    def configure_callbacks(self) -> Any:
+        return [self.part]
+
+
+def test_a_callback_may_be_a_layer_of_the_module(make_trainer: Any, loader: Any, tmp_path: Path) -> None:
+    module, names = HasPart(), list(HasPart().state_dict())
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(module, loader)
+    assert module.part.pl_module is module
+    assert module.part.batches == 2 * len(loader)
+    assert "scale" in trainer.logged_metrics
+    assert list(module.state_dict()) == names
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    resumed = HasPart()
+    make_trainer(max_epochs=3).fit(resumed, loader, ckpt_path=tmp_path / "one.ckpt")
+    assert resumed.part.batches == len(loader)  # of the one epoch that was left
+    Tuner(make_trainer(max_epochs=1)).lr_find(module, loader, num_training=14, update_attr=False)
+    assert module.part.pl_module is module
+    assert copy.deepcopy(module).part.pl_module is not module

@@ -42,7 +42,7 @@ class ModelPruning(KeepsWeights):
     Args:
         pruning_fn: a function of ``torch.nn.utils.prune`` by name, such as "l1_unstructured", or a class of your own
             that extends ``BasePruningMethod``.
-        parameters_to_prune: pairs of a module and a name; none: all parameters called ``parameter_names``.
+        parameters_to_prune: pairs of a module and a name; none or ``None``: all parameters called ``parameter_names``.
         parameter_names: "weight" and "bias", or one of them.
         use_global_unstructured: choose among the values of all parameters together.
         amount: a fraction of the values that are left, a number of them, or a function of the epoch.
@@ -69,7 +69,7 @@ class ModelPruning(KeepsWeights):
     def __init__(
         self,
         pruning_fn: Callable[..., Any] | str,
-        parameters_to_prune: Sequence[Place] = (),
+        parameters_to_prune: Sequence[Place] | None = (),
         parameter_names: list[str] | None = None,
         use_global_unstructured: bool = True,
         amount: int | float | Callable[[int], int | float] = 0.5,
@@ -103,7 +103,7 @@ class ModelPruning(KeepsWeights):
         if verbose not in (0, 1, 2):
             raise wrong_value("ModelPruning", "verbose", verbose, "0, 1 or 2", "verbose=1")
         self._given, self._global, self.amount, self._applies = (
-            list(parameters_to_prune), use_global_unstructured, amount, apply_pruning,
+            list(parameters_to_prune or ()), use_global_unstructured, amount, apply_pruning,
         )  # fmt: skip
         self._permanent, self._lottery, self._resamples = (
             make_pruning_permanent, use_lottery_ticket_hypothesis, resample_parameters,
@@ -114,6 +114,7 @@ class ModelPruning(KeepsWeights):
         self.idle_hooks = frozenset({"on_validation_epoch_end" if prune_on_train_epoch_end else "on_train_epoch_end"})
         self._places: list[Place] = []
         self._initial: list[torch.Tensor] = []
+        self._used: dict[str, torch.Tensor | None] = {}  # of a checkpoint, until the model is on its device
 
     def filter_parameters_to_prune(self, parameters_to_prune: Sequence[Place] = ()) -> Sequence[Place]:
         """Return those of the pairs that are to be pruned. Override it to choose."""
@@ -122,6 +123,7 @@ class ModelPruning(KeepsWeights):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        self._used = {}
         given = self._given or [
             (module, name)
             for module in pl_module.modules()
@@ -157,6 +159,11 @@ class ModelPruning(KeepsWeights):
             raise NotSupportedError(
                 'ModelPruning chooses among whole parameters, and this strategy shards them. Use strategy="ddp".'
             )
+        for name, used in self._used.items():  # torch's functions choose by it, and no state of the module has it
+            module, parameter = _place_of(pl_module, name)
+            orig, mask = getattr(module, f"{parameter}_orig").detach(), getattr(module, f"{parameter}_mask")
+            setattr(module, parameter, orig * mask if used is None else used.to(orig.device))
+        self._used = {}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._prune(trainer)
@@ -237,6 +244,8 @@ class ModelPruning(KeepsWeights):
         if not pruned:
             return
         parts = {name: {part: weights[f"{name}_{part}"] for part in ("orig", "mask")} for name in pruned}
+        for name, each in parts.items():  # of the last forward pass, which may lie an optimizer step back
+            each["used"] = getattr(*_place_of(pl_module, name)).detach()
         checkpoint[_KEY] = {"parts": parts, "initial": list(self._initial)}
         if self._permanent:
             plain: dict[str, Any] = {}
@@ -262,11 +271,11 @@ class ModelPruning(KeepsWeights):
                     weights.pop(f"{name}_{part}", None)
                 weights[name] = each["orig"] * each["mask"]
                 continue
-            path, _, parameter = name.rpartition(".")
-            module = pl_module.get_submodule(path)
+            module, parameter = _place_of(pl_module, name)
             prune.custom_from_mask(module, parameter, each["mask"].to(getattr(module, parameter).device))  # type: ignore[no-untyped-call]
             weights.pop(name, None)
             weights |= {f"{name}_orig": each["orig"], f"{name}_mask": each["mask"]}
+            self._used[name] = each.get("used")
         checkpoint["state_dict"] = weights
         if fitting and (initial := entry(saved, "initial", list)):
             self._initial = list(initial)
@@ -281,6 +290,12 @@ def _method_of(pruning_fn: Any) -> Any:
         f"ModelPruning(pruning_fn={pruning_fn!r}): write one of {', '.join(map(repr, _METHODS))}, or pass a class that "
         "extends torch.nn.utils.prune.BasePruningMethod."
     )
+
+
+def _place_of(module: nn.Module, name: str) -> Place:
+    """Return the place of the parameter that a state dict of ``module`` calls ``name``."""
+    path, _, parameter = name.rpartition(".")
+    return module.get_submodule(path), parameter
 
 
 def _counts(place: Place) -> tuple[int, int]:

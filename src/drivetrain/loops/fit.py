@@ -37,6 +37,8 @@ from drivetrain.loops.run import Run, val_check_every
 from drivetrain.loops.sanity import sanity_check
 from drivetrain.loops.schedules import Schedules
 
+_PATIENCE = 100  # windows in a row; a loss scale that begins too large skips fewer than 40
+
 
 def fit(run: Run) -> None:
     """Train until ``max_epochs``, ``max_steps`` or a request to stop."""
@@ -76,17 +78,46 @@ def fit(run: Run) -> None:
     run.hooks.call("on_train_end")
 
 
+class _Patience:
+    """Ends a trial that makes no optimizer step any more: what the module skips at one step, it may skip for ever.
+
+    Args:
+        run: of the trial, which no number of epochs ends.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._step, self._windows = run, 0, 0
+
+    def missed(self, output: object) -> None:
+        """A window, or an epoch that had none, has ended without an optimizer step."""
+        progress = self._run.progress
+        self._windows = self._windows + 1 if progress.global_step == self._step else 1
+        self._step = progress.global_step
+        if self._windows == _PATIENCE:
+            progress.ask_to_stop()
+            rank_zero_warn(
+                f"The trial of {self._run.limits.max_steps:.0f} optimizer steps ends after {self._step}: the next "
+                f"{_PATIENCE} windows made none. Let {type(self._run.module).__name__}.training_step return a loss, "
+                "whatever global_step is."
+            )
+
+
 def try_steps(run: Run) -> None:
     """Train up to ``max_steps`` like :func:`fit`, for a trial: nothing is looked for that a user should be told."""
     _prepare(run)
     run.hooks.call("on_train_start")
+    run.losses = patience = _Patience(run)
+    progress = run.progress
     while not run.training_done():
+        windows = progress.stepped_batches
         epoch = enter_epoch(run)
         assert epoch is not None  # a trial resumes nothing
         run_batches(run, *epoch)
+        if progress.stepped_batches == windows:  # on_train_batch_start has ended the epoch
+            patience.missed(None)
         _end_epoch(run)
         _close_epoch(run)
-    run.progress.enter(Phase.TRAIN_END)
+    progress.enter(Phase.TRAIN_END)
     run.hooks.call("on_train_end")
 
 

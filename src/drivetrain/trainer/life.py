@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callback import Callback, Checkpoint
+from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.loops.evaluate import Stage, evaluate, predict
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
@@ -50,8 +50,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     if datamodule is not None:
         datamodule.trainer = trainer
     trainer.callbacks = attach.with_module_callbacks(trainer.callbacks, model)
-    for callback in trainer.callbacks:
-        callback.pl_module = model
+    connect_module(trainer.callbacks, model)
     bases = (LightningModule, Callback, Checkpoint)
     hooks = trainer._hooks = HookTable(trainer, model, trainer.callbacks, strategy, bases, trainer.logbook)
     loaders = Loaders(

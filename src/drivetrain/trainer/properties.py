@@ -13,7 +13,7 @@ import torch
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
-from drivetrain.callback import Callback, Checkpoint
+from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.engine.engine import Engine
 from drivetrain.engine.ranks import RankFacts
 from drivetrain.engine.wrappers import unwrapped
@@ -106,8 +106,7 @@ class TrainerView(LimitsView, RankFacts, ViewsOfTrainer):
         self._callbacks = list(value)
         if self._hooks is not None:
             self._hooks.callbacks = self._callbacks
-        for callback in self._callbacks:
-            callback.pl_module = self.lightning_module
+        connect_module(self._callbacks, self.lightning_module)
         self._touch()
 
     @property

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.base.seed import isolate_rng
-from drivetrain.callback import Callback, Checkpoint
+from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.data.kept import generators_kept, workers_kept
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
@@ -70,8 +70,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
         _callbacks=list(callbacks), predictions=Predictions(keeps=False),
     )  # fmt: skip
     module.trainer = trainer
-    for callback in callbacks:
-        callback.pl_module = module
+    connect_module(callbacks, module)
     hooks = HookTable(trainer, module, trainer.callbacks, strategy, (LightningModule, Callback, Checkpoint), book)
     own["_hooks"] = hooks
     second = own["_run_parts"] = dataclasses.replace(
