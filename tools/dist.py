@@ -1,5 +1,7 @@
 """Build wheel and sdist, install each into a fresh environment of every Python found, and run README.md's example.
 
+It runs in one process, and in two under ddp, ddp_spawn and fsdp, with nothing installed but the declared dependencies.
+
 ``make dist`` runs it. What it reads from the environment:
 
 - ``DIST_PYTHONS``: the interpreters, "3.11 /opt/python3.13/bin/python3"; by default ``python3.N`` of all versions that
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import textwrap
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -132,6 +135,33 @@ def example() -> str:
     return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
+def example_on_two(strategy: str) -> str:
+    """The same program on two processes of the CPU, which may be started in any way."""
+    head, start, rest = example().partition("seed_everything(0)")
+    arguments = f'accelerator="cpu", devices=2, strategy="{strategy}"'
+    main = (start + rest).replace("Trainer(max_epochs=3)", f"Trainer(max_epochs=3, {arguments})")
+    if arguments not in main:
+        raise Failed("README.md's example has no seed_everything(0) or Trainer(max_epochs=3)")
+    return f'{head}if __name__ == "__main__":\n{textwrap.indent(main, "    ")}'
+
+
+def programs() -> dict[str, str]:
+    """What each environment runs, by name: README.md's program on what there is, and on two processes."""
+    return {"alone": example()} | {strategy: example_on_two(strategy) for strategy in ("ddp", "ddp_spawn", "fsdp")}
+
+
+def learned(shown: str) -> str:
+    """The line of a program's output that says how well it has learned.
+
+    Raises:
+        Failed: it has not.
+    """
+    error = re.search(r"mean squared error on new pairs: ([\d.]+)", shown)
+    if error is None or float(error[1]) > 0.01:  # always answering with the mean product gives 0.05
+        raise Failed(f"the example printed\n{shown}")
+    return error[0]
+
+
 def new_environment(interpreter: str, folder: Path) -> Path:
     """Make a virtual environment; return its interpreter.
 
@@ -143,20 +173,19 @@ def new_environment(interpreter: str, folder: Path) -> Path:
 
 
 def try_artefact(python: Path, artefact: Path, wheel_of_torch: Path, folder: Path) -> str:
-    """Install ``artefact`` into the environment of ``python`` and run the example; return its last line.
+    """Install ``artefact`` into the environment of ``python`` and run the programs; return the first one's last line.
 
     Raises:
-        Failed: something went wrong, or the example did not learn.
+        Failed: something went wrong, or a program did not learn.
     """
     constraints = ROOT / "constraints.txt"
     run(python, "-m", "pip", "install", "--quiet", "-c", constraints, wheel_of_torch, artefact, cwd=folder)
-    script = folder / "example.py"
-    script.write_text(example(), encoding="utf-8")
-    shown = run(python, script, cwd=folder)
-    error = re.search(r"mean squared error on new pairs: ([\d.]+)", shown)
-    if error is None or float(error[1]) > 0.01:  # always answering with the mean product gives 0.05
-        raise Failed(f"the example printed\n{shown}")
-    return error[0]
+    remarks = []
+    for name, program in programs().items():
+        script = folder / f"{name}.py"
+        script.write_text(program, encoding="utf-8")
+        remarks.append(learned(run(python, script, cwd=folder)))
+    return remarks[0]
 
 
 def try_without_torch(python: Path, wheel: Path) -> str:

@@ -6,6 +6,7 @@ import sys
 import zlib
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
@@ -232,7 +233,9 @@ def _digest(batch: Any) -> int | None:
         if isinstance(leaf, Tensor) and not leaf.is_complex():
             values = leaf.detach().flatten()[:_COMPARED].cpu().double()
             if values.numel() > 1 and bool((values != values[0]).any()):
-                return zlib.crc32(values.numpy().tobytes())
+                data = bytearray(values.nbytes)
+                torch.frombuffer(data, dtype=torch.float64).copy_(values)  # without numpy, which is optional
+                return zlib.crc32(data)
     return None
 
 
