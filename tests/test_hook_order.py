@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from drivetrain import Callback
+
 TRANSFER = ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"]
 
 
@@ -89,6 +91,22 @@ def test_fit_with_sanity_check_and_validation(parties: Any, make_trainer: Any) -
         *BATCH_START, *FIRST, *OPTIMIZER, "lr_scheduler_step", *BATCH_END, *VALIDATION,
         *TRAIN_END, *FIT_END,
     ]  # fmt: skip
+
+
+def test_a_fit_that_resumes_at_an_epochs_end_makes_the_validation_loader_in_the_sanity_check(
+    parties: Any, make_trainer: Any, tmp_path: Any
+) -> None:
+    class Saver(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "end.ckpt")
+
+    fit(parties, make_trainer, callbacks=[Saver()])
+    parties.calls.clear()
+    trainer = make_trainer(callbacks=[parties.callback], max_epochs=2, num_sanity_val_steps=1, limit_val_batches=1)
+    trainer.fit(parties.module, datamodule=parties.datamodule, ckpt_path=tmp_path / "end.ckpt")
+    made, of_sanity = parties.calls.index("dm.val_dataloader"), parties.calls.index("cb.on_sanity_check_start")
+    assert made == of_sanity + SANITY.index("dm.val_dataloader")
+    assert parties.calls.count("dm.val_dataloader") == 1
 
 
 def test_without_sanity_check_the_validation_loader_is_made_for_its_validation(parties: Any, make_trainer: Any) -> None:

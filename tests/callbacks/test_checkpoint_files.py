@@ -220,6 +220,15 @@ def test_a_link_never_leads_to_a_file_that_is_removed(tmp_path: Path) -> None:
     assert len(removed) == 2
 
 
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_a_link_where_nothing_was_due_is_a_file(tmp_path: Path, epochs: int) -> None:
+    callback = ModelCheckpoint(tmp_path, save_last="link", every_n_epochs=3)
+    fit(tmp_path, callback, max_epochs=epochs)
+    assert (tmp_path / "last.ckpt").is_symlink() is (epochs == 3)
+    assert callback.last_model_path == str(tmp_path / "last.ckpt")
+    assert load(tmp_path / "last.ckpt")["global_step"] == 2 * epochs
+
+
 def dangling(folder: Path, **options: Any) -> ModelCheckpoint:
     callback = ModelCheckpoint(folder, save_last="link", **options)
     fit(folder, callback, max_epochs=3)

@@ -47,7 +47,8 @@ class ModelCheckpoint(StoredCheckpoint):
         monitor: the logged name that ranks checkpoints; ``None``: the newest is the best.
         verbose: log each save.
         save_last: also keep ``last.ckpt``, the newest state: True writes a file, also when the fit ends, whatever else
-            was due; "link" makes a symbolic link to the newest checkpoint, or a copy where links are not allowed.
+            was due; "link" makes a symbolic link to the newest checkpoint, or a copy where links are not allowed; a file at
+            the end of a fit that has saved no other.
         save_top_k: how many to keep; -1: all; 0: none. More than one needs ``monitor``.
         save_weights_only: leave out what only resuming needs.
         mode: "min" or "max": which direction of ``monitor`` is better; ``None``: "min".
@@ -250,7 +251,9 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(trainer)
-        if self.save_last is True and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
+        # A link leads to the newest checkpoint, and is a file where there is none.
+        due = self.save_last is True or (self.save_last == "link" and not self._newest_path)
+        if due and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
             metrics = self._monitor_candidates(trainer)
             with self._naming_last(trainer, metrics) as before:
                 self._save_last(trainer, metrics, before)

@@ -32,7 +32,7 @@ from drivetrain.loops.oversights import (
     watch_losses,
 )
 from drivetrain.loops.progress import Phase
-from drivetrain.loops.resume import enter_epoch, restore_loaders, restore_random_state, restore_results
+from drivetrain.loops.resume import enter_epoch, restore_random_state, restore_results, restore_validation_loaders
 from drivetrain.loops.run import Run, val_check_every
 from drivetrain.loops.sanity import sanity_check
 from drivetrain.loops.schedules import Schedules
@@ -128,8 +128,9 @@ def _prepare(run: Run) -> None:
         run.hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
     if run.restart is not None:
         run.agree_to_stop()  # a callback may ask again for what it had asked before the checkpoint
-    restore_loaders(run)
+        run.loaders.restore_ages(run.restart.get("loaders", {}))
     sanity_check(run)
+    restore_validation_loaders(run)
     restore_results(run)
     progress.enter(Phase.TRAIN_START)
     run.book.begin("train")

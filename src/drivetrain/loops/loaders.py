@@ -225,9 +225,13 @@ class Loaders:
         """Whether anybody offers a loader for ``stage``."""
         return self._passed.get(stage) is not None or self._owner(stage) is not None
 
+    def is_made(self, stage: str) -> bool:
+        """Whether the loaders of the evaluation ``stage`` were made."""
+        return stage in self._evaluation
+
     def is_known(self, stage: str) -> bool:
         """Whether the evaluation ``stage`` has loaders that were passed, or that a hook has made already."""
-        return self._passed.get(stage) is not None or stage in self._evaluation
+        return self._passed.get(stage) is not None or self.is_made(stage)
 
     def defined(self, stage: str) -> bool:
         """Whether the evaluation ``stage`` has both a loader and a step."""

@@ -278,11 +278,14 @@ def _reading(part: str) -> Callable[[Callable[[Run], None]], Callable[[Run], Non
     return decorate
 
 
-def restore_loaders(run: Run) -> None:
-    """Restore how old the loaders are, and the positions of those for validation; before the first is iterated."""
-    if run.restart is None:
+def restore_validation_loaders(run: Run) -> None:
+    """Make the loaders of the validation that the checkpoint's run had, and restore their positions.
+
+    The sanity check does it where there is one: ``val_dataloader`` follows ``on_sanity_check_start``. It must be done
+    before the random state is restored, because the hook may draw numbers, which the checkpoint's run drew before.
+    """
+    if run.restart is None or run.loaders.is_made("validate"):
         return
-    run.loaders.restore_ages(run.restart.get("loaders", {}))
     if (states := run.restart.get("val_loaders")) and run.validates():
         with naming(run.resumed_from):
             run.loaders.restore_evaluation("validate", states)

@@ -8,6 +8,7 @@ from drivetrain.loops.evaluate import evaluate
 from drivetrain.loops.loaders import EvalLoader
 from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.progress import Phase, copied
+from drivetrain.loops.resume import restore_validation_loaders
 from drivetrain.loops.run import Run
 
 
@@ -32,11 +33,12 @@ def sanity_check(run: Run) -> None:
         "rng": rng_state(),
         "eval_steps": eval_steps,
         "metrics": metrics,
-        "val_loaders": run.loaders.evaluation_states("validate"),
+        "val_loaders": (run.restart or {}).get("val_loaders") or run.loaders.evaluation_states("validate"),
         "callback_metrics": {},
     }
     with isolate_rng():
         run.hooks.call_callbacks("on_sanity_check_start")
+        restore_validation_loaders(run)
         loaders = [
             EvalLoader(source.loader, min(source.num_batches, limits.sanity_batches), source.ahead)
             for source in run.loaders.evaluation("validate")
