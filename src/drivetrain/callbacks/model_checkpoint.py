@@ -47,8 +47,8 @@ class ModelCheckpoint(StoredCheckpoint):
         monitor: the logged name that ranks checkpoints; ``None``: the newest is the best.
         verbose: log each save.
         save_last: also keep ``last.ckpt``, the newest state: True writes a file, also when the fit ends, whatever else
-            was due; "link" makes a symbolic link to the newest checkpoint, or a copy where links are not allowed; a file at
-            the end of a fit that has saved no other.
+            was due; "link" makes a symbolic link to the newest checkpoint, or a copy where links are not allowed; a
+            file at the end of a fit that has saved no other.
         save_top_k: how many to keep; -1: all; 0: none. More than one needs ``monitor``.
         save_weights_only: leave out what only resuming needs.
         mode: "min" or "max": which direction of ``monitor`` is better; ``None``: "min".
