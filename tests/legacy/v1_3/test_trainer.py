@@ -22,6 +22,7 @@ from drivetrain.callbacks import (
     ProgressBar,
 )
 from drivetrain.errors import ConfigurationError, UnknownArgumentError
+from drivetrain.legacy import v1_1
 from drivetrain.legacy import v1_3 as pl
 from drivetrain.legacy.v1_3.flags import FLAGS, translated
 
@@ -491,3 +492,31 @@ def test_the_precision_is_answered_as_it_was_written(given: dict[str, Any], answ
     assert trainer.precision == answer
     trainer.fit(Net(), loader())
     assert trainer.precision == answer
+
+
+@pytest.mark.parametrize("generation", [pl, v1_1])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"max_steps": None, "max_epochs": 1000, "min_epochs": 1, "min_steps": None}),
+        ({"max_steps": 5}, {"max_steps": 5}),
+        ({"max_epochs": 2, "min_epochs": 0}, {"max_steps": None, "max_epochs": 2, "min_epochs": 0}),
+    ],
+)
+def test_limits_are_answered_as_a_trainer_of_that_time_did(
+    generation: Any, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    trainer = generation.Trainer(logger=False, enable_checkpointing=False, **given)
+    assert {name: getattr(trainer, name) for name in expected} == expected
+    for name in ("max_steps", "max_epochs"):
+        setattr(trainer, name, None)
+        assert getattr(trainer, name) is None
+        setattr(trainer, name, 3)
+        assert getattr(trainer, name) == 3
+    trainer.min_epochs = 2
+    assert trainer.min_epochs == 2
+
+
+def test_only_steps_were_limited_if_only_steps_were_given() -> None:
+    assert quiet(max_epochs=None, max_steps=5).max_epochs is None
+    assert v1_1.Trainer(max_steps=5, logger=False, enable_checkpointing=False).max_epochs == 1000

@@ -18,7 +18,8 @@ _LATER_ONLY = frozenset({
     "stochastic_weight_avg",
 })  # fmt: skip
 _OWN: dict[str, Any] = {"automatic_optimization": None, "enable_pl_optimizer": True}
-FLAGS: dict[str, Any] = {name: value for name, value in later.FLAGS.items() if name not in _LATER_ONLY} | _OWN
+_EPOCHS: dict[str, Any] = {"max_epochs": 1000, "min_epochs": 1}
+FLAGS: dict[str, Any] = {name: value for name, value in later.FLAGS.items() if name not in _LATER_ONLY} | _OWN | _EPOCHS
 """The flags of the Trainer of that time, in their order, with their defaults."""
 
 BACKENDS: dict[str, type[Accelerator]] = {
@@ -48,7 +49,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
             "False) returns torch's own. Leave it out.",
             FutureWarning,
         )
-    kept = {name: value for name, value in given.items() if name not in _OWN}
+    kept = {"max_epochs": _EPOCHS["max_epochs"], **{name: value for name, value in given.items() if name not in _OWN}}
     if isinstance(kept.get("profiler"), bool):
         if kept["profiler"]:
             rank_zero_warn('Trainer(profiler=True) is deprecated. Write profiler="simple".', FutureWarning)

@@ -2,27 +2,92 @@
 
 from __future__ import annotations
 
+import functools
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from typing import Any
 
 import drivetrain.module.datamodule
 from drivetrain.legacy.v1_3 import arguments, hooks
 
+_STAGES = ("fit", "validate", "test", "predict")
 
-class LightningDataModule(drivetrain.module.datamodule.LightningDataModule):
+
+class _DoneOnce(drivetrain.module.datamodule.LightningDataModule):
+    """``prepare_data``, and ``setup`` and ``teardown`` of each stage, happen once for each data module.
+
+    So the Trainer does not draw a random split again that the program has drawn by hand. ``has_prepared_data``,
+    ``has_setup_fit``, ``has_teardown_test`` and the like say what was done.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("prepare_data", "setup", "teardown"):
+            method = getattr(cls, name)
+            if not hasattr(method, "happens_once") and method is not getattr(_DoneOnce, name):
+                setattr(cls, name, _once(name, method))
+
+
+def _answer(what: str) -> property:
+    """Return the property that says whether ``what`` was done."""
+    return property(lambda data: what in vars(data).get("_done", ()), doc=f"Whether ``{what}`` has been called.")
+
+
+_DoneOnce.has_prepared_data = _answer("prepare_data")  # type: ignore[attr-defined]
+for _hook in ("setup", "teardown"):
+    for _stage in _STAGES:
+        setattr(_DoneOnce, f"has_{_hook}_{_stage}", _answer(f"{_hook} {_stage}"))
+
+
+def _once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the hook ``name``, which calls ``method`` unless it was called for the same stage before.
+
+    Without a stage it is called for a fit, a validation and a test. While it runs, its ``super()`` is called as usual.
+    """
+
+    @functools.wraps(method)
+    def once(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = vars(self)
+        done, running = own.setdefault("_done", set()), own.setdefault("_running", set())
+        if name in running:
+            return method(self, *args, **kwargs)
+        stage = next(iter((*args, *kwargs.values())), None)
+        stages = _STAGES[:3] if stage is None else (stage,)
+        asked = {name} if name == "prepare_data" else {f"{name} {each}" for each in stages}
+        if asked <= done:
+            return None
+        running.add(name)
+        try:
+            returned = method(self, *args, **kwargs)
+        finally:
+            running.discard(name)
+        done |= asked
+        return returned
+
+    once.happens_once = True  # type: ignore[attr-defined]
+    return once
+
+
+class LightningDataModule(_DoneOnce):
     """Today's, with the arguments that every one had, and options for a command line.
 
     Args:
         train_transforms, val_transforms, test_transforms: kept for the user's own loaders.
-        dims: the shape of a sample, kept for the user's own model.
+        dims: the shape of a sample, kept for the user's own model; ``None``: that of the class, if it has one.
     """
+
+    train_transforms: Any = None
+    val_transforms: Any = None
+    test_transforms: Any = None
+    dims: Any = ()
 
     def __init__(
         self, train_transforms: Any = None, val_transforms: Any = None, test_transforms: Any = None, dims: Any = None
     ) -> None:
         super().__init__()
-        self.train_transforms, self.val_transforms = train_transforms, val_transforms
-        self.test_transforms, self.dims = test_transforms, dims if dims is not None else ()
+        given = {"train_transforms": train_transforms, "val_transforms": val_transforms}
+        given |= {"test_transforms": test_transforms, "dims": dims}
+        vars(self).update({name: value for name, value in given.items() if value is not None})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

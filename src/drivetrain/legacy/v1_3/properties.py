@@ -12,6 +12,21 @@ from drivetrain.strategies.dp import DataParallelStrategy
 from drivetrain.strategies.horovod import HorovodStrategy
 
 
+def _today(name: str) -> Any:
+    """Return the property of this name of today's Trainer."""
+    return getattr(drivetrain.trainer.trainer.Trainer, name)
+
+
+def _none_for_unlimited(name: str, doc: str) -> Any:
+    """Return the property ``name``, which is ``None`` where today's is -1."""
+    today = _today(name)
+    return property(
+        lambda trainer: None if (limit := today.fget(trainer)) == -1 else limit,
+        lambda trainer, value: today.fset(trainer, -1 if value is None else value),
+        doc=doc,
+    )
+
+
 class _Devices(drivetrain.trainer.trainer.Trainer):
     """On what is trained, and how."""
 
@@ -75,7 +90,26 @@ class _Devices(drivetrain.trainer.trainer.Trainer):
 _BITS = {"16-mixed": 16, "16-true": 16, "bf16-mixed": "bf16", "bf16-true": "bf16", "32-true": 32, "64-true": 64}
 
 
-class Asked(_Devices):
+class _Limits(_Devices):
+    """How long it trains, as a Trainer of that time answered; what is set means the same as today."""
+
+    _flags: dict[str, Any]
+
+    max_steps = _none_for_unlimited("max_steps", "Optimizer steps at most; ``None``: no limit.")
+    max_epochs = _none_for_unlimited("max_epochs", "Epochs at most; ``None``: no limit.")
+
+    @property
+    def min_epochs(self) -> Any:
+        """Epochs at least. Where none were given it was 1, which asks for no more than today's 0."""
+        given = self._flags["min_epochs"]
+        return _today("min_epochs").fget(self) or (1 if given is None else given)
+
+    @min_epochs.setter
+    def min_epochs(self, value: Any) -> None:
+        _today("min_epochs").fset(self, value)
+
+
+class Asked(_Limits):
     """Where the run is, its parts, and the flags as they were passed."""
 
     def __getattr__(self, name: str) -> Any:
