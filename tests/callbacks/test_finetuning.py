@@ -11,7 +11,12 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback
-from drivetrain.callbacks import BackboneFinetuning, BaseFinetuning, OnExceptionCheckpoint
+from drivetrain.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+)
 from drivetrain.callbacks.finetuning import multiplicative
 from drivetrain.errors import ConfigurationError
 
@@ -194,3 +199,58 @@ def test_a_state_of_lightnings_is_restored(data: Any, make_trainer: Any, tmp_pat
         other, DataLoader(data, batch_size=8), ckpt_path=path
     )
     same(module.state_dict(), other.state_dict())
+
+
+class Halves(Callback):
+    """Multiplies learning rates, which is not to be done twice, and steps a scheduler by hand."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] *= 0.5
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] *= 0.9
+
+
+class FailsWhere(Callback):
+    def __init__(self, hook: str, epoch: int) -> None:
+        self.epoch = epoch
+        setattr(self, hook, self._fail)
+
+    def _fail(self, trainer: Any, *_: Any) -> None:
+        if trainer.current_epoch == self.epoch:
+            raise RuntimeError("on purpose")
+
+    def on_train_epoch_start(self, *_: Any) -> None: ...
+
+    def on_before_backward(self, *_: Any) -> None: ...
+
+    def on_after_backward(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("hooks", ["on_train_epoch_start", "on_before_backward", "on_after_backward"])
+@pytest.mark.parametrize("further", ["none", "halves", "swa"])
+def test_after_an_exception_where_the_epoch_that_thaws_begins(
+    data: Any, make_trainer: Any, tmp_path: Path, hooks: str, further: str
+) -> None:
+    def fitted(resume: Path | None = None, fails: list[Callback] | None = None) -> Any:
+        torch.manual_seed(5)
+        module = Tuned("lambda")
+        others: list[Callback] = {"none": [], "halves": [Halves()], "swa": [StochasticWeightAveraging(0.01, 2)]}[
+            further
+        ]
+        callbacks = [BackboneFinetuning(2), *others, *(fails or ()), OnExceptionCheckpoint(tmp_path)]
+        trainer = make_trainer(max_epochs=4, callbacks=callbacks, enable_checkpointing=True)
+        trainer.fit(module, DataLoader(data, batch_size=8, shuffle=True), ckpt_path=resume)
+        optimizer = trainer.optimizers[0]
+        return module.state_dict(), [group["lr"] for group in optimizer.param_groups]
+
+    path = tmp_path / "on_exception.ckpt"
+    for epoch in (2, 3):
+        for resume in (None, path):  # interrupted twice at the same place
+            with pytest.raises(RuntimeError, match="on purpose"):
+                fitted(resume, [FailsWhere(hooks, epoch)])
+        (weights, rates), (whole, expected) = fitted(path), fitted()
+        same(weights, whole)
+        assert rates == expected

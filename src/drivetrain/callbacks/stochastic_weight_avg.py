@@ -154,15 +154,6 @@ class StochasticWeightAveraging(WeightAveraging):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "began": self.began}
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Say whether the schedulers of this file are the ones that this callback has set.
-
-        After an exception the callbacks' states are those of an earlier point, where the run will resume. Schedulers
-        are saved as they are now.
-        """
-        states = checkpoint["callbacks"]
-        states[self.state_key] = {**states[self.state_key], "began": self.began}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.began = entry(state_dict, "began", bool)

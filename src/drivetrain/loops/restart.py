@@ -7,18 +7,20 @@ a warning that it is not exact.
 
 [Note: callbacks at a restart point]
 Where a run resumes at an earlier point than the one at which it was saved (the start of a window, of a validation, of
-an epoch), the callbacks must have the states that they had then, or they would count batches twice. So a fit with a
-callback that saves on exceptions copies the callbacks' states at these points. Callbacks that save are left out: they
-describe files, and files that were written do not go away.
+an epoch), the callbacks must have the states that they had then, or they would count batches twice. The same goes for
+what hooks change of optimizers and schedulers, which is changed again: learning rates, groups that fine-tuning adds. So
+a fit with a callback that saves on exceptions copies these states at these points. Callbacks that save are left out:
+they describe files, and files that were written do not go away.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.seed import rng_state
@@ -45,8 +47,8 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
         ``exact``: whether a run that resumes here does the same as one that was never stopped; ``cut_off``: it does
         not, because the end of a batch is missing whose optimizer has stepped; ``callbacks``, their states where the
         present ones would be wrong; ``ahead``, callbacks whose states are of a later point; ``settled``, whether also
-        the log's flush, the validation and the schedulers that follow the last batch are done; ``buffers``, like
-        ``callbacks``;
+        the log's flush, the validation and the schedulers that follow the last batch are done; ``buffers`` and
+        ``options``, those of the optimizers and the schedulers' states, like ``callbacks``;
         ``precision``, a function that returns the precision's state, where the present one would be wrong.
 
     Raises:
@@ -177,7 +179,7 @@ def samples_done(run: Run, data: State | None) -> int | None:
 
 
 def states_now(run: Run) -> State:
-    """``callbacks`` and ``buffers``: copies of their states, if a callback saves on exceptions.
+    """``callbacks``, ``buffers`` and ``options``: copies of their states, if a callback saves on exceptions.
 
     See [Note: callbacks at a restart point]. Parameters are not copied: only the optimizers change them.
     """
@@ -187,7 +189,35 @@ def states_now(run: Run) -> State:
     return {
         "callbacks": {callback.state_key: copy.deepcopy(callback.state_dict()) for callback in stateful},
         "buffers": {name: buffer.clone() for name, buffer in run.module.named_buffers()},
+        "options": Options(run.engine.strategy),
     }
+
+
+class Options:
+    """The groups of a strategy's optimizers, with their options, and the states of its schedulers, as they are now."""
+
+    def __init__(self, strategy: Any) -> None:
+        self._groups = [
+            (each, [{key: _copied_option(value) for key, value in group.items()} for group in each.param_groups])
+            for each in strategy.optimizers
+        ]
+        self.schedulers = [copy.deepcopy(config.scheduler.state_dict()) for config in strategy.lr_scheduler_configs]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Context in which the optimizers have these groups, so that their states are saved with them."""
+        now = [(optimizer, list(optimizer.param_groups)) for optimizer, _ in self._groups]
+        try:
+            for optimizer, groups in self._groups:
+                optimizer.param_groups[:] = groups
+            yield
+        finally:
+            for optimizer, groups in now:
+                optimizer.param_groups[:] = groups
+
+
+def _copied_option(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else list(value) if isinstance(value, list) else value
 
 
 def validation_start(run: Run) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +170,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     if not weights_only:
         own = _loop_state(trainer, checkpoint)
         kept = own.pop("callbacks", {})  # their states at the point where the run will resume
+        options = own.pop("options", None)
         precision = own.pop("precision", strategy.precision_plugin.state_dict)
         checkpoint.update(own)
         if state := strategy.rank_state():
@@ -178,11 +180,13 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
             for callback in trainer.callbacks
             if (state := kept[callback.state_key] if callback.state_key in kept else callback.state_dict())
         }
-        checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
         from drivetrain.strategies.optimizer_states import describe  # here, so that the import stays quick
 
-        checkpoint["optimizers"] = [describe(trainer.lightning_module, each) for each in strategy.optimizers]
-        checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs]
+        with nullcontext() if options is None else options.restored():
+            checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
+            checkpoint["optimizers"] = [describe(trainer.lightning_module, each) for each in strategy.optimizers]
+        schedulers = [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs]
+        checkpoint["lr_schedulers"] = schedulers if options is None else options.schedulers
         if state := precision():
             checkpoint[type(strategy.precision_plugin).__qualname__] = state
     datamodule = trainer.datamodule
@@ -232,7 +236,8 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     checkpoint["epoch"], checkpoint["global_step"] = progress["current_epoch"], progress["global_step"]
     weights = checkpoint["state_dict"]
     weights.update({name: buffer for name, buffer in state.pop("buffers", {}).items() if name in weights})
-    apart: dict[str, Any] = {name: state.pop(name) for name in ("rng", "callbacks", "precision") if name in state}
+    names = ("rng", "callbacks", "options", "precision")
+    apart: dict[str, Any] = {name: state.pop(name) for name in names if name in state}
     return {"loops": {"drivetrain": progress}, "restart": state, **apart}
 
 
