@@ -77,7 +77,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
             raise ConfigurationError(f"The state has the key {shown(name)}, and names are texts. Write {str(name)!r}.")
     snapshot = {
         name: states.optimizer_state(unwrapped(value)) if isinstance(value, Optimizer)
-        else states.module_state(_original(value)) if isinstance(value, nn.Module)
+        else states.module_state(original(value)) if isinstance(value, nn.Module)
         else value.state_dict() if _stateful(value) else value
         for name, value in state.items()
     }  # fmt: skip
@@ -131,7 +131,7 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
             raise CheckpointError(f"{where} is {described(held[name])} and no state dict. Use another file.")
         if isinstance(state[name], nn.Module) and not states.loads_modules:
             if isinstance(held[name], Mapping):
-                held[name] = own_names(_original(state[name]), held[name])
+                held[name] = own_names(original(state[name]), held[name])
             _check_fits(state[name], held[name], strict, where)
         if isinstance(state[name], Optimizer) and not states.loads_optimizers:
             _check_groups(state[name], held[name], where)
@@ -162,7 +162,7 @@ def _restore(pairs: Mapping[str, tuple[Any, Any]], strict: bool, path: str, stat
                 undo.append((target, copy.deepcopy(target.state_dict())))
             with restoring(f"{name} ({type(target).__name__})"):
                 if isinstance(target, nn.Module) and states.loads_modules:
-                    states.load_module_state(_original(target), value, strict)
+                    states.load_module_state(original(target), value, strict)
                 elif isinstance(target, nn.Module):
                     target.load_state_dict(value, strict=strict)
                 elif isinstance(target, Optimizer) and states.loads_optimizers:
@@ -197,7 +197,8 @@ def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
         )
 
 
-def _original(module: nn.Module) -> nn.Module:
+def original(module: nn.Module) -> nn.Module:
+    """Return the module that a program has set up, which may be wrapped."""
     return module.module if isinstance(module, EngineModule) else module
 
 

@@ -17,11 +17,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import is_own_class, overrides
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.base.tree import move
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
-from drivetrain.errors import ConfigurationError, described
+from drivetrain.errors import CheckpointError, ConfigurationError, described
 from drivetrain.strategies.strategy import Strategy
+
+_RANK_STATE = "drivetrain_rank_state"  # what the strategy keeps of a rank, by the names of the modules
+_RANK_FILES = "drivetrain_rank_files"  # the files in which the ranks from 1 on have written theirs
 
 
 class Verbs:
@@ -218,8 +223,21 @@ class Verbs:
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, state: Mapping[str, Any], filters: snapshots.Filters) -> None:
-        """Write ``state`` to ``path``, each module and optimizer in it as the strategy returns its state."""
-        self.strategy.save_checkpoint(snapshots.of(state, filters, self), path)
+        """Write ``state`` to ``path``, each module and optimizer in it as the strategy returns its state.
+
+        What the strategy keeps of each rank is written too, by each rank itself.
+        """
+        snapshot = snapshots.of(state, filters, self)
+        own = self._rank_states(state) if self.overridden("rank_state") else {}
+        if own:
+            snapshot[_RANK_STATE] = own
+        if self.strategy.world_size > 1 and self.overridden("rank_state") and any(self.strategy.gather_objects(own)):
+            from drivetrain.strategies import rank_files  # here, because few files have such parts
+
+            part = {_RANK_STATE: own}
+            rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
+        else:
+            self.strategy.save_checkpoint(snapshot, path)
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         """Read ``path`` into the objects of ``state``; return what the file holds besides."""
@@ -229,7 +247,68 @@ class Verbs:
                 'name for each object: engine.load("state.ckpt", {"model": model}).'
             )
         held = self.strategy.load_checkpoint(path, **reading(weights_only))
-        return snapshots.into(state, held, strict, str(path), self)
+        own: Mapping[str, Any] = {}
+        if isinstance(held, Mapping) and (_RANK_STATE in held or _RANK_FILES in held):
+            own = self._own_part(held, str(path), strict, weights_only) if isinstance(state, Mapping) else {}
+            held = {name: value for name, value in held.items() if name not in (_RANK_STATE, _RANK_FILES)}
+        rest = snapshots.into(state, held, strict, str(path), self)
+        self._load_rank_states(state, own, str(path))
+        return rest
+
+    def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the strategy keeps of this rank, for each module of ``state`` that was set up."""
+        from drivetrain.checkpoints.plain import encode  # here, as in snapshots
+
+        states = {}
+        for name, module in self._set_up_of(state).items():
+            with self._as_the_run(module):
+                if kept := self.strategy.rank_state():
+                    states[name] = encode(kept, f"{type(self.strategy).__name__}.rank_state()")
+        return states
+
+    def _own_part(self, held: Mapping[str, Any], path: str, strict: bool, weights_only: bool | None) -> Any:
+        """Return what :meth:`_rank_states` returned on this rank; every rank must call it.
+
+        Raises:
+            CheckpointError: a rank's file is missing or damaged, and ``strict``; on every rank.
+        """
+        strategy, listed, own, failure = self.strategy, held.get(_RANK_FILES, ()), held.get(_RANK_STATE, {}), None
+        from drivetrain.strategies import rank_files  # here, because few files have such parts
+
+        if 1 + len(listed) != strategy.world_size:
+            rank_zero_warn(f"{path}: {rank_files.of_other_ranks(strategy, 1 + len(listed))}")
+            return {}
+        if strategy.global_rank > 0:
+            try:
+                with restoring(f"the file of rank {strategy.global_rank}"):
+                    entry = expect(listed[strategy.global_rank - 1], Mapping)
+                    own = rank_files.read(strategy, entry, path, weights_only).get(_RANK_STATE, {})
+            except Exception as error:
+                failure = shown_error(error)
+        failures = [text for text in strategy.gather_objects(failure) if text]
+        if not failures:
+            return own
+        lost = f"{path}: what {type(strategy).__name__} has kept of each rank cannot be read: {failures[0]}."
+        if strict:
+            raise CheckpointError(
+                f"{lost} Put that file back beside the checkpoint, or pass strict=False to load the rest without it."
+            )
+        rank_zero_warn(f"{lost} It is left out, because of strict=False.")
+        return {}
+
+    def _load_rank_states(self, state: Any, own: Any, path: str) -> None:
+        from drivetrain.checkpoints.plain import decode
+
+        with naming(path), restoring(f"the strategy ({type(self.strategy).__name__})"):
+            for name, module in self._set_up_of(state if expect(own, Mapping) else {}).items():
+                if name in own:
+                    with self._as_the_run(module):
+                        self.strategy.load_rank_state(expect(decode(own[name], str(name)), Mapping))
+
+    def _set_up_of(self, state: Mapping[str, Any]) -> dict[str, nn.Module]:
+        """Return the modules of ``state`` that were set up, by their names in it."""
+        named = ((name, snapshots.original(value)) for name, value in state.items() if isinstance(value, nn.Module))
+        return {name: module for name, module in named if any(module is known for known, _ in self.modules)}
 
     def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool, weights_only: bool | None) -> None:
         """Read the state of one module or optimizer, which is all that the file holds."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_error
+from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.errors import CheckpointError
 
@@ -29,8 +30,61 @@ if TYPE_CHECKING:
 _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
 _CHUNK = 2**20  # bytes
 
+LISTED = "rank_files"  # the entry of the main file that lists them
+
 Entry = dict[str, Any]
 """What the main file lists of a rank file: ``name``, and where it is a local file ``size`` in bytes and ``crc32``."""
+
+
+def save(
+    strategy: Strategy,
+    state: Mapping[str, Any],
+    part: Mapping[str, Any] | None,
+    path: str | Path,
+    storage_options: Any = None,
+    *,
+    waits: bool = True,
+    listed: str = LISTED,
+) -> None:
+    """Write ``state`` to ``path``, and ``part`` of each rank beside it; every rank must call it.
+
+    Args:
+        strategy: who writes.
+        state: the checkpoint of this rank; rank 0's is written last.
+        part: what of it only this rank knows; ``None`` on all ranks: nothing.
+        path: of the main file.
+        storage_options: of the store.
+        waits: until the checkpoint is durable; otherwise one without such parts may be under way.
+        listed: the entry of the main file that lists the files of the ranks.
+
+    Raises:
+        CheckpointError: a rank could not write its file; on every rank, and what was there before is unchanged.
+    """
+    entries, failure = list[Entry](), None
+    if strategy.world_size > 1 and part is not None:
+        path, entries = write(strategy, part, path, storage_options)
+        state = {**state, listed: entries} if entries else state
+    store = strategy.checkpoint_io
+    try:
+        strategy.save_checkpoint(state, path, storage_options)
+        if entries or waits:
+            wait_for(store, path)
+    except Exception as error:
+        failure = error
+    refused = isinstance(store, TorchCheckpointIO) and store.was_refused(path)
+    outcome = failure and shown_error(failure), refused, store.is_durable(path)
+    outcomes = strategy.gather_objects(outcome)  # which waits for every rank
+    if all((text, refused) == (None, False) for text, refused, _ in outcomes):
+        if all(is_durable for *_, is_durable in outcomes):  # or a later save to this path removes what it replaces
+            commit(strategy, path, entries)
+        return
+    if entries:
+        discard(strategy, path, entries)
+    if failure is not None:
+        raise failure
+    for rank, (text, *_) in enumerate(outcomes):
+        if text:
+            raise CheckpointError(f"The checkpoint {path} was not written, because rank {rank} failed: {text}.")
 
 
 def write(
@@ -159,6 +213,14 @@ def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool
             raise CheckpointError(f"{file} is damaged: its checksum is wrong")
     options = {} if weights_only is None else {"weights_only": weights_only}
     return expect(strategy.checkpoint_io.load_checkpoint(file, **options), Mapping)  # type: ignore[no-any-return]
+
+
+def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
+    """Return the line that what ``saved_by`` processes kept of each rank cannot be restored."""
+    return (
+        f"The checkpoint was saved by {saved_by} processes, and there are {strategy.world_size}: what "
+        f"{type(strategy).__name__} has kept for each of them (rank_state) is left out."
+    )
 
 
 def _entry_of(file: str) -> Entry:

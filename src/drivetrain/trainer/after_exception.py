@@ -141,11 +141,15 @@ def _keep_earlier(store: CheckpointIO, path: str) -> None:
 
 
 def _is_replica(strategy: Strategy) -> bool:
-    """Return whether each rank has the whole model and the whole states of its optimizers."""
+    """Return whether each rank has the whole model and the whole states of its optimizers.
+
+    That is what a strategy says which leaves the verbs for them as they are; DDP's own leave them so too, but for
+    optimizers that are spread over the ranks.
+    """
     from drivetrain.strategies.ddp import DDPStrategy  # here, so that importing the Trainer stays quick
 
     state = ("lightning_module_state_dict", "optimizer_state", "open_gradients", "save_checkpoint")
-    if not isinstance(strategy, DDPStrategy) or any(overrides(strategy, name, DDPStrategy) for name in state):
+    if all(any(overrides(strategy, name, base) for name in state) for base in (Strategy, DDPStrategy)):
         return False
     shards = any(hasattr(optimizer, "consolidate_state_dict") for optimizer in strategy.optimizers)
     return not shards and strategy.data.size == strategy.world_size

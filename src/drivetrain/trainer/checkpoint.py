@@ -483,8 +483,7 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
             f"{trainer.world_size}. Resume with as many, or from a checkpoint that was saved at the end of an epoch."
         )
     if checkpoint.get("rank_state"):
-        rank_zero_warn(
-            f"The checkpoint was saved by {len(ranks)} processes, and there are {trainer.world_size}: what "
-            f"{type(trainer.strategy).__name__} has kept for each of them (rank_state) is left out."
-        )
+        from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
+
+        rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))
     return {"rng": checkpoint.get("rng"), "restart": {}}

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, restoring, shown_error
 from drivetrain.base.seed import rng_state
-from drivetrain.checkpoints.file import TorchCheckpointIO
-from drivetrain.checkpoints.io import wait_for
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.restart import capture
 from drivetrain.module.loading import decode_parts
@@ -80,31 +78,8 @@ def save(
     Raises:
         CheckpointError: a rank could not write its file; on every rank, and what was there before is unchanged.
     """
-    entries, failure = list[rank_files.Entry](), None
-    if strategy.world_size > 1 and not weights_only:
-        path, entries = rank_files.write(strategy, own_part(state), path, options)
-        state = {**state, "rank_files": entries} if entries else state
-    try:
-        strategy.save_checkpoint(state, path, options)
-        if entries or waits:
-            wait_for(strategy.checkpoint_io, path)
-    except Exception as error:
-        failure = error
-    store = strategy.checkpoint_io
-    refused = isinstance(store, TorchCheckpointIO) and store.was_refused(path)
-    outcome = failure and shown_error(failure), refused, store.is_durable(path)
-    outcomes = strategy.gather_objects(outcome)  # which waits for every rank
-    if all((text, refused) == (None, False) for text, refused, _ in outcomes):
-        if all(is_durable for *_, is_durable in outcomes):  # or a later save to this path removes what it replaces
-            rank_files.commit(strategy, path, entries)
-        return
-    if entries:
-        rank_files.discard(strategy, path, entries)
-    if failure is not None:
-        raise failure
-    for rank, (text, *_) in enumerate(outcomes):
-        if text:
-            raise CheckpointError(f"The checkpoint {path} was not written, because rank {rank} failed: {text}.")
+    part = None if weights_only else own_part(state)
+    rank_files.save(strategy, state, part, path, options, waits=waits)
 
 
 def own_part(state: Mapping[str, Any]) -> State:
