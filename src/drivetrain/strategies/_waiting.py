@@ -134,9 +134,9 @@ def _is_done(work: Any, seconds: float) -> bool:
     try:
         work.wait(timedelta(seconds=seconds))
     except RuntimeError:
-        if work.is_completed():
-            raise
-        return False
+        if not work.is_completed():
+            return False
+        work.wait()  # it ended after the timeout, and this raises only what it failed with
     return True
 
 
