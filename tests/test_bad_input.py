@@ -166,6 +166,13 @@ def argument(name: str, value: Any, cause: str, cure: str) -> Any:
     return case(f"{name}={value!r}", {name: value}, f"{name} is {cause}", shown, f"Write {cure}.")
 
 
+def of_lightning(name: str, base: type = object) -> type:
+    """A class that says of itself what those of Lightning say."""
+    return type(name, (base,), {"__module__": "lightning.pytorch.anywhere"})
+
+
+IMPORT = "Import it from drivetrain, or run the program unchanged with `drivetrain exec`."
+
 ARGUMENTS = [
     # each by its own rule
     argument("max_epochs", "3", "an int of at least -1 or None", "max_epochs=3"),
@@ -220,6 +227,13 @@ ARGUMENTS = [
          "device(type='cpu', index=0)", "Did you mean 'cpu'? Write accelerator=\"cpu\"."),
     case("a misspelt strategy", {"strategy": "dddp"}, "There is no strategy called", "'dddp'",
          "Did you mean 'ddp'?", UnknownNameError),
+    case("a mistyped strategy", {"strategy": "dpp"}, "There is no strategy called", "'dpp'", "Did you mean 'ddp'?",
+         UnknownNameError),
+    case("an argument of other trainers", {"gradient_accumulation_steps": 2}, "Trainer has no argument",
+         "gradient_accumulation_steps=2", "Write accumulate_grad_batches=... instead.", UnknownArgumentError),
+    case("an argument of the last Lightning 1", {"multiple_trainloader_mode": "min_size"}, "Trainer has no argument",
+         "multiple_trainloader_mode='min_size'", "Write CombinedLoader(loaders, mode=...) instead.",
+         UnknownArgumentError),
     case("a strategy that is nearly known", {"strategy": "single_devise"}, "There is no strategy called",
          "'single_devise'", "Did you mean 'single_device'?", UnknownNameError),
     case("a strategy's class", {"strategy": SingleDeviceStrategy}, "a strategy is a name or a Strategy instance",
@@ -252,6 +266,13 @@ ARGUMENTS = [
          "Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most one of each."),
     case("a plugin's class", {"plugins": [MixedPrecision]}, "plugins got",
          "the class MixedPrecision itself", "Write MixedPrecision(...)."),
+    # objects of Lightning's classes
+    case("its strategy", {"strategy": of_lightning("DDPStrategy")()}, "a strategy is a name or a Strategy instance",
+         "Its DDPStrategy is that of the package lightning.", IMPORT),
+    case("its accelerator", {"accelerator": of_lightning("CPUAccelerator")()}, "there is no such accelerator",
+         "Its CPUAccelerator is that of the package lightning.", IMPORT),
+    case("its callback", {"callbacks": of_lightning("EarlyStopping")()}, "Trainer(callbacks=...) got",
+         f"Its EarlyStopping is that of the package lightning. {IMPORT}", "Pass instances of drivetrain.Callback."),
     # devices
     case("no device", {"devices": 0}, "names no device", "devices=0", 'Write devices=1 or devices="auto".'),
     case("a bool of devices", {"devices": True}, "names no device", "devices=True",
@@ -348,6 +369,9 @@ UPFRONT = [
     case("a class as model", lambda b: b.trainer().fit(Net, LOADER), "trainer.fit needs a LightningModule",
          "not the class Net itself", "Write trainer.fit(Net(...))."),
     case("no model", lambda b: b.trainer().fit(None, LOADER), "trainer.fit needs a LightningModule", "not None",
+         "Subclass drivetrain.LightningModule."),
+    case("a module of Lightning's", lambda b: b.trainer().fit(type("Own", (of_lightning("LightningModule"),), {})()),
+         "trainer.fit needs a LightningModule, not an Own", "Its LightningModule is that of the package lightning.",
          "Subclass drivetrain.LightningModule."),
     case("a plain module", lambda b: b.trainer().fit(nn.Linear(4, 1), LOADER), "trainer.fit needs a LightningModule",
          "not a Linear: Linear(in_features=4", "Subclass drivetrain.LightningModule."),

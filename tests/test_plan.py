@@ -765,6 +765,14 @@ def test_the_plan_never_says_that_nobody_has_started_a_process_that_was_started(
     assert reasons(plan)["processes"] == (choice, why)
 
 
+def test_a_process_that_the_program_has_started_says_so() -> None:
+    machine = replace(MACHINE, environment=detect(ONE_OF_TWO), is_rank_of_program=True)
+    plan = plan_for(machine, accelerator="cpu", strategy="ddp", devices=2)
+    assert reasons(plan)["processes"] == (
+        "2, started already", "LOCAL_RANK=1 says that the program has started this process"
+    )  # fmt: skip
+
+
 def test_several_devices_in_a_notebook() -> None:
     plan = plan_for(replace(MACHINE, is_notebook=True), accelerator="cpu", devices=2)
     assert (chosen(plan), plan.start_method) == ("DDPStrategy", "fork")

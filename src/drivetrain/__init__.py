@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from drivetrain import parity as parity
     from drivetrain import plugins as plugins
     from drivetrain import precision as precision
+    from drivetrain import profilers as profilers
     from drivetrain import strategies as strategies
     from drivetrain import testing as testing
+    from drivetrain import tuner as tuner
     from drivetrain.base.seed import seed_everything as seed_everything
     from drivetrain.callback import Callback as Callback
     from drivetrain.engine.engine import Engine as Engine
@@ -50,7 +52,8 @@ _PUBLIC = {
 }
 _MODULES = (
     "accelerators", "callbacks", "checkpoints", "cli", "clusters", "compat", "data", "engine", "errors", "launchers",
-    "loggers", "module", "parity", "plugins", "precision", "strategies", "testing",
+    "loggers", "module", "parity", "plugins", "precision", "profilers",
+    "strategies", "testing", "tuner",
 )  # fmt: skip
 __all__ = [
     "Callback", "Engine", "LightningDataModule", "LightningModule", "Trainer", "WeightedLoss", "seed_everything",

@@ -143,11 +143,15 @@ class PeerError(DrivetrainError):
     """Another rank of the job has failed, so this one ends too. The message says which, where, and by what."""
 
 
+_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
+
+
 def closest(word: str, known: Iterable[str]) -> str | None:
     """Return the ``known`` name most similar to ``word``, ignoring case; ``None`` if none is similar."""
     names = {name.lower(): name for name in sorted(known)}
-    found = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
-    return names[found[0]] if found else None
+    found = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
+    mistyped = (each for each in found if len(each) == len(word) and set(each) == set(word.lower()))  # "dpp" is "ddp"
+    return names[next(mistyped, found[0])] if found else None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -165,13 +169,31 @@ def shown(value: Any) -> str:
 
 
 def described(value: Any) -> str:
-    """Describe a value of the wrong type: "a str: 'x'", "None", "the class EarlyStopping itself"."""
+    """Describe a value of the wrong type: "a str: 'x'", "None", "the class EarlyStopping itself".
+
+    An object of Lightning's classes, whose names are the same here, is described with their package.
+    """
     if isinstance(value, type):
-        return f"the class {value.__name__} itself"
+        return f"the class {value.__name__} itself{_after(whose(value))}"
     if value is None:
         return "None"
     name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}: {shown(value)}"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}: {shown(value)}{_after(whose(value))}"
+
+
+def _after(text: str) -> str:
+    return f". {text[:-1]}" if text else ""  # the message goes on with a full stop
+
+
+def whose(value: Any) -> str:
+    """Return which class of Lightning ``value`` has, or derives from, and what to do; else ""."""
+    for cls in (value if isinstance(value, type) else type(value)).__mro__:
+        if (package := cls.__module__.partition(".")[0]) in _LIGHTNING:
+            return (
+                f"Its {cls.__name__} is that of the package {package}. Import it from drivetrain, or run the program "
+                "unchanged with `drivetrain exec`."
+            )
+    return ""
 
 
 def wrong_value(

@@ -43,8 +43,16 @@ from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
 from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry
 from drivetrain.clusters.environment import detect as detect_cluster
 from drivetrain.clusters.local import LocalEnvironment
-from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeError, described, did_you_mean, shown
-from drivetrain.launchers.launcher import LauncherRegistry, in_notebook
+from drivetrain.errors import (
+    ConfigurationError,
+    UnknownNameError,
+    WrongTypeError,
+    described,
+    did_you_mean,
+    shown,
+    whose,
+)
+from drivetrain.launchers.launcher import LauncherRegistry, in_notebook, was_started
 from drivetrain.precision.precision import Precision, PrecisionRegistry, precision_meant
 from drivetrain.settings import Settings
 from drivetrain.strategies.layer_sync import LayerSync, LayerSyncRegistry
@@ -71,12 +79,14 @@ class Machine:
     Attributes:
         environment: what started this process, and how that was detected; ``None``: the user did.
         has_tensorboard: whether TensorBoardLogger would work.
+        is_rank_of_program: whether the program has started this process, as one of those that it trains in.
         is_notebook: whether the program is no file that could be run again.
     """
 
     environment: tuple[ClusterEnvironment, str] | None
     has_tensorboard: bool
     is_notebook: bool = False
+    is_rank_of_program: bool = False
 
     @classmethod
     def detect(cls, environ: MutableMapping[str, str] = os.environ) -> Machine:
@@ -85,6 +95,7 @@ class Machine:
             environment=detect_cluster(environ),
             has_tensorboard=find_spec("tensorboard") is not None,
             is_notebook=in_notebook(),
+            is_rank_of_program=was_started(),
         )
 
 
@@ -97,7 +108,7 @@ class Decision:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Everything that was decided before anything was built. ``print(plan)`` shows it with its reasons.
 
@@ -121,6 +132,9 @@ class Plan:
     def num_processes(self) -> int:
         """Of this machine."""
         return _processes_for(self.strategy, self.devices)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{each.what}={each.choice!r}' for each in self.decisions)})"
 
     def __str__(self) -> str:
         wide_what = max(len(d.what) for d in self.decisions)
@@ -246,9 +260,8 @@ def _strategy(settings: Settings) -> tuple[Entry[Strategy] | Strategy | None, st
         return given, "strategy= is an instance"
     if not isinstance(given, str):
         instead = f"{given.__name__}()" if isinstance(given, type) and issubclass(given, Strategy) else '"auto"'
-        raise ConfigurationError(
-            f"strategy={shown(given)}: a strategy is a name or a Strategy instance. Write strategy={instead}."
-        )
+        cure = whose(given) or f"Write strategy={instead}."
+        raise ConfigurationError(f"strategy={shown(given)}: a strategy is a name or a Strategy instance. {cure}")
     if given == "auto":
         return None, ""
     return StrategyRegistry.entry(given), f'strategy="{given}"'
@@ -286,7 +299,8 @@ def _environment(
         return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:
-        evidence = f"LOCAL_RANK={environment.local_rank()} says that a launcher has started this process"
+        who = "the program" if machine.is_rank_of_program else "a launcher"
+        evidence = f"LOCAL_RANK={environment.local_rank()} says that {who} has started this process"
     return environment, evidence
 
 

@@ -73,7 +73,7 @@ def _argument(default: Any, doc: str) -> Any:
     return dataclasses.field(default=default, metadata={"doc": doc})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Settings:
     """The Trainer's arguments as they were given, each checked on its own.
 
@@ -195,6 +195,11 @@ class Settings:
                 f"Trainer(check_val_every_n_epoch=None, val_check_interval={self.val_check_interval!r}): a fraction is "
                 "one of an epoch, and batches are counted across epochs. Write val_check_interval=100, or a duration."
             )
+
+    def __repr__(self) -> str:
+        given = ((field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(self))
+        text = ", ".join(f"{name}={shown(value)}" for name, value, default in given if shown(value) != shown(default))
+        return f"{type(self).__name__}({text})"
 
     @property
     def has_own_end(self) -> bool:

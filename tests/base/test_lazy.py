@@ -15,7 +15,7 @@ from drivetrain.base.lazy import UnknownNames
 
 MODULES = [
     "accelerators", "callbacks", "checkpoints", "cli", "clusters", "compat", "data", "engine", "errors", "launchers",
-    "loggers", "module", "parity", "plugins", "precision", "strategies", "testing",
+    "loggers", "module", "parity", "plugins", "precision", "profilers", "strategies", "testing", "tuner",
 ]  # fmt: skip
 PACKAGES = [
     *(f"drivetrain.{name}" for name in MODULES if name not in ("errors", "parity")),

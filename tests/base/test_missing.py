@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import drivetrain
-from drivetrain.base.missing import MISSING
+from drivetrain.base.missing import ARGUMENTS, ENGINE, MISSING
+from drivetrain.settings import Settings
 
 ORIGINAL = json.loads((Path(__file__).parents[1] / "compat" / "public_names.json").read_text(encoding="utf-8"))
 COUNTERPARTS = {
@@ -80,3 +83,33 @@ def test_what_does_the_same_work_is_named() -> None:
 def test_a_logger_of_a_cloud_service_names_the_others() -> None:
     with pytest.raises(AttributeError, match=r"LitLogger.*Lightning AI's service.*WandbLogger"):
         attribute("drivetrain.loggers", "LitLogger")
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_what_other_libraries_call_it_is_answered_with_the_name_that_the_engine_has(name: str) -> None:
+    engine = drivetrain.Engine(accelerator="cpu")
+    assert not hasattr(drivetrain.Engine, name)
+    with pytest.raises(AttributeError, match=f"An Engine has no attribute '{name}'. ") as caught:
+        getattr(engine, name)
+    instead = re.findall(r"engine\.(\w+)", str(caught.value))
+    assert instead
+    assert [each for each in instead if not hasattr(drivetrain.Engine, each)] == []
+
+
+def test_any_other_name_and_a_property_that_fails_have_the_words_of_python() -> None:
+    class Own(drivetrain.Engine):
+        @property
+        def failing(self) -> int:
+            return int(self.nothing)  # type: ignore[attr-defined]
+
+    for name, said in (("nothing", "'Own' object has no attribute 'nothing'"), ("failing", "no attribute 'nothing'")):
+        with pytest.raises(AttributeError, match=said):
+            getattr(Own(accelerator="cpu"), name)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_of_the_table_is_no_argument_and_what_to_write_is_one(name: str) -> None:
+    known = {field.name for field in dataclasses.fields(Settings)}
+    assert name not in known
+    named = re.match(r"Write (\w+)=", ARGUMENTS[name])
+    assert named is None or named[1] in known

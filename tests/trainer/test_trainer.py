@@ -20,8 +20,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningDataModule, LightningModule, Trainer
-from drivetrain.callbacks import EarlyStopping, ModelCheckpoint
+from drivetrain.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from drivetrain.errors import ConfigurationError
+from drivetrain.trainer import life
 
 
 def test_the_datamodule_may_stand_where_the_loaders_do(validated: Any, data: Any, make_trainer: Any) -> None:
@@ -155,15 +156,30 @@ def test_the_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("progress_bar", [False, True])
 def test_the_plan_is_shown_once_with_its_reasons(
-    regression: Any, loader: Any, make_trainer: Any, caplog: Any, progress_bar: bool
+    regression: Any, loader: Any, make_trainer: Any, caplog: Any, monkeypatch: Any, progress_bar: bool
 ) -> None:
-    trainer = make_trainer(enable_progress_bar=progress_bar, max_epochs=1)
+    monkeypatch.setattr(life, "_PLANS_SHOWN", set())
+    trainer, equal, other = (
+        make_trainer(enable_progress_bar=progress_bar, max_epochs=1, accumulate_grad_batches=k, precision=precision)
+        for k, precision in ((1, None), (2, None), (1, "64-true"))
+    )
     with caplog.at_level(logging.INFO):
-        trainer.fit(regression(), loader)
-        trainer.fit(regression(), loader)
+        for each in (trainer, trainer, equal, other, trainer):
+            each.fit(regression(), loader)
     plans = [record.message for record in caplog.records if record.message.startswith("drivetrain plan")]
-    assert plans == [str(trainer.plan)]
+    assert plans == [str(trainer.plan), str(other.plan)]
     assert 'because accelerator="cpu"' in plans[0]
+
+
+def test_a_trainer_and_its_plan_show_themselves_in_a_line() -> None:
+    trainer = Trainer(max_epochs=3, accelerator="cpu", callbacks=[Timer()], logger=False)
+    assert repr(trainer) == (
+        "Trainer(accelerator='cpu', logger=False, callbacks=[<drivetrain.callbacks.timer.Timer object>], max_epochs=3)"
+    )
+    assert repr(trainer.plan) == (
+        "Plan(accelerator='cpu', devices='cpu', strategy='SingleDeviceStrategy', processes='this one', "
+        "precision='32-true', logger='none')"
+    )
 
 
 def test_ctrl_c_leaves_with_code_130_after_everything_is_cleaned_up(

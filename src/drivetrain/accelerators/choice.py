@@ -11,7 +11,7 @@ import torch
 from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator, of_type
 from drivetrain.base.registry import Entry
-from drivetrain.errors import ConfigurationError, RunError, UnknownNameError, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, RunError, UnknownNameError, did_you_mean, shown, whose
 
 
 def choose(given: Any) -> tuple[Accelerator, str]:
@@ -44,7 +44,8 @@ def choose(given: Any) -> tuple[Accelerator, str]:
         accelerator = _entry(str(given)).build()
     except UnknownNameError:
         raise ConfigurationError(
-            f"accelerator={shown(given)}: there is no such accelerator. {_likely_accelerator(str(given))}"
+            f"accelerator={shown(given)}: there is no such accelerator. "
+            f"{whose(given) or _likely_accelerator(str(given))}"
         ) from None
     if not accelerator.is_available():
         raise RunError(

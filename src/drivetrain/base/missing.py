@@ -61,8 +61,94 @@ ARGUMENTS = {
     "move_metrics_to_cpu": "Leave it out: logged values are read once per flush.",
     "reload_dataloaders_every_epoch": "Write reload_dataloaders_every_n_epochs=1 instead.",
     "truncated_bptt_steps": "Split the sequence in training_step with manual optimization instead.",
+    "multiple_trainloader_mode": "Write CombinedLoader(loaders, mode=...) instead.",
+    "prepare_data_per_node": "Write self.prepare_data_per_node = ... in the module's or datamodule's __init__ instead.",
+    "weights_save_path": "Write ModelCheckpoint(dirpath=...) in callbacks instead.",
+    "default_save_path": "Write default_root_dir=... instead.",
+    "ipus": "There is no accelerator for IPUs. Write one as docs/own_accelerator.md shows, and pass it.",
+    "hpus": "There is no accelerator for HPUs. Write one as docs/own_accelerator.md shows, and pass it.",
+    "num_tpu_cores": 'Write accelerator="tpu", devices=... instead.',
+    "amp_level": "Leave it out: precision=... says all.",
+    "use_amp": 'Write precision="16-mixed" instead.',
+    "log_gpu_memory": "Use the DeviceStatsMonitor callback instead.",
+    "process_position": "Pass a progress bar in callbacks instead.",
+    "show_progress_bar": "Write enable_progress_bar=... instead.",
+    "early_stop_callback": "Pass an EarlyStopping in callbacks instead.",
+    "row_log_interval": "Write log_every_n_steps=... instead.",
+    "log_save_interval": "Pass it to the logger instead.",
+    "train_percent_check": "Write limit_train_batches=... instead.",
+    "val_percent_check": "Write limit_val_batches=... instead.",
+    "test_percent_check": "Write limit_test_batches=... instead.",
+    "overfit_pct": "Write overfit_batches=... instead.",
+    "gradient_clip": "Write gradient_clip_val=... instead.",
+    "print_nan_grads": "Write detect_anomaly=True instead.",
+    "max_nb_epochs": "Write max_epochs=... instead.",
+    "min_nb_epochs": "Write min_epochs=... instead.",
+    "nb_gpu_nodes": "Write num_nodes=... instead.",
+    "nb_sanity_val_steps": "Write num_sanity_val_steps=... instead.",
+    # of other trainers
+    "num_train_epochs": "Write max_epochs=... instead.",
+    "gradient_accumulation_steps": "Write accumulate_grad_batches=... instead.",
+    "max_grad_norm": "Write gradient_clip_val=... instead.",
+    "num_gpus": 'Write accelerator="gpu", devices=... instead.',
+    "n_gpu": 'Write accelerator="gpu", devices=... instead.',
+    "num_machines": "Write num_nodes=... instead.",
+    "fp16": 'Write precision="16-mixed" instead.',
+    "bf16": 'Write precision="bf16-mixed" instead.',
+    "mixed_precision": 'Write precision="16-mixed" or "bf16-mixed" instead.',
+    "output_dir": "Write default_root_dir=... instead.",
+    "logging_steps": "Write log_every_n_steps=... instead.",
+    "logging_dir": "Pass a logger, such as TensorBoardLogger(...), instead.",
+    "report_to": "Pass loggers in logger instead.",
+    "eval_steps": "Write val_check_interval=... instead.",
+    "save_steps": "Write ModelCheckpoint(every_n_train_steps=...) in callbacks instead.",
+    "save_total_limit": "Write ModelCheckpoint(save_top_k=...) in callbacks instead.",
+    "seed": "Call drivetrain.seed_everything(...) before the Trainer is made instead.",
+    **dict.fromkeys(
+        ("warmup_steps", "warmup_ratio", "lr_scheduler_type"),
+        "Return a scheduler from configure_optimizers instead, for a warm-up torch.optim.lr_scheduler.LinearLR with "
+        '"interval": "step".',
+    ),
+    **dict.fromkeys(
+        ("learning_rate", "lr", "weight_decay", "optimizer", "optimizers"),
+        "Return the optimizer from the module's configure_optimizers instead.",
+    ),
+    **dict.fromkeys(
+        ("batch_size", "per_device_train_batch_size", "dataloader_num_workers", "num_workers"),
+        "Give it to the DataLoader that trainer.fit gets instead.",
+    ),
 }
 """By name of an argument that the Trainer does not have, what to write instead."""
+
+ENGINE = {
+    **dict.fromkeys(
+        ("prepare", "prepare_model"),
+        "Write model, optimizer = engine.setup(model, optimizer), and loader = engine.setup_dataloaders(loader).",
+    ),
+    "prepare_data_loader": "Write engine.setup_dataloaders(loader).",
+    "prepare_optimizer": "Write engine.setup_optimizers(optimizer).",
+    "accumulate": "Write `with engine.no_backward_sync(model, enabled=accumulates):` around forward and backward pass, "
+    "and step the optimizer where accumulates is False.",
+    "no_sync": "Write `with engine.no_backward_sync(model):`.",
+    **dict.fromkeys(("gather_for_metrics", "gather", "gather_object"), "Write engine.all_gather(value)."),
+    "reduce": "Write engine.all_reduce(value).",
+    "unwrap_model": "The model that engine.setup returns has the original in its attribute module: write model.module.",
+    **dict.fromkeys(
+        ("clip_grad_norm_", "clip_grad_norm"), "Write engine.clip_gradients(model, optimizer, max_norm=...)."
+    ),
+    "clip_grad_value_": "Write engine.clip_gradients(model, optimizer, clip_val=...).",
+    "wait_for_everyone": "Write engine.barrier().",
+    "is_main_process": "Write engine.is_global_zero.",
+    "is_local_main_process": "Write engine.local_rank == 0.",
+    "main_process_first": "Write `with engine.rank_zero_first():`.",
+    "process_index": "Write engine.global_rank.",
+    "local_process_index": "Write engine.local_rank.",
+    "num_processes": "Write engine.world_size.",
+    "save_state": "Write engine.save(path, {...}).",
+    "load_state": "Write engine.load(path, {...}).",
+    "set_seed": "Write engine.seed_everything(seed).",
+}
+"""By name of an attribute that the Engine does not have and other libraries have, what to write instead."""
 
 
 def is_known_to_be_missing(package: str, name: str) -> bool:

@@ -33,7 +33,7 @@ from drivetrain.engine.parts import (
 )
 from drivetrain.engine.state_files import StateFiles
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
-from drivetrain.errors import ConfigurationError, WrongTypeError, arguments_checked, described
+from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, arguments_checked, described
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import PrecisionName, Settings, StrategyName, documents_arguments
@@ -131,6 +131,15 @@ class Engine(StateFiles):
         self.launcher = launcher_of(plan)
         self._check_collectives = check_collectives
         self._verbs = verbs_of(self.strategy)
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, name):
+            from drivetrain.base.missing import ENGINE  # here, because only a mistake needs it
+
+            if name in ENGINE:
+                raise MissingAttributeError(f"An Engine has no attribute {name!r}. {ENGINE[name]}")
+            return object.__getattribute__(self, name)  # which fails again, in Python's or the property's own words
 
     # ---- what and where ------------------------------------------------------------------------------------------
 

@@ -30,6 +30,11 @@ def in_notebook() -> bool:
     return shell is not None and ("ipykernel" in sys.modules or "google.colab" in sys.modules)
 
 
+def was_started() -> bool:
+    """Whether this program, run again by a launcher, has started this very process; its children inherit the variable."""
+    return os.environ.get(LAUNCHER) == str(os.getppid())
+
+
 class Launcher(ABC):
     """Runs a function once in each process of this machine.
 

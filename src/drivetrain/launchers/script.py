@@ -24,7 +24,7 @@ from drivetrain.launchers._ending import Ending
 from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers.board import BOARD, Board
 from drivetrain.launchers.external import ExternalLauncher
-from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of
+from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of, was_started
 from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, was_asked_to_end
 from drivetrain.launchers.watch import Watch
 
@@ -227,11 +227,6 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             time.sleep(_POLL_S)
     if any(process.returncode for process in processes):
         orphan.kill_workers({process.pid for process in processes})
-
-
-def was_started() -> bool:
-    """Whether a launcher of this kind has started this very process; its children inherit the variable."""
-    return os.environ.get(LAUNCHER) == str(os.getppid())
 
 
 def started_by_rank() -> int:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from drivetrain.trainer.votes import Vote
 
 
+_PLANS_SHOWN: set[str] = set()  # by this process: a program may make many equal Trainers
+
+
 def connect(trainer: Trainer, job: Job) -> Loaders:
     """Do everything that precedes the first process and the first device, in the order of docs/hooks.md."""
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
@@ -64,9 +67,9 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
-    if fn is TrainerFn.FITTING and not trainer._plan_shown:
-        trainer._plan_shown = True
-        rank_zero_info(str(trainer.plan))
+    if fn is TrainerFn.FITTING and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
+        _PLANS_SHOWN.add(plan)
+        rank_zero_info(plan)
     return loaders
 
 

@@ -191,7 +191,6 @@ class Trainer(TrainerView):
         self.datamodule: LightningDataModule | None = None
         self._ckpt_path: str | None = None
         self._set_ckpt_path: str | Path | None = None
-        self._plan_shown = False
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
@@ -473,11 +472,14 @@ class Trainer(TrainerView):
     def __setattr__(self, name: str, value: Any) -> None:
         # Once the constructor is done, a new name may be a misspelt one; the loops set no attribute in a step.
         own = self.__dict__
-        if name not in own and "_plan_shown" in own and not hasattr(type(self), name):
+        if name not in own and "_set_ckpt_path" in own and not hasattr(type(self), name):
             from drivetrain.trainer.overlooked import warn_of_attribute  # here, so that the import stays quick
 
             warn_of_attribute(self, name, (each for each in (*dir(type(self)), *own) if not each.startswith("_")))
         object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        return repr(self.settings).replace("Settings", type(self).__name__, 1)
 
     def __getstate__(self) -> dict[str, Any]:
         # on its way into another process, which begins a run of its own
