@@ -123,6 +123,40 @@ def test_t38_a_batch_is_the_tree_with_batches_in_it(tree: Any, first: Any, mode:
     assert combined.iterables is tree
 
 
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        ({"a": ["xy", "zw"]}, [{"a": "xy"}, {"a": "zw"}]),
+        ({"a": [0, 1]}, [{"a": 0}, {"a": 1}]),
+        ([b"xy", 2.5], [b"xy", 2.5]),
+        ({"a": range(5), "b": (3, 4)}, [{"a": 0, "b": 3}, {"a": 1, "b": 4}]),
+        ([DataLoader([7, 8, 9], None), [[0, 1], ["x"]]], [[7, [0, 1]], [8, ["x"]]]),  # type: ignore[arg-type]
+        ([torch.tensor(0), torch.tensor(1)], [torch.tensor(0), torch.tensor(1)]),
+    ],
+    ids=["texts", "numbers", "bare", "beside a loader", "nested", "tensors of one number"],
+)
+def test_a_list_of_texts_or_numbers_is_one_loader(tree: Any, expected: list[Any]) -> None:
+    combined = CombinedLoader(tree)
+    assert [batch for batch, _, _ in combined] == expected
+    assert len(combined) == len(expected)
+    combined.flattened = [list(loader) for loader in combined.flattened]  # a list in the place of a loader is none less
+    assert [batch for batch, _, _ in combined] == expected
+    assert combined.sampler is None or len(combined.sampler) == len(tree)
+
+
+def test_the_trainer_reads_a_list_of_texts_alike(make_trainer: Any, regression: Any) -> None:
+    class Reads(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            read.append(batch)
+            return super().training_step((torch.ones(2, 4), torch.ones(2, 1)), batch_idx)
+
+    read: list[Any] = []
+    tree = {"a": ["xy", "zw"]}
+    make_trainer().fit(Reads(), tree)
+    make_trainer().fit(Reads(), CombinedLoader(tree))
+    assert read == [{"a": "xy"}, {"a": "zw"}] * 2
+
+
 def test_t38_flattened_is_in_the_trees_order() -> None:
     a, b, c, d = (Source(name, 1) for name in "abcd")
     assert CombinedLoader({"z": a, "a": [b, (c,)], "m": d}).flattened == [a, b, c, d]
@@ -167,7 +201,7 @@ def test_an_unknown_mode(mode: str, near: str) -> None:
 @pytest.mark.parametrize("leaf", [None, 3])
 def test_a_leaf_that_is_no_loader(leaf: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"Leaf 1 of CombinedLoader's tree is {leaf}, a {type(leaf).__name__}"):
-        CombinedLoader({"a": range(3), "b": [leaf]})
+        CombinedLoader({"a": range(3), "b": leaf})
 
 
 # ---- when loaders are started, drawn from and dropped ----------------------------------------------------------------

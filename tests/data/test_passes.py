@@ -15,6 +15,7 @@ from drivetrain.data import CombinedLoader
 from drivetrain.data.kept import generators_kept
 from drivetrain.data.passes import is_replayed, passes_over
 from drivetrain.errors import CheckpointError
+from drivetrain.loops.restart_checks import check_position
 
 
 class Noisy(Dataset[Any]):
@@ -159,6 +160,13 @@ def test_t38_combined_passes_are_taken_up_anywhere(mode: str, workers: int, limi
         torch.manual_seed(99)
         again = passes_over(loader())
         again.resume(position)
+        torch.set_rng_state(state)
+        saved_again = again.position()  # by a run that ends before its next batch
+        check_position(saved_again, again)
+        assert [plain(batch) for batch in again] == batches[done:], done
+        torch.manual_seed(98)
+        again = passes_over(loader())
+        again.resume(saved_again)
         torch.set_rng_state(state)
         assert [plain(batch) for batch in again] == batches[done:], done
 

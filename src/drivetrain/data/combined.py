@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -43,7 +44,8 @@ class CombinedLoader:
     that random numbers are drawn alike in every run. A pass that is given up releases its workers.
 
     Args:
-        iterables: a loader, or lists, tuples, named tuples, mappings and dataclasses of loaders, nested at will.
+        iterables: a loader, or lists, tuples, named tuples, mappings and dataclasses of loaders, nested at will. A list
+            or tuple that holds only texts and numbers, nested or not, is one loader: its elements are the batches.
         mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once,
             and starts the shorter ones again until then. "max_size" ends with the last, with ``None`` for the batches
             of those that have ended. "sequential" takes one loader after another.
@@ -60,7 +62,8 @@ class CombinedLoader:
         self._ended: list[bool] = []  # which loaders had ended once already in the pass that is resumed
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
-        self._flattened = _checked(_flatten(iterables))
+        self._tree = tree_map(_as_loader, iterables, is_leaf=_holds_values)  # never changes: passes fill its leaves
+        self._flattened = _checked(_flatten(self._tree))
 
     @property
     def iterables(self) -> Any:
@@ -89,7 +92,7 @@ class CombinedLoader:
                 f"{len(self._flattened)}. Give one per place, or make a new CombinedLoader."
             )
         self._flattened = _checked(list(loaders))
-        self._iterables = _fill(self._iterables, self._flattened)
+        self._iterables = _fill(self._tree, self._flattened)
 
     @property
     def limits(self) -> list[int | float] | None:
@@ -126,12 +129,12 @@ class CombinedLoader:
     @property
     def sampler(self) -> Any:
         """The tree with each loader's sampler in its place, ``None`` for a loader without one."""
-        return map_leaves(lambda loader: getattr(loader, "sampler", None), self._iterables)
+        return _fill(self._tree, [getattr(loader, "sampler", None) for loader in self._flattened])
 
     @property
     def batch_sampler(self) -> Any:
         """The tree with each loader's batch sampler in its place, ``None`` for a loader without one."""
-        return map_leaves(lambda loader: getattr(loader, "batch_sampler", None), self._iterables)
+        return _fill(self._tree, [getattr(loader, "batch_sampler", None) for loader in self._flattened])
 
     def __len__(self) -> int:
         """Number of batches of a pass, with the current limits.
@@ -221,7 +224,7 @@ class CombinedLoader:
                 yield batch, batch_idx, dataloader_idx
 
     def _side_by_side(self) -> Generator[tuple[Any, int, int], None, None]:
-        tree = self._iterables
+        tree = self._tree
         ended, self._ended = self._ended or [False] * len(self._flattened), []
         for batch_idx, batches in enumerate(_ROUNDS[self._mode](self._starts(), ended)):
             yield _fill(tree, batches), batch_idx, 0
@@ -315,6 +318,21 @@ def _fill(tree: Any, values: Iterable[Any]) -> Any:
     """Return ``tree`` with ``values`` in place of its leaves, in order."""
     source = iter(values)
     return map_leaves(lambda _: next(source), tree)
+
+
+def _holds_values(node: Any) -> bool:
+    """Return whether ``node`` is a list or tuple without a loader: all that it holds is texts and numbers."""
+    return (
+        type(node) in (list, tuple) and len(node) > 0 and all(_is_value(each) or _holds_values(each) for each in node)
+    )
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, (str, bytes, Number)) or getattr(leaf, "ndim", None) == 0  # a tensor of one number
+
+
+def _as_loader(leaf: Any) -> Any:
+    return BatchList(leaf) if _holds_values(leaf) else leaf
 
 
 def _checked(loaders: list[Any]) -> list[Any]:

@@ -128,6 +128,10 @@ class SampledPasses(Passes):
             self._states = {worker: (state, state) for worker, state in states.items()}
             self._seeds.states, self._carries_over = states, True
 
+    def resume(self, position: Position) -> None:
+        super().resume(position)
+        self._draws.drawing = position["drawing"]  # also of a pass that has ended: its position may be saved again
+
     def _resume(self, position: Position) -> None:
         done = position["given"]
         skipped = done // self._workers * self._workers if self._workers else done
