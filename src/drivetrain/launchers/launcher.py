@@ -31,7 +31,7 @@ def in_notebook() -> bool:
 
 
 def was_started() -> bool:
-    """Whether this program, run again by a launcher, has started this very process; its children inherit the variable."""
+    """Whether this program has started this very process as a rank; its children inherit the variable."""
     return os.environ.get(LAUNCHER) == str(os.getppid())
 
 

@@ -67,7 +67,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
-    if fn is TrainerFn.FITTING and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
+    if fn is TrainerFn.FITTING and not job.checked and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
         _PLANS_SHOWN.add(plan)
         rank_zero_info(plan)
     return loaders
