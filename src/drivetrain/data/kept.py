@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
+import functools
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from drivetrain.base.restoring import WrongForm, check_generators, check_rng_state, entry, expect, restoring
 from drivetrain.base.seed import isolate_rng
 from drivetrain.data.combined import CombinedLoader
+from drivetrain.data.stateful import is_stateful
 
 
 @contextmanager
@@ -41,6 +46,66 @@ def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
     finally:
         for part, iterator in kept:
             part._iterator = iterator
+
+
+_LARGE = 1000  # containers of more items are data: their items are left alone
+_LARGEST = 100_000  # and they themselves, if they have more than this
+
+
+@contextmanager
+def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
+    """Context after which all that ``roots`` lead to is as it was: attributes, small containers, random generators.
+
+    Tensors, modules, drivetrain's own objects and those of the standard library are not followed. A generator function
+    that runs cannot be set back.
+    """
+    seen: dict[int, Any] = {}
+    waiting, back = list(roots), list[Callable[[], None]]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or each is None or isinstance(each, (str, bytes, int, float, Tensor, nn.Module, type)):
+            continue
+        seen[id(each)] = each
+        restore, children = _kept(each)
+        back += [restore] if restore is not None else []
+        waiting += children
+    try:
+        yield
+    finally:
+        for restore in back:
+            restore()
+
+
+def _kept(value: Any) -> tuple[Callable[[], None] | None, list[Any]]:
+    """Return what brings ``value`` back to what it is now, or ``None``, and the objects in it."""
+    if isinstance(value, random.Random):
+        return functools.partial(value.setstate, value.getstate()), []
+    source = getattr(value, "bit_generator", None)
+    if source is not None and hasattr(source, "state"):  # numpy's
+        return functools.partial(setattr, source, "state", source.state), []
+    if callable(get := getattr(value, "get_state", None)) and callable(put := getattr(value, "set_state", None)):
+        return functools.partial(put, get()), []
+    if type(value) in (list, dict, set, deque):
+        items = list(value.values()) if isinstance(value, dict) else list(value)
+        restore = functools.partial(_refill, value, copy.copy(value)) if len(items) <= _LARGEST else None
+        return restore, items if len(items) <= _LARGE else []
+    if isinstance(value, tuple):
+        return None, list(value) if len(value) <= _LARGE else []
+    own, room = getattr(value, "__dict__", None), type(value).__module__
+    strange = room.partition(".")[0] in _NOT_FOLLOWED and not room.startswith(("torch.utils.data", "drivetrain.data"))
+    if isinstance(own, dict) and not strange:
+        return functools.partial(_refill, own, dict(own)), list(own.values())
+    if own is None and is_stateful(value):
+        return functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict())), []
+    return None, []
+
+
+_NOT_FOLLOWED = frozenset({"torch", "drivetrain", *sys.stdlib_module_names} - {"__main__"})
+
+
+def _refill(container: Any, items: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(items, (list, deque)) else container.update)(items)
 
 
 def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:

@@ -186,6 +186,8 @@ class Loaders:
         self._passes: Passes | CombinedPasses | None = None
         self._made_in: dict[str, int] = {}
         self._made_before: dict[str, int] = {}
+        self.found: Callable[[Any], None] | None = None
+        """Gets what was passed for a stage, or what its hook returned, before it is used."""
         self.tried: set[str] = set()
         """The stages whose loaders were started when they were set up: see the switch ``early_iterators``."""
 
@@ -376,6 +378,8 @@ class Loaders:
         A CombinedLoader is not called a tree.
         """
         made = self.unshared(stage)
+        if self.found is not None:
+            self.found(made)
         self._made_in[stage] = self._made_before.pop(stage, self._epoch())
         start = f"{LOADER_HOOKS[stage]} gave"
         combined = isinstance(made, CombinedLoader)

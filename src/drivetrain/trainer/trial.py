@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,8 +14,9 @@ import torch
 from torch import Tensor
 
 from drivetrain.base.seed import isolate_rng
+from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback, Checkpoint, connect_module
-from drivetrain.data.kept import generators_kept, workers_kept
+from drivetrain.data.kept import objects_kept, workers_kept
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.metrics import copied_states, set_states
@@ -30,7 +33,8 @@ def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterato
     """Context with a second Run of the same module, which a loop may run; afterwards all is as it was before.
 
     Weights, buffers, gradients, optimizers, schedulers, the loss scale, random states, metric objects, plain attributes
-    of the module, the generators and workers of loaders, counters and logged values are put back. Meanwhile the Trainer
+    of the module, the datamodule, loaders with their samplers and data sets, counters and logged values are put back.
+    Meanwhile the Trainer
     shows the counters of the trial, and has ``callbacks`` and no logger. What hooks and steps of the module do outside
     of it, such as writing a file, cannot be undone.
 
@@ -43,13 +47,12 @@ def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterato
     strategy = trainer.strategy
     with ExitStack() as kept:
         kept.enter_context(isolate_rng())
-        kept.enter_context(_module_kept(module))
+        kept.enter_context(_module_kept(module, trainer.datamodule))
         kept.enter_context(_optimizers_kept(strategy))
         kept.enter_context(_trainer_kept(trainer))
+        kept.enter_context(objects_kept(_generators(module, trainer.datamodule)))
         own = _second_run(trainer, run, callbacks, limits)
-        loaders = [each for each in _passed(run) if each is not None]
-        kept.enter_context(generators_kept(loaders))
-        kept.enter_context(workers_kept(loaders))
+        own.loaders.found = functools.partial(_keep_loaders, kept)
         try:
             yield own
         finally:
@@ -89,13 +92,18 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
     return second
 
 
-def _passed(run: Run) -> Iterator[Any]:
-    """Yield the loaders that the caller holds; hooks make new ones for the trial."""
-    from drivetrain.base.tree import leaves
+def _generators(module: torch.nn.Module, datamodule: Any) -> list[Any]:
+    """Return the random generators that the module, its layers and the datamodule have as attributes."""
+    values = [value for each in [*module.modules(), datamodule] for value in getattr(each, "__dict__", {}).values()]
+    kinds = (torch.Generator, random.Random)
+    return [each for each in values if isinstance(each, kinds) or hasattr(type(each), "bit_generator")]
 
-    for tree in run.loaders._passed.values():
-        for _, loader in leaves(tree):
-            yield loader
+
+def _keep_loaders(kept: ExitStack, made: Any) -> None:
+    """Keep loaders as they are when the trial gets them, whether they were passed or a hook has returned them."""
+    loaders = [loader for _, loader in leaves(made)]
+    kept.enter_context(workers_kept(loaders))
+    kept.enter_context(objects_kept(loaders))
 
 
 # ---- what is put back ------------------------------------------------------------------------------------------------
@@ -121,7 +129,7 @@ def _trainer_kept(trainer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _module_kept(module: torch.nn.Module) -> Iterator[None]:
+def _module_kept(module: torch.nn.Module, datamodule: Any) -> Iterator[None]:
     from drivetrain.strategies.sharded_state import local_shard
 
     buffers = [(each, dict(each._buffers)) for each in module.modules()]
@@ -130,7 +138,8 @@ def _module_kept(module: torch.nn.Module) -> Iterator[None]:
     parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     modes = [(each, each.training) for each in module.modules()]
     own = [*module.modules(), *tensors]  # a list of layers has the same layers in its copy
-    attributes = [(each, _plain_attributes(each, own)) for each in module.modules()]
+    owners = [*module.modules(), *([] if datamodule is None else [datamodule])]
+    attributes = [(each, _plain_attributes(each, own)) for each in owners]
     metrics = copied_states(module)
     for parameter, _, _ in parameters:
         parameter.grad = None
@@ -158,7 +167,7 @@ def _is_plain(name: str, value: Any) -> bool:
     return not name.startswith("_") and type(value) in _PLAIN
 
 
-def _plain_attributes(module: torch.nn.Module, own: list[Any]) -> dict[str, Any]:
+def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
     """Return the module's own numbers, texts and containers, and give it copies; without those that have none.
 
     Args:
