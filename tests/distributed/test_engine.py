@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningModule, Trainer
 from drivetrain.base.tree import map_leaves
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.strategies import DDPStrategy
 
 
 def data(count: int) -> TensorDataset:
@@ -224,3 +227,90 @@ def test_processes_that_must_be_started_need_a_function() -> None:
         engine.setup(nn.Linear(2, 2))
     with pytest.raises(ConfigurationError, match="have not met yet. Call engine.launch"):
         engine.barrier()
+
+
+# ---- what a strategy keeps of each rank ------------------------------------------------------------------------------
+
+
+class Feedback(DDPStrategy):
+    """Rounds gradients and adds what rounding has left out to the next ones, on each rank by itself."""
+
+    left = torch.zeros(4)
+    given: Any = None
+
+    def step(self, model: nn.Module, gradient: Tensor) -> None:
+        exact = gradient + self.left * (1 + self.global_rank)
+        rounded = (exact * 4).round() / 4
+        self.left = exact - rounded
+        with torch.no_grad():
+            model.weight -= self.reduce(rounded)  # type: ignore[operator]
+
+    def rank_state(self) -> dict[str, Any]:
+        return {"left": self.left, "rank": self.global_rank, "of": type(self.lightning_module).__name__}
+
+    def load_rank_state(self, state: Any) -> None:
+        self.left, self.given = state["left"], (state["rank"], state["of"], type(self.lightning_module).__name__)
+
+
+def with_feedback(path: Path, before: int, after: int) -> tuple[Tensor, Any, int]:
+    """Steps before and after a save; ``before=0`` loads it in their place."""
+    torch.manual_seed(1)
+    strategy = Feedback()
+    engine = Engine(accelerator="cpu", strategy=strategy, devices=int(os.environ["WORLD_SIZE"]))
+    engine.launch()
+    model = engine.setup(nn.Linear(4, 1, bias=False))
+    teacher = nn.Linear(4, 1)  # which no strategy has set up
+    ours = {"model": model, "teacher": teacher, "steps": 0}
+    if not before:
+        assert engine.load(path, ours) == {}
+    steps = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(2))[engine.global_rank]
+    for number in range(ours["steps"], before or ours["steps"] + after):
+        strategy.step(model.module, steps[number])
+    if before:
+        engine.save(path, {**ours, "steps": before})
+        for number in range(before, before + after):
+            strategy.step(model.module, steps[number])
+        return model.weight.detach().clone(), strategy.given, 0
+    return model.weight.detach().clone(), strategy.given, len(engine.load(path))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_strategy_gets_back_what_it_kept_of_each_rank(pool: Any, tmp_path: Path, world_size: int) -> None:
+    path = tmp_path / "a.ckpt"
+    undisturbed = pool.run(with_feedback, path, 3, 4, world_size=world_size, group=False)
+    assert len(list(tmp_path.iterdir())) == world_size
+    resumed = pool.run(with_feedback, path, 0, 4, world_size=world_size, group=False)
+    for rank, ((expected, *_), (found, given, entries)) in enumerate(zip(undisturbed, resumed, strict=True)):
+        assert torch.equal(found, expected)
+        assert given == (rank, "Linear", "Linear")
+        assert entries == 3  # model, teacher, steps
+
+
+def loaded_with(path: Path, strict: bool) -> tuple[str, Any]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        strategy = Feedback()
+        engine = Engine(accelerator="cpu", strategy=strategy, devices=int(os.environ["WORLD_SIZE"]))
+        engine.launch()
+        model = engine.setup(nn.Linear(4, 1, bias=False))
+        try:
+            engine.load(path, {"model": model}, strict=strict)
+        except CheckpointError as error:
+            return str(error), strategy.given
+    return " ".join(str(each.message) for each in caught), strategy.given
+
+
+def test_a_lost_file_of_a_rank_is_an_error_or_left_out_and_so_are_those_of_other_numbers(
+    pool: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.ckpt"
+    pool.run(with_feedback, path, 3, 0, group=False)
+    [(said, given)] = pool.run(loaded_with, path, True, world_size=1, group=False)
+    assert "saved by 2 processes, and there are 1: what Feedback has kept" in said
+    assert given is None
+    next(tmp_path.glob("*.rank1")).unlink()
+    lost = pool.run(loaded_with, path, True, group=False)
+    assert all("pass strict=False to load the rest without it" in said and given is None for said, given in lost)
+    left_out = pool.run(loaded_with, path, False, group=False)
+    assert "It is left out" in left_out[0][0]
+    assert [given for _, given in left_out] == [None, None]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningModule, Trainer
+from drivetrain.callbacks import OnExceptionCheckpoint
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import HorovodStrategy
 from drivetrain.strategies.group import Group
@@ -120,6 +123,42 @@ def branching() -> None:
 
 def test_ranks_may_use_other_parameters_and_layers_may_thaw(pool: Any) -> None:
     pool.run(branching, world_size=RANKS, group=False)
+
+
+class Breaking(Net):
+    """Fails on every rank within a window, when it is told to."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.breaks = breaks
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.breaks and batch_idx == 1:
+            raise RuntimeError("broken")
+        return super().training_step(batch, batch_idx)
+
+
+def broken(folder: Path, breaks: bool, resumes: bool) -> Any:
+    module = Breaking(breaks)
+    ours = Trainer(
+        accelerator="cpu", devices=RANKS, strategy="horovod", max_epochs=2, accumulate_grad_batches=2, logger=False,
+        callbacks=OnExceptionCheckpoint(folder), enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=True, limit_val_batches=0,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="broken") if breaks else nullcontext():
+        path = folder / "on_exception.ckpt" if resumes else None
+        ours.fit(module, DataLoader(data(), BATCH, shuffle=True), ckpt_path=path)
+    return dict(module.state_dict())
+
+
+def test_t57_each_rank_saves_alone_after_an_exception_and_the_next_run_ends_as_an_undisturbed_one(
+    pool: Any, tmp_path: Path
+) -> None:
+    [undisturbed, _] = pool.run(broken, tmp_path / "other", False, False, world_size=RANKS, group=False)
+    pool.run(broken, tmp_path, True, False, world_size=RANKS, group=False)
+    assert len(list(tmp_path.glob("on_exception.ckpt*"))) == RANKS
+    for resumed in pool.run(broken, tmp_path, False, True, world_size=RANKS, group=False):
+        torch.testing.assert_close(resumed, undisturbed, rtol=0, atol=0)
 
 
 def scaled() -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -20,6 +22,28 @@ def test_the_precision_of_a_name_is_made(cls: type, name: str, kind: type) -> No
     made = cls(name)
     assert type(made) is kind
     assert Trainer(accelerator="cpu", plugins=[made], logger=False).precision == name
+
+
+@pytest.mark.parametrize("cls", [FSDPPrecision, DeepSpeedPrecision])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("32-true", torch.float32), ("bf16-mixed", torch.float32), ("16-mixed", torch.float32),
+     ("bf16-true", torch.bfloat16), ("16-true", torch.float16)],
+)  # fmt: skip
+def test_layers_and_tensors_may_be_made_in_their_contexts(cls: Any, name: str, dtype: torch.dtype) -> None:
+    made = cls(name)
+    with made.module_init_context():
+        assert torch.nn.Linear(1, 1).weight.dtype is dtype
+    with made.tensor_init_context():
+        assert torch.ones(1).dtype is dtype
+
+
+@pytest.mark.parametrize("cls", [FSDPPrecision, DeepSpeedPrecision])
+@pytest.mark.parametrize("name", ["bf16-mixd", "xla", "bf16_mixed"])
+def test_an_unknown_name_is_a_value_error_with_the_known_ones(cls: Any, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"no precision called '{name}'.*bf16-mixed") as caught:
+        cls(name)
+    assert isinstance(caught.value, ValueError)
 
 
 def test_a_scaler_is_that_of_16_mixed() -> None:

@@ -25,7 +25,10 @@ def test_it_leaves_everything_alone() -> None:
     assert plugin.convert_module(module) is module
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
     assert plugin.forward_context() is None
-    assert plugin.module_init_context() is None
+    for context in (plugin.module_init_context(), plugin.tensor_init_context()):
+        assert context is not None
+        with context:
+            assert torch.ones(1).dtype is torch.float32
     batch = [torch.ones(1, dtype=torch.float64)]
     assert plugin.convert_input(batch) is batch
     assert plugin.scaler is None

@@ -14,7 +14,8 @@ from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.accelerators import CPUAccelerator
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
-from drivetrain.strategies import SingleDeviceStrategy, StrategyRegistry
+from drivetrain.precision import DoublePrecision, HalfPrecision
+from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry
 
 
 def strategy_with(*optimizers: torch.optim.Optimizer, module: nn.Module | None = None) -> SingleDeviceStrategy:
@@ -163,3 +164,14 @@ def test_a_checkpoint_is_restored_before_or_after_setup(
         *(["setup", *expected] if after else [*expected, "setup"]),
         "load_optimizer_state_dict",
     ]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [(DoublePrecision(), torch.float64), (HalfPrecision(), torch.float16)])
+def test_new_tensors_have_the_strategys_device_and_precision(precision: Any, dtype: torch.dtype) -> None:
+    device = torch.device("meta")
+    one = SingleDeviceStrategy(device, precision_plugin=precision)
+    for strategy in (one, DDPStrategy(parallel_devices=[device], precision_plugin=precision)):
+        with strategy.tensor_init_context():
+            weight = nn.Linear(1, 1).weight
+        assert (weight.dtype, weight.device) == (dtype, device)
+    assert torch.ones(1).dtype is torch.float32

@@ -312,11 +312,8 @@ class Strategy(plain.Strategy, metaclass=_Served):
     def _new_tensors(self, empty_init: bool | None = None, of_module: bool = False) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(super().tensor_init_context())
-            precision = self.precision_plugin
-            contexts = [precision.tensor_init_context(), precision.module_init_context() if of_module else None]
-            for context in contexts:
-                if context is not None:
-                    stack.enter_context(context)
+            if of_module and (context := self.precision_plugin.module_init_context()) is not None:
+                stack.enter_context(context)
             if empty_init:
                 from drivetrain.engine.no_init import NoInit  # here, as the Engine does
 

@@ -7,7 +7,7 @@ class and on the instance, also one that is set after the set-up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -210,10 +210,8 @@ class Verbs:
     @contextmanager
     def tensor_context(self) -> Iterator[None]:
         """Context in which new tensors are made on the device and in the precision."""
-        with ExitStack() as stack:
-            stack.enter_context(self.strategy.tensor_init_context())
-            if (context := self.strategy.precision_plugin.tensor_init_context()) is not None:
-                stack.enter_context(context)
+        precision = self.strategy.precision_plugin.tensor_init_context() or nullcontext()  # overrides may know none
+        with self.strategy.tensor_init_context(), precision:
             yield
 
     def sharded_context(self) -> AbstractContextManager[Any]:
@@ -228,16 +226,18 @@ class Verbs:
         What the strategy keeps of each rank is written too, by each rank itself.
         """
         snapshot = snapshots.of(state, filters, self)
-        own = self._rank_states(state) if self.overridden("rank_state") else {}
-        if own:
+        keeps = self.overridden("rank_state")
+        if own := self._rank_states(state) if keeps else {}:
             snapshot[_RANK_STATE] = own
-        if self.strategy.world_size > 1 and self.overridden("rank_state") and any(self.strategy.gather_objects(own)):
-            from drivetrain.strategies import rank_files  # here, because few files have such parts
+        if keeps and self.strategy.world_size > 1:
+            self.strategy.barrier("Engine.save")  # finds a rank that does something else, under this name
+            if any(self.strategy.gather_objects(bool(own))):
+                from drivetrain.strategies import rank_files  # here, because few files have such parts
 
-            part = {_RANK_STATE: own}
-            rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
-        else:
-            self.strategy.save_checkpoint(snapshot, path)
+                part = {_RANK_STATE: own}
+                rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
+                return
+        self.strategy.save_checkpoint(snapshot, path)
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         """Read ``path`` into the objects of ``state``; return what the file holds besides."""

@@ -10,7 +10,10 @@ from drivetrain.precision.precision import Precision
 
 
 class DoublePrecision(TruePrecision):
-    """64-bit floats ("64-true") and 128-bit complex numbers, for parameters, buffers, inputs and new tensors."""
+    """64-bit floats ("64-true"), for parameters, buffers, inputs and new tensors.
+
+    Complex tensors keep their type, as under ``Module.double()``; new ones are complex128, torch's type beside float64.
+    """
 
     @classmethod
     def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
@@ -18,4 +21,4 @@ class DoublePrecision(TruePrecision):
             precision_registry.register(name, cls)
 
     def __init__(self) -> None:
-        super().__init__("64-true", torch.float64, torch.complex128)
+        super().__init__("64-true", torch.float64)

@@ -20,19 +20,18 @@ _DTYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 class TruePrecision(Precision):
     """Parameters, buffers, inputs and new tensors in one floating-point type.
 
-    Integer and boolean tensors are left alone, and so is what is no tensor: an object of another library that holds
-    tensors is converted in ``on_before_batch_transfer``, if need be.
+    Integer, boolean and complex tensors are left alone, as ``Module.half()`` and ``Module.double()`` leave them, and so
+    is what is no tensor: an object of another library that holds tensors is converted in ``on_before_batch_transfer``,
+    if need be.
 
     Args:
         name: what users write for it.
         dtype: the floating-point type.
-        complex_dtype: the type of complex numbers; ``None`` leaves them alone.
     """
 
-    def __init__(self, name: str, dtype: torch.dtype, complex_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name = name
         self.dtype = self.computes_in = dtype
-        self.complex_dtype = complex_dtype
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         # What Module.half() and Module.double() are made of; ``to(dtype)`` would drop the imaginary part.
@@ -55,11 +54,7 @@ class TruePrecision(Precision):
         return self.tensor_init_context()
 
     def _convert(self, tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point():
-            return tensor.to(self.dtype)
-        if tensor.is_complex() and self.complex_dtype is not None:
-            return tensor.to(self.complex_dtype)
-        return tensor
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     def _convert_leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):

@@ -119,15 +119,15 @@ class Precision:
         return None
 
     def tensor_init_context(self) -> AbstractContextManager[Any] | None:
-        """Return a context in which new tensors have this precision, or ``None``."""
-        return None
+        """Return a context in which new tensors have this precision; an override may return ``None`` for none."""
+        return nullcontext()
 
     def module_init_context(self) -> AbstractContextManager[Any] | None:
         """Return a context in which the parameters of new layers have this precision, or ``None``.
 
         It is entered inside that of :meth:`tensor_init_context`.
         """
-        return None
+        return nullcontext()
 
     def bind_device(self, device_type: str) -> None:
         """Set :attr:`device_type`, for the contexts that follow."""

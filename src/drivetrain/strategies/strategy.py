@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -158,13 +158,15 @@ class Strategy(Stepping, ABC):
             self.accelerator.setup_device(self.root_device)
             self.precision_plugin.bind_device(self.accelerator.autocast_device_type)  # as an override may have set it
 
-    def tensor_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Return the context of ``configure_model`` that decides where new parameters are created.
+    @contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Context in which new tensors are made on the device and in the precision: that of ``configure_model``.
 
         Args:
             empty_init: not used; the caller decides whether parameters are initialized.
         """
-        return self.root_device
+        with self.root_device, self.precision_plugin.tensor_init_context() or nullcontext():
+            yield
 
     def model_sharded_context(self) -> AbstractContextManager[Any]:
         """Return a context around ``configure_model``, in which a strategy may shard layers as they are created."""
