@@ -11,6 +11,7 @@ import torch
 
 from drivetrain import Callback, LightningDataModule, callbacks, loggers
 from drivetrain.callbacks import BaseFinetuning, EarlyStopping, ModelCheckpoint
+from drivetrain.callbacks._members import INSTEAD, UNCALLED
 from drivetrain.module.optimizers import LRSchedulerConfig
 
 
@@ -111,6 +112,80 @@ def test_a_library_extends_what_ranks_checkpoints_and_sees_each_save(
     assert state["is_better"]
     (state,) = torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"].values()
     assert not state["is_better"]
+
+
+def test_a_library_writes_something_beside_each_best_checkpoint(
+    make_trainer: Any, regression: Any, loader: Any, tmp_path: Path
+) -> None:
+    """As schnetpack, whose best model is written by ``_update_best_and_save``, and others by ``_save_checkpoint``."""
+
+    class WritesBeside(ModelCheckpoint):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.best, self.calls = list[float](), list[str]()
+
+        def _monitor_candidates(self, trainer: Any) -> dict[str, Any]:
+            score = torch.tensor([2.0, 1.0, 3.0, 0.5][trainer.current_epoch])
+            return {**super()._monitor_candidates(trainer), "score": score}
+
+        def _should_skip_saving_checkpoint(self, trainer: Any) -> bool:
+            return trainer.current_epoch == 3 or super()._should_skip_saving_checkpoint(trainer)
+
+        def _update_best_and_save(self, current: Any, trainer: Any, monitor_candidates: dict[str, Any]) -> None:
+            super()._update_best_and_save(current, trainer, monitor_candidates)
+            if current == self.best_model_score == self.current_score:
+                self.best.append(float(monitor_candidates["score"]))
+
+        def _save_none_monitor_checkpoint(self, trainer: Any, monitor_candidates: dict[str, Any]) -> None:
+            super()._save_none_monitor_checkpoint(trainer, monitor_candidates)
+            self.calls.append("unranked")
+
+        def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
+            super()._save_checkpoint(trainer, filepath)
+            self.calls.append(f"saved {Path(filepath).name}")
+
+        def _remove_checkpoint(self, trainer: Any, filepath: str) -> None:
+            super()._remove_checkpoint(trainer, filepath)
+            self.calls.append(f"removed {Path(filepath).name}")
+
+    saves = WritesBeside(dirpath=tmp_path, monitor="score", filename="{epoch}")
+    make_trainer(max_epochs=4, callbacks=saves, enable_checkpointing=True).fit(regression(), loader)
+    assert saves.best == [2.0, 1.0]
+    assert saves.calls == ["saved epoch=0.ckpt", "saved epoch=1.ckpt", "removed epoch=0.ckpt"]
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["epoch=1.ckpt"]
+    newest = WritesBeside(dirpath=tmp_path / "newest", filename="{epoch}")
+    make_trainer(max_epochs=2, callbacks=newest, enable_checkpointing=True).fit(regression(), loader)
+    assert newest.calls == [
+        "saved epoch=0.ckpt", "unranked", "saved epoch=1.ckpt", "unranked", "removed epoch=0.ckpt",
+    ]  # fmt: skip
+
+
+def test_a_program_skips_the_first_checks(make_trainer: Any, regression: Any, loader: Any) -> None:
+    class Later(EarlyStopping):
+        def _should_skip_check(self, trainer: Any) -> bool:
+            return trainer.current_epoch < 2 or super()._should_skip_check(trainer)
+
+    stops = Later("score", patience=1, mode="min", check_on_train_epoch_end=True)
+    make_trainer(max_epochs=9, callbacks=[Falls(*map(float, range(9))), stops]).fit(regression(), loader)
+    assert stops.stopped_epoch == 3
+
+
+def test_what_is_never_called_is_named_when_the_callback_is_attached(
+    make_trainer: Any, regression: Any, loader: Any, tmp_path: Path
+) -> None:
+    class SavesTheLast(ModelCheckpoint):
+        def _save_last_checkpoint(self, trainer: Any, monitor_candidates: dict[str, Any]) -> None: ...
+
+    trainer = make_trainer(max_epochs=1, callbacks=SavesTheLast(tmp_path), enable_checkpointing=True)
+    with pytest.warns(UserWarning, match="SavesTheLast overrides _save_last_checkpoint, which .*_update_best_and_save"):
+        trainer.fit(regression(), loader)
+
+
+@pytest.mark.parametrize("name", UNCALLED)
+def test_what_is_said_of_private_methods_is_true(name: str) -> None:
+    cls = getattr(callbacks, name)
+    assert not [each for each in UNCALLED[name] if hasattr(cls, each)]
+    assert [each for each in INSTEAD.get(name, ()) if not hasattr(cls, each)] == []
 
 
 # ---- BaseFinetuning --------------------------------------------------------------------------------------------------

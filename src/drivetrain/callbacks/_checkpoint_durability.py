@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.callbacks._checkpoint_files import is_below
+from drivetrain.callbacks._checkpoint_files import is_below, save_new
 from drivetrain.callbacks._checkpoint_names import NamedCheckpoint
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.errors import CheckpointError
@@ -66,6 +68,12 @@ class StoredCheckpoint(NamedCheckpoint):
     _newest_path: str
     _written_at_step: int
     _under_way: UnderWay | None
+    save_weights_only: bool
+    _saved_at_step: int
+    _dropped: list[str]
+    _replaces: bool  # of the write that is under way: its file may take the place of another
+    _refused: bool  # and another run has put a file there meanwhile
+    _save_ranked: Callable[[Trainer, Tensor, dict[str, Any]], list[str]]
 
     @property
     def _save_on_train_epoch_end(self) -> bool | None:  # the name by which libraries read and set it
@@ -92,6 +100,44 @@ class StoredCheckpoint(NamedCheckpoint):
 
     def _better(self, score: Tensor, than: Tensor) -> bool:
         return bool(score < than) if self.mode == "min" else bool(score > than)
+
+    def _worst(self) -> list[str]:
+        """Return the files that one more makes superfluous, best first."""
+        return [] if self.save_top_k == -1 else self._ranking(self.best_k_models)[self.save_top_k - 1 :]
+
+    def _is_among_best(self, score: Tensor) -> bool:
+        worst = self._worst()
+        return not worst or self._better(score, self.best_k_models[worst[0]])
+
+    def _may_save(self, trainer: Trainer) -> bool:
+        return trainer.progress.fn == "fit" and not trainer.fast_dev_run and not trainer.sanity_checking
+
+    # ---- private in name only: libraries override these ----------------------------------------------------------
+
+    def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
+        """Whether nothing is saved now, because this is no fit, or its state is saved already."""
+        return not self._may_save(trainer) or self._saved_at_step == trainer.global_step
+
+    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
+        """Save a checkpoint that is among the best."""
+        self._dropped = self._save_ranked(trainer, current, monitor_candidates)
+
+    def _save_none_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
+        """Save a checkpoint that no value ranks."""
+        self._dropped = self._save_ranked(trainer, torch.tensor(float(trainer.global_step)), monitor_candidates)
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Write one file."""
+        if self._replaces:
+            trainer.save_checkpoint(filepath, self.save_weights_only)
+        else:
+            self._refused = not save_new(trainer, filepath, self.save_weights_only)
+
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Remove one file."""
+        trainer.strategy.remove_checkpoint(filepath)
+
+    # ---- what waits ----------------------------------------------------------------------------------------------
 
     def _ranked(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _RANKING}
@@ -144,7 +190,7 @@ class StoredCheckpoint(NamedCheckpoint):
         if self._under_way is not None:
             self._under_way.replaced.append(path)
         elif not self._resumed_from(trainer, path) and self._is_own(path, trainer.strategy.checkpoint_io):
-            trainer.strategy.remove_checkpoint(path)
+            self._remove_checkpoint(trainer, path)
 
     def _is_own(self, path: str, store: CheckpointIO | None = None) -> bool:
         """Whether this callback may have written ``path``: a checkpoint in its folder, whatever links lead there."""

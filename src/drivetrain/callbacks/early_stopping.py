@@ -216,12 +216,16 @@ class EarlyStopping(Callback):
         )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._checks_at_epoch_end(trainer):
+        if self._checks_at_epoch_end(trainer) and not self._should_skip_check(trainer):
             self._run_early_stopping_check(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and not self._checks_at_epoch_end(trainer):
+        if not self._checks_at_epoch_end(trainer) and not self._should_skip_check(trainer):
             self._run_early_stopping_check(trainer)
+
+    def _should_skip_check(self, trainer: Trainer) -> bool:
+        """Whether nothing is looked at now. Private in name only: programs override it."""
+        return trainer.sanity_checking or trainer.progress.fn != "fit"
 
     def _checks_at_epoch_end(self, trainer: Trainer) -> bool:
         if self.check_on_train_epoch_end is not None:

@@ -18,7 +18,7 @@ from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types, mode_or_default
 from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint
-from drivetrain.callbacks._checkpoint_files import check_state, newest_complete, save_new
+from drivetrain.callbacks._checkpoint_files import check_state, newest_complete
 from drivetrain.callbacks._checkpoint_names import GROUP
 from drivetrain.callbacks.on_exception_checkpoint import BEFORE_TRAINING
 from drivetrain.errors import ConfigurationError, arguments_checked
@@ -298,11 +298,8 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_once(self, trainer: Trainer) -> None:
         """Save, unless two moments that save fall on the same step."""
-        if self._may_save(trainer) and self._saved_at_step != trainer.global_step:
+        if not self._should_skip_saving_checkpoint(trainer):
             self._save(trainer)
-
-    def _may_save(self, trainer: Trainer) -> bool:
-        return trainer.progress.fn == "fit" and not trainer.fast_dev_run and not trainer.sanity_checking
 
     def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
         if self.save_on_train_epoch_end is not None:
@@ -352,8 +349,13 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
         """Save if this checkpoint is among the best. Private in name only: libraries override it."""
-        if self.save_top_k != 0 and (score := self._score(trainer, monitor_candidates)) is not None:
-            self._dropped = self._save_ranked(trainer, score, monitor_candidates)
+        if self.save_top_k == 0 or (score := self._score(trainer, monitor_candidates)) is None:
+            return
+        self.current_score = None if self.monitor is None else score
+        if self.monitor is None:
+            self._save_none_monitor_checkpoint(trainer, monitor_candidates)
+        elif self._is_among_best(score):
+            self._update_best_and_save(score, trainer, monitor_candidates)
 
     @contextmanager
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
@@ -412,13 +414,8 @@ class ModelCheckpoint(StoredCheckpoint):
         return score
 
     def _save_ranked(self, trainer: Trainer, score: Tensor, metrics: dict[str, Any]) -> list[str]:
-        """Save if ``score`` is among the best; return the files that are to be removed for it."""
-        newest_wins = self.monitor is None
-        self.current_score = None if newest_wins else score
-        order, keeps = self._ranking(self.best_k_models), self.save_top_k
-        dropped = [] if keeps == -1 else order[keeps - 1 :]
-        if dropped and not newest_wins and not self._better(score, self.best_k_models[dropped[0]]):
-            return []
+        """Save; return the files that are to be removed for it."""
+        newest_wins, dropped = self.monitor is None, self._worst()
         replaceable = [name for name in dropped if not self._resumed_from(trainer, name)]
         before = dict(vars(self))  # what the tables say is written with the file, so they change before it exists
         taken: list[str] = []
@@ -445,9 +442,9 @@ class ModelCheckpoint(StoredCheckpoint):
         """Save to ``path``; False if another run has put a file there meanwhile, which stays."""
         if trainer.loggers:  # before the file is there: a run that resumes from it does not log these rows again
             tell(trainer, "save")
-        if replaces or not self.enable_version_counter:
-            trainer.save_checkpoint(path, self.save_weights_only)
-        elif not save_new(trainer, path, self.save_weights_only):
+        self._replaces, self._refused = replaces or not self.enable_version_counter, False
+        self._save_checkpoint(trainer, path)
+        if self._refused:
             return False
         self._written_at_step = trainer.global_step
         message = f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}."

@@ -387,6 +387,8 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
                 "If the name is meant, nothing is wrong.",
                 about=getattr(type(party), method),
             )
+        if base is Callback:
+            load("drivetrain.callbacks._members:warn_of_uncalled")(type(party))
         looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK
         for method, meant in uncalled_hooks(type(party), base, hooks, looks_like):
             if method not in told:
