@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint, Timer
 from drivetrain.checkpoints import TorchCheckpointIO
-from drivetrain.errors import SIGTERMException
+from drivetrain.errors import CheckpointError, SIGTERMException
 from drivetrain.loggers import Logger
 from drivetrain.loops.stop import TIME_LIMIT, Stop
 from drivetrain.strategies import SingleDeviceStrategy
@@ -202,6 +202,27 @@ def test_one_that_another_number_of_processes_has_to_resume_is_not_the_last(
         fit(tmp_path, rest, ckpt_path="last", callbacks=saver())
     assert rest.trained == BATCHES - (0 if others else 3)
     assert ("saved in the middle of an epoch by 2 processes, and there are 1" in caplog.text) is others
+
+
+@pytest.mark.filterwarnings("ignore:The checkpoint's ModelCheckpoint wrote to")
+def test_the_refusal_of_one_names_the_newest_of_the_end_of_an_epoch(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Model(signal.SIGTERM, 2 * BATCHES + 2), max_epochs=3, callbacks=ModelCheckpoint(
+            tmp_path, filename="{epoch}", save_top_k=-1
+        ))  # fmt: skip
+    store, path = TorchCheckpointIO(), tmp_path / "stopped.ckpt"
+    saved = store.load_checkpoint(path)
+    store.save_checkpoint({**saved, "ranks": [{}, {}]}, path)  # as if two processes had saved it
+    (tmp_path / "damaged.ckpt").write_bytes(b"not a checkpoint")  # the newest of all
+    store.save_checkpoint({"state_dict": saved["state_dict"]}, tmp_path / "weights.ckpt")
+    with pytest.raises(
+        CheckpointError, match=r"there are 1\. Resume with as many, or from \S*epoch=1\.ckpt, the newest"
+    ):
+        fit(tmp_path, Model(), ckpt_path=path, max_epochs=3)
+    for each in tmp_path.glob("epoch=*.ckpt"):
+        each.unlink()
+    with pytest.raises(CheckpointError, match="or from a checkpoint that was saved at the end of an epoch"):
+        fit(tmp_path, Model(), ckpt_path=path, max_epochs=3)
 
 
 def test_without_checkpointing_nothing_is_saved(tmp_path: Path) -> None:

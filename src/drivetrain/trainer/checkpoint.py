@@ -478,9 +478,14 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
             expect(own.get("restart", {}), Mapping, "['restart']")
         return own
     if batches_done:
+        from drivetrain.trainer.stopping import end_of_epoch  # here, so that the import stays quick
+
+        usable = end_of_epoch(trainer, trainer.ckpt_path, checkpoint["state_dict"])
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
-            f"{trainer.world_size}. Resume with as many, or from a checkpoint that was saved at the end of an epoch."
+            f"{trainer.world_size}. Resume with as many, or from "
+            + (f"{usable}, the newest one" if usable else "a checkpoint")
+            + " that was saved at the end of an epoch."
         )
     if checkpoint.get("rank_state"):
         from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick

@@ -120,7 +120,7 @@ def read(strategy: Strategy, checkpoint: Mapping[str, Any], path: str, weights_o
         except Exception as error:
             own, failure = _replaced(own), shown_error(error)
     failures = [text for text in strategy.gather_objects(failure) if text]
-    if failures and _is_inside(checkpoint):
+    if failures and is_inside(checkpoint):
         raise CheckpointError(
             f"The checkpoint was saved inside an epoch, and one of the files that its processes wrote beside it cannot "
             f"be used: {failures[0]}. Put that file back beside the checkpoint, or resume from a checkpoint that was "
@@ -158,7 +158,7 @@ def _has_loader_state(position: Any) -> bool:
     return "loader" in position or any(map(_has_loader_state, position.get("parts", ())))
 
 
-def _is_inside(checkpoint: Mapping[str, Any]) -> bool:
+def is_inside(checkpoint: Mapping[str, Any]) -> bool:
     """Return whether an epoch or a window was under way."""
     saved = checkpoint.get("loops", {}).get("drivetrain") or {}
     in_epoch = bool(saved.get("batches_done")) and not saved.get("epoch_ending")

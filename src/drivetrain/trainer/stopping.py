@@ -13,6 +13,7 @@ from drivetrain.checkpoints.io import newest_first
 from drivetrain.launchers import orphan
 from drivetrain.loops.run import Run
 from drivetrain.loops.stop import TIME_LIMIT, Stop
+from drivetrain.trainer.rank_parts import is_inside
 
 Trainer = Any  # not the class, which knows this file
 
@@ -107,3 +108,27 @@ def _other_count(trainer: Trainer, path: str) -> int:
     except Exception:  # whatever a damaged file raises
         return 0
     return count if inside and count != trainer.world_size else 0
+
+
+def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
+    """Return the newest checkpoint of this model that was saved at the end of an epoch; "" without one.
+
+    Any number of processes can resume such a one. Looked at are those of the callbacks, and those in the folder of
+    ``refused``; every file is read until one is found.
+
+    Args:
+        trainer: of the fit that cannot resume from ``refused``.
+        refused: a checkpoint from the middle of an epoch.
+        weights: those in it, whose names the found one has too.
+    """
+    store, folder = trainer.strategy.checkpoint_io, os.path.dirname(refused or "") or "."
+    saved = {path for callback in trainer.checkpoint_callbacks for path in callback.saved_checkpoints(trainer)}
+    for path in newest_first(store, {*saved, *store.find(folder, "*.ckpt")} - {refused}):
+        try:
+            found = store.load_checkpoint(path)
+            at_end = not is_inside(found) and not found["loops"]["drivetrain"].get("epoch_cut")
+            if at_end and "optimizer_states" in found and found["state_dict"].keys() == weights.keys():
+                return str(path)
+        except Exception:  # whatever a file raises that is damaged, or no checkpoint
+            continue
+    return ""
