@@ -96,6 +96,19 @@ def test_e0_1_c1_c2_five_methods_train(
         assert torch.equal(value, model.state_dict()[name])
 
 
+def test_an_accelerator_is_asked_for_the_devices_of_the_plan_alone(make_trainer: Any, xpu: Any) -> None:
+    class Second(xpu):  # type: ignore[misc]
+        @staticmethod
+        def get_parallel_devices(devices: Any) -> Sequence[torch.device]:
+            if list(devices) != [1]:
+                raise RuntimeError(f"asked for {devices}, and device 0 belongs to another program")
+            return [torch.device("cpu")]
+
+    trainer = make_trainer(accelerator=Second(), devices=[1])
+    assert trainer.accelerator.autocast_device_type == trainer.strategy.root_device.type == "cpu"
+    assert trainer.accelerator.process_group_backend == "gloo"
+
+
 E0_1 = """
 import sys, torch, xpulib
 from drivetrain import LightningModule, Trainer

@@ -143,6 +143,10 @@ def test_s0_5_none_is_available_without_the_library(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "torch_xla", None)
     assert XLAAccelerator.auto_device_count() == 0
     assert not XLAAccelerator.is_available()
+    with pytest.raises(
+        ConfigurationError, match=r"XLAStrategy works .* not available here: torch_xla is not installed"
+    ):
+        resolve(Settings(strategy="xla"))
     assert XLAAccelerator.why_unavailable() == "torch_xla is not installed"
 
 

@@ -17,6 +17,8 @@ from drivetrain.base.introspect import (
     near_misses,
     overrides,
     positional_arity,
+    taken,
+    takes,
     takes_iterator,
 )
 from drivetrain.callbacks import EarlyStopping
@@ -294,3 +296,27 @@ def test_only_methods_are_looked_at() -> None:
 def test_how_near_is_near_may_be_said() -> None:
     assert missed(named("train_step")) == []
     assert missed(named("train_step"), alike=0.8) == [("train_step", "training_step")]
+
+
+def test_a_wrapper_of_a_bound_method_that_is_bound_again_keeps_its_arguments() -> None:
+    """As torch's register_fsdp_forward_method wraps a step."""
+
+    class Steps:
+        def training_step(self, batch: Any, batch_idx: int, *, extra: Any = None) -> Any:
+            return batch, batch_idx
+
+    steps = Steps()
+    for _ in range(2):  # registered twice
+        original = steps.training_step
+
+        @functools.wraps(original)
+        def wrapped(self: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
+            return original(*args, **kwargs)
+
+        steps.training_step = wrapped.__get__(steps)  # type: ignore[method-assign]
+        assert positional_arity(steps.training_step) == 2
+        assert takes(steps.training_step, 2)
+        assert not takes(steps.training_step, 1)
+        assert taken(steps.training_step, {"extra": 1, "other": 2}) == {"extra": 1}
+        assert steps.training_step(1, 2) == (1, 2)
+    assert missing_arguments(steps.training_step, Steps.training_step) is None

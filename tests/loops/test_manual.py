@@ -161,6 +161,15 @@ def test_t19_the_trainers_clipping_and_accumulation_are_refused(
         make_trainer(**arguments).fit(Gan(), loader)
 
 
+@pytest.mark.parametrize("arguments", [{"gradient_clip_val": 0}, {"gradient_clip_val": 0.0}])
+def test_t19_a_limit_of_0_clips_nothing_and_is_allowed(
+    make_trainer: Any, loader: DataLoader[Any], arguments: dict[str, Any]
+) -> None:
+    trainer = make_trainer(**arguments)
+    trainer.fit(Gan(), loader)
+    assert trainer.global_step > 0
+
+
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
 @pytest.mark.filterwarnings("ignore:Of the optimizers")  # the second one has no part in it
 def test_t21_t22_manual_clipping_sees_true_gradients(

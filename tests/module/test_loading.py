@@ -340,9 +340,10 @@ class Grown(Model):
 
 @pytest.mark.parametrize(("loading", "strict", "fits"), [
     (True, None, False), (True, True, False), (False, None, True), (False, False, True),
+    (None, None, False), (None, True, False), (None, False, True),
 ])  # fmt: skip
 def test_t27_strict_loading_says_what_strict_is_by_default(
-    path: Path, loading: bool, strict: bool | None, fits: bool
+    path: Path, loading: bool | None, strict: bool | None, fits: bool
 ) -> None:
     model = Model(3)
     saved(path, model)

@@ -408,6 +408,14 @@ def test_a_checkpoint_of_something_else(trainer_for: Any, tmp_path: Path) -> Non
         resume(trainer_for, tmp_path / "other.ckpt")
 
 
+@pytest.mark.parametrize("loops", [3, "x", [1]])
+def test_loops_of_another_kind_are_named(trainer_for: Any, tmp_path: Path, loops: Any) -> None:
+    foreign = {"state_dict": {}, "pytorch-lightning_version": "2.6.0", "loops": loops}
+    torch.save(foreign, tmp_path / "foreign.ckpt")
+    with pytest.raises(CheckpointError, match=r"foreign\.ckpt.* entry for 'loops' is damaged.*is expected"):
+        resume(trainer_for, tmp_path / "foreign.ckpt")
+
+
 def test_a_checkpoint_that_is_not_there(trainer_for: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"There is no checkpoint at .*missing\.ckpt"):
         resume(trainer_for, tmp_path / "missing.ckpt")

@@ -124,13 +124,19 @@ class Accelerator(ABC):
     @property
     def autocast_device_type(self) -> str:
         """The ``device_type`` that ``torch.autocast`` gets on this accelerator."""
-        return self.get_parallel_devices([0])[0].type
+        return self._device.type
 
     @property
     def process_group_backend(self) -> str:
         """The backend of ``torch.distributed`` for these devices: by default torch's choice for their type."""
-        kind = self.get_parallel_devices([0])[0]
-        return torch.distributed.get_default_backend_for_device(kind)
+        return torch.distributed.get_default_backend_for_device(self._device)
+
+    run_device: torch.device | None = None
+    """A device that the run uses: the plan's first; ``None`` before there is a plan."""
+
+    @property
+    def _device(self) -> torch.device:
+        return self.run_device or self.get_parallel_devices([0])[0]  # index 0 may be one that it refuses
 
     @classmethod
     def why_unavailable(cls) -> str:

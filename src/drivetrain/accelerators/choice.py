@@ -122,6 +122,14 @@ def check_strategy(accelerator: Accelerator, strategy: str, works_on: frozenset[
     """
     if works_on and accelerator.name not in works_on and accelerator.autocast_device_type not in works_on:
         names = " or ".join(f'"{name}"' for name in sorted(works_on))
+        kinds = [
+            AcceleratorRegistry.entry(name).cls for name in sorted(works_on & set(AcceleratorRegistry.available()))
+        ]
+        if kinds and not any(kind.is_available() for kind in kinds):
+            raise ConfigurationError(
+                f"{strategy} works on the accelerator {names} only, which is not available here: "
+                f'{kinds[0].why_unavailable()}. Available: {available()}. Write strategy="auto".'
+            )
         raise ConfigurationError(
             f"{strategy} works on the accelerator {names} only, and the accelerator is {accelerator.name!r}. "
             f'Write accelerator={names}, or strategy="auto".'

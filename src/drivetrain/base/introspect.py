@@ -38,9 +38,20 @@ def defined_by_user(obj: object, name: str) -> bool:
     return name in vars(obj) or not (owner is object or is_own_class(owner))
 
 
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of ``fn`` as it is called.
+
+    A wrapper around a bound method may itself be bound, as torch's ``register_fsdp_forward_method`` does:
+    ``inspect.signature`` would leave out the instance twice, and so the first argument.
+    """
+    while inspect.ismethod(fn) and inspect.ismethod(wrapped := getattr(fn, "__wrapped__", None)):
+        fn = wrapped
+    return inspect.signature(fn)
+
+
 def positional_arity(fn: Callable[..., Any]) -> int:
     """How many positional arguments ``fn`` takes; many, if it takes ``*args``."""
-    kinds = [parameter.kind for parameter in inspect.signature(fn).parameters.values()]
+    kinds = [parameter.kind for parameter in signature_of(fn).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return 1_000
     return sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
@@ -48,7 +59,7 @@ def positional_arity(fn: Callable[..., Any]) -> int:
 
 def taken(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the keyword arguments ``given`` that ``fn`` takes."""
-    parameters = inspect.signature(fn).parameters.values() if given else ()
+    parameters = signature_of(fn).parameters.values() if given else ()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return dict(given)
     names = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
@@ -60,7 +71,7 @@ def takes(method: Any, arguments: int) -> bool:
     if not callable(method):
         return False
     try:
-        inspect.signature(method).bind(*[None] * arguments)
+        signature_of(method).bind(*[None] * arguments)
     except TypeError:
         return False
     except ValueError:  # a builtin that does not tell
@@ -70,7 +81,7 @@ def takes(method: Any, arguments: int) -> bool:
 
 def takes_iterator(step: Callable[..., Any]) -> bool:
     """Whether a step takes ``dataloader_iter`` and fetches its batches itself."""
-    return "dataloader_iter" in inspect.signature(step).parameters
+    return "dataloader_iter" in signature_of(step).parameters
 
 
 def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> str | None:
@@ -83,7 +94,7 @@ def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> s
         contract: the method that it overrides, looked up on the class, so that its first parameter is the instance.
     """
     try:
-        signature = inspect.signature(fn)
+        signature = signature_of(fn)
     except (ValueError, TypeError):
         return None  # some builtins do not say what they take
     self, *named = [p for p in inspect.signature(contract).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]

@@ -14,6 +14,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import count, entry
 from drivetrain.callback import KeepsWeights
 from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, is_number, wrong_value
+from drivetrain.module.trainable import is_strict
 from drivetrain.trainer.weights import AVERAGED
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class WeightAveraging(KeepsWeights):
             # Buffers that are not averaged belong to the training.
             others = [each for each in pl_module.buffers() if not (self._use_buffers and _has_mean(each))]
             trained = [buffer.clone() for buffer in others]
-            trainer.strategy.load_model_state_dict({"state_dict": self._loaded}, strict=pl_module.strict_loading)
+            trainer.strategy.load_model_state_dict({"state_dict": self._loaded}, strict=is_strict(pl_module))
             self._exchange()
             self._in_module = False  # the average went through the module, which has the trained weights again
             for buffer, value in zip(others, trained, strict=True):

@@ -30,7 +30,7 @@ from drivetrain.errors import (
     shown,
 )
 from drivetrain.module.hparams import AttributeDict, described_hyperparameters, is_config
-from drivetrain.module.trainable import TrainableModule
+from drivetrain.module.trainable import TrainableModule, is_strict
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -307,6 +307,7 @@ def _restore_module(
     name = type(module).__name__
     chosen = next((each for each in type(module).__mro__ if "strict_loading" in vars(each)), TrainableModule)
     sets = chosen is not TrainableModule or "strict_loading" in vars(module)
+    sets = sets and module.strict_loading is not None  # None leaves the choice to others
     if strict is not None and sets and strict != module.strict_loading:
         raise ConfigurationError(
             f"load_from_checkpoint(strict={strict!r}) contradicts {name}.strict_loading, which is "
@@ -321,7 +322,7 @@ def _restore_module(
         module.to(first.device)
     with naming(source), restoring(what):
         try:
-            strict = module.strict_loading if strict is None else strict
+            strict = is_strict(module) if strict is None else strict
             if "frozen_weights" in checkpoint:
                 from drivetrain.module.frozen import check_base  # here, so that importing the Trainer stays quick
 

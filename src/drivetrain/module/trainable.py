@@ -169,3 +169,8 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
     def on_test_model_train(self) -> None:
         """Go into training mode; called after testing only if overridden, else submodules get back their modes."""
         self.train()
+
+
+def is_strict(module: Any) -> bool:
+    """Whether weights must be exactly those of ``module``, as its ``strict_loading`` says; ``None`` is the default."""
+    return bool(True if module.strict_loading is None else module.strict_loading)

@@ -17,6 +17,7 @@ from drivetrain.base.introspect import (
     near_misses,
     overrides,
     positional_arity,
+    signature_of,
     takes,
     takes_iterator,
     uncalled_hooks,
@@ -340,7 +341,7 @@ def _check_step(name: str, method: str, step: Any, further: Container[str]) -> N
         raise ConfigurationError(f"{name}.{method} is no method but {described(step)}. {cure}")
     if takes_iterator(step):
         return
-    parameters = inspect.signature(step).parameters
+    parameters = signature_of(step).parameters
     named = [key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     by_position = [key for key in named if parameters[key].kind is not inspect.Parameter.KEYWORD_ONLY]
     if positional_arity(step) == 0 or (index and "dataloader_idx" in by_position[:2]):

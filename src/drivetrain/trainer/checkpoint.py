@@ -331,6 +331,8 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
     resuming = trainer.progress.fn == "fit"
     with naming(path):
         read = trainer.strategy.load_checkpoint(path, weights_only)
+        with restoring("'loops'"):  # earlier layouts have them too, or ``None``
+            expect(read.get("loops"), (Mapping, type(None)))
         with restoring("the layout"):
             read = migrate(read, resuming)
         checkpoint = decode_checkpoint(read)

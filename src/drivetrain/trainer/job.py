@@ -157,7 +157,7 @@ class Outcome:
         """
         if self._missing_in(module) or any(name.endswith("_extra_state") for name in self.weights):
             try:
-                module.load_state_dict(self.weights, strict=getattr(module, "strict_loading", True))
+                module.load_state_dict(self.weights, strict=getattr(module, "strict_loading", None) in (None, True))
             except RuntimeError as error:
                 raise CheckpointError(
                     f"The weights that {type(module).__name__} has after its run do not fit the object that was passed "

@@ -86,10 +86,14 @@ def check_manual(name: str, settings: Settings) -> None:
         ConfigurationError: one of the two is asked for.
     """
     for argument, off, instead in (
-        ("gradient_clip_val", None, "self.clip_gradients(optimizer, gradient_clip_val=...) before optimizer.step()"),
-        ("accumulate_grad_batches", 1, "optimizer.step() in every n-th training_step only"),
+        (
+            "gradient_clip_val",
+            (None, 0),
+            "self.clip_gradients(optimizer, gradient_clip_val=...) before optimizer.step()",
+        ),
+        ("accumulate_grad_batches", (1,), "optimizer.step() in every n-th training_step only"),
     ):
-        if (value := getattr(settings, argument)) != off:
+        if (value := getattr(settings, argument)) not in off:
             raise ConfigurationError(
                 f"{name}.automatic_optimization is False, so Trainer({argument}={value!r}) would do nothing. "
                 f"Leave it out and call {instead}."

@@ -7,6 +7,7 @@ from typing import Any
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import restoring
 from drivetrain.errors import CheckpointError, CheckpointMismatchError
+from drivetrain.module.trainable import is_strict
 
 AVERAGED = "averaged_state_dict"
 """The key of averaged weights in a checkpoint. "state_dict" always holds the weights that the optimizer trains."""
@@ -49,7 +50,7 @@ def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
         )
     trainer.strategy.convert(module)  # or what was saved in 64 bits would pass through 32
     with restoring(f"the weights of {type(module).__name__}"):
-        strict = module.strict_loading
+        strict = is_strict(module)
         if "frozen_weights" in checkpoint:
             from drivetrain.module.frozen import check_base  # here, so that importing the Trainer stays quick
 
