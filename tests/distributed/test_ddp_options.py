@@ -247,7 +247,7 @@ def cured(strategy: Any, by_hand: bool) -> tuple[str, str, str]:
     try:
         fitted(strategy, 4, 1, by_hand, True)
     except ConfigurationError as error:
-        return str(error), type(error.__cause__).__name__, str(error.__cause__)
+        return str(error), type(error.__context__).__name__, str(error.__context__)
     return "", "", ""
 
 

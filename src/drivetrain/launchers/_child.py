@@ -30,7 +30,7 @@ from drivetrain.base import files
 from drivetrain.checkpoints import container
 from drivetrain.errors import ConfigurationError, PeerError, text_of
 from drivetrain.launchers._process_state import ProcessState
-from drivetrain.launchers.board import place_of_user
+from drivetrain.launchers.board import place_of_user, traceback_of_user
 from drivetrain.launchers.failure import Failure as Failure
 from drivetrain.launchers.failure import read_failure as read_failure
 from drivetrain.launchers.launcher import in_notebook
@@ -229,7 +229,7 @@ def _failure(error: BaseException) -> Failure:
         summary="raised " + "".join(traceback.format_exception_only(error)).strip() + (place and f"\nat {place}"),
         follows=follows(error),
         interrupted=isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt),
-        traceback="".join(traceback.format_exception(error)),
+        traceback=traceback_of_user(error),
         exception=pickled,
     )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base.registry import load
+from drivetrain.errors import DrivetrainError
 from drivetrain.launchers._folder import DESCRIPTION, HELD, hold, keep_sockets_in
 
 BOARD = "DRIVETRAIN_BOARD"
@@ -200,10 +201,10 @@ class Board:
             text: its traceback; "" where it has written none.
         """
         lines = [f"Rank {self.ranks[local_rank]} of {self.world_size} (process {pid}) {end} {self.place(local_rank)}."]
-        lines += [each.rstrip() for each in (text, self.stacks(local_rank)) if each]
         lines += [
             f"Rank {rank} was {self.place(other)}." for other, rank in enumerate(self.ranks) if other != local_rank
         ]
+        lines += [each.rstrip() for each in (self.stacks(local_rank), text) if each]  # the error is the last line
         return "\n".join(lines)
 
 
@@ -213,6 +214,23 @@ def _mapped(folder: Path, count: int) -> list[memoryview]:
         with open(folder / f"{local_rank}.slot", "rb") as file:
             slots.append(memoryview(mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)).cast("q"))
     return slots
+
+
+def traceback_of_user(error: BaseException) -> str:
+    """Return the traceback of ``error`` as text: from the innermost line of the user's code on, under those above it.
+
+    Frames of libraries above that line say nothing that a user has written. An error of drivetrain's own says what to
+    do, so nothing below that line is shown of it; where no line is the user's, it is the error alone.
+    """
+    outside = load("drivetrain.trainer.error_notes:is_library")
+    text = traceback.TracebackException.from_exception(error)
+    users = [index for index, each in enumerate(text.stack) if not outside(each.filename)]
+    if isinstance(error, DrivetrainError):
+        text.stack = traceback.StackSummary.from_list([text.stack[index] for index in users])
+    elif users:
+        rest = range(users[-1] + 1, len(text.stack))
+        text.stack = traceback.StackSummary.from_list([text.stack[index] for index in (*users, *rest)])
+    return "".join(text.format() if text.stack else text.format_exception_only())
 
 
 def place_of_user(error: BaseException) -> str:

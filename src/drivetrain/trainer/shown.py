@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from drivetrain.launchers import orphan
@@ -15,13 +15,21 @@ from drivetrain.strategies import _failing, _waiting
 
 
 @contextmanager
-def shown(progress: Progress, saves: bool, several: bool) -> Iterator[None]:
+def shown(
+    progress: Progress,
+    saves: bool,
+    several: bool,
+    explain: Callable[[BaseException], Exception | None] = lambda error: None,
+) -> Iterator[None]:
     """Context in which the loops write into memory that the launching process reads; it reports an exception there.
+
+    An exception that the strategy explains is replaced by its explanation, also for the other ranks and in the report.
 
     Args:
         progress: of the run.
         saves: a callback saves after an exception, so the launching process gives this rank the time for it.
         several: the run has several processes.
+        explain: the strategy's.
     """
     if several:
         _waiting.begin_run()
@@ -37,10 +45,14 @@ def shown(progress: Progress, saves: bool, several: bool) -> Iterator[None]:
         yield
     except BaseException as error:
         sheet = own_sheet()  # a run that is watched may have joined one
-        if isinstance(error, Exception):
-            failed = error
+        explained = explain(error)
+        said = explained or error
+        if isinstance(said, Exception):
+            failed = said
             _failing.tell_ranks(failed, lambda: summary(failed, progress))
-        _failing.write_for_report(sheet, error)
+        _failing.write_for_report(sheet, said)
+        if explained is not None:
+            raise explained from None  # its text says what to do, and the other's would hide it on the screen
         raise
     else:
         progress.slot[PHASE] = Phase.NONE  # what the program does from now on is no part of the run

@@ -442,7 +442,7 @@ class Trainer(TrainerView):
                     saves = fits and any(each.saves_on_exception for each in self.checkpoint_callbacks)
                     several = self.world_size > 1
                     with (
-                        shown(self.progress, saves, several),
+                        shown(self.progress, saves, several, self.strategy.explain),
                         torch_switches(self.settings, training=fits),
                     ):
                         run = life.set_up(self, job, life.connect(self, job))
@@ -461,10 +461,7 @@ class Trainer(TrainerView):
                 from drivetrain.trainer.error_notes import note_place  # here, so that importing the Trainer stays quick
 
                 note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
-                explained = self.strategy.explain(error)
-                life.abort(self, explained or error)
-                if explained is not None:
-                    raise explained from error
+                life.abort(self, error)
                 raise
         self.progress.end_run()
         return results
