@@ -59,6 +59,13 @@ def test_step_passes_its_arguments_on() -> None:
     assert calls == [1]
 
 
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_parameters_without_gradients_are_clipped_to_nothing(algorithm: Any) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    Precision().clip_gradients(torch.optim.SGD([parameter], lr=0.1), 1.0, algorithm)
+    assert parameter.grad is None
+
+
 def test_t22_what_scales_the_loss_is_unscaled_before_clipping() -> None:
     class Scaling(Precision):
         scales_loss = True

@@ -104,7 +104,8 @@ class FitWatch:
             return
         reached = {id(each) for each in parameters_of(optimizers[0]) if each.grad is not None}
         reached |= {id(each) for each in optimizers[0].state}
-        trained = {id(each) for each in parameters_of(optimizers[0]) if each.requires_grad}
+        here = [each for each in parameters_of(optimizers[0]) if not each.is_meta]  # the others are on other ranks
+        trained = {id(each) for each in here if each.requires_grad}
         named = [name for name, each in run.module.named_parameters() if id(each) in trained - reached]
         if named and trained & reached:
             rank_zero_info(

@@ -285,13 +285,13 @@ class Precision:
             return self.clip_grad_by_norm(optimizer, clip_val, norm_type, error_if_nonfinite)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if gradient_clip_algorithm == "value":
-            torch.nn.utils.clip_grad_value_(parameters, clip_val)
+            _clip_by_value(parameters, clip_val)
             return None
         return torch.nn.utils.clip_grad_norm_(parameters, clip_val, norm_type, error_if_nonfinite)
 
     def clip_grad_by_value(self, optimizer: Optimizer, clip_val: float) -> None:
         """Clip each element of the gradients of :meth:`main_params`."""
-        torch.nn.utils.clip_grad_value_(list(self.main_params(optimizer)), clip_val)
+        _clip_by_value(list(self.main_params(optimizer)), clip_val)
 
     def clip_grad_by_norm(
         self, optimizer: Optimizer, clip_val: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -338,6 +338,11 @@ def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
         if args and (args[0] is None or isinstance(args[0], Optimizer)):
             args = args[1:]
     return args
+
+
+def _clip_by_value(parameters: list[Tensor], clip_val: float) -> None:
+    if any(each.grad is not None for each in parameters):  # or torch raises an error
+        torch.nn.utils.clip_grad_value_(parameters, clip_val)
 
 
 _CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})

@@ -18,17 +18,21 @@ Start = Callable[[Tensor, str], Any]
 """Begins to sum up a tensor over the ranks, in place; the name is the same on all ranks. Returns a handle."""
 
 
-class _Bucket:
+class Bucket:
     """Parameters whose gradients travel together.
+
+    Args:
+        parameters: of one type, in the same order on all ranks.
+        name: of the exchange, the same on all ranks.
 
     Attributes:
         waiting: those that this backward pass has no gradient of yet, by identity.
         flat: the gradients behind each other, followed by a 1 for each parameter that has one, while they travel.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, parameters: Iterable[Tensor] = (), name: str = "") -> None:
         self.name = name
-        self.parameters: list[nn.Parameter] = []
+        self.parameters = list(parameters)
         self.waiting: set[int] = set()
         self.missing: list[int] = []
         self.flat: Tensor | None = None
@@ -40,8 +44,8 @@ class _Bucket:
         self.flat = self.handle = None
 
     @torch.no_grad()
-    def pack(self, ranks: int) -> Tensor:
-        """Return what this rank sends: its part of the mean."""
+    def pack(self) -> Tensor:
+        """Return what this rank sends. :meth:`unpack` expects the mean over the ranks in ``flat``."""
         self.missing = [index for index, parameter in enumerate(self.parameters) if parameter.grad is None]
         parts = []
         for parameter in self.parameters:
@@ -56,7 +60,7 @@ class _Bucket:
         there = parts[0].new_ones(len(parts))
         for index in self.missing:
             there[index] = 0
-        self.flat = torch.cat([*parts, there]).div_(ranks)
+        self.flat = torch.cat([*parts, there])
         return self.flat
 
     @torch.no_grad()
@@ -91,8 +95,8 @@ class GradientExchange:
     ) -> None:
         self.enabled = True
         self._ranks, self._start, self._wait = ranks, start, wait
-        self._buckets: list[_Bucket] = []
-        self._bucket_of: dict[int, _Bucket] = {}
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[int, Bucket] = {}
         self._sent = 0  # buckets, in this backward pass
         self._queued = False
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -105,12 +109,12 @@ class GradientExchange:
 
     def _fill(self, parameters: list[nn.Parameter]) -> None:
         """Put parameters of one type and device together; the last ones get their gradients first."""
-        open_buckets: dict[tuple[torch.dtype, torch.device], _Bucket] = {}
+        open_buckets: dict[tuple[torch.dtype, torch.device], Bucket] = {}
         for parameter in reversed(parameters):
             kind = parameter.dtype, parameter.device
             bucket = open_buckets.get(kind)
             if bucket is None:
-                bucket = open_buckets[kind] = _Bucket(f"drivetrain.gradients.{len(self._buckets)}")
+                bucket = open_buckets[kind] = Bucket(name=f"drivetrain.gradients.{len(self._buckets)}")
                 self._buckets.append(bucket)
             bucket.parameters.append(parameter)
             self._bucket_of[id(parameter)] = bucket
@@ -132,7 +136,7 @@ class GradientExchange:
 
     def _send_next(self) -> None:
         bucket = self._buckets[self._sent]
-        bucket.handle = self._start(bucket.pack(self._ranks), bucket.name)
+        bucket.handle = self._start(bucket.pack().div_(self._ranks), bucket.name)
         self._sent += 1
 
     def _finish(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,10 +22,19 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, described, did_you_mean
 from drivetrain.precision.precision import Precision
+from drivetrain.strategies.gradient_exchange import Bucket
 from drivetrain.strategies.group import Group, handle_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.pipeline_schedule import Schedule, microbatches, split_batch
-from drivetrain.strategies.pipeline_stages import configured, keep, load_own, named, owned_by, place_own
+from drivetrain.strategies.pipeline_stages import (
+    configured,
+    keep,
+    load_own,
+    named,
+    owned_by,
+    place_own,
+    trained_stages,
+)
 from drivetrain.strategies.sharded_gradients import parameters_of, total_norm
 from drivetrain.strategies.stepping import OwnStep, StepParts
 from drivetrain.strategies.strategy import Strategy
@@ -279,25 +289,28 @@ class PipelineStrategy(ParallelStrategy):
         return found[0] / weight.clamp(min=torch.finfo(weight.dtype).tiny), weight
 
     def _average(self, parameters: Sequence[Tensor]) -> None:
-        """Replace gradients by their means over the ranks that hold the same stages and see other samples."""
+        """Replace gradients by their means over the ranks that hold the same stages and see other samples.
+
+        One that no rank has stays ``None``, so that the optimizer leaves its parameter alone.
+        """
         if self.data.size == 1:
             return
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
         kinds: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
-            assert parameter.grad is not None
-            kinds.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-        for gradients in kinds.values():
-            flat = self.data.all_reduce(torch.cat([each.reshape(-1) for each in gradients]))
-            parts = torch.split(flat, [each.numel() for each in gradients])
-            for gradient, values in zip(gradients, parts, strict=True):
-                gradient.copy_(values.view_as(gradient))
+            if parameter.requires_grad or parameter.grad is not None:
+                kinds.setdefault(parameter.dtype, []).append(parameter)
+        for alike in kinds.values():
+            bucket = Bucket(alike)
+            bucket.flat = self.data.all_reduce(bucket.pack())
+            bucket.unpack()
 
     def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> Schedule:
-        """The schedule for inputs of these shapes: what ranks receive from each other has fixed shapes."""
-        key = trains, tuple((tuple(each.shape), each.dtype) for each in inputs)
+        """The schedule for inputs of these shapes: what ranks receive from each other has fixed shapes.
+
+        Between which stages gradients travel is fixed too, so there is another one when layers freeze or thaw.
+        """
+        trained = trained_stages(self._stages) if trains else ()
+        key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
         if key not in self._schedules:
             own = {
                 number: stage for number, stage in enumerate(self._stages) if number % self.size == self.pipeline.index
@@ -305,7 +318,7 @@ class PipelineStrategy(ParallelStrategy):
             count = microbatches(len(inputs[0]), self.num_microbatches, self.size)
             self._schedules[key] = Schedule(
                 self.schedule, own, self.num_stages, count, self._loss if trains else None, self.root_device,
-                handle_of(self.pipeline), self.precision_plugin.forward_context,
+                handle_of(self.pipeline), self.precision_plugin.forward_context, trained,
             )  # fmt: skip
         return self._schedules[key]
 
@@ -361,9 +374,12 @@ class PipelineStrategy(ParallelStrategy):
     ) -> Tensor | None:
         if max_norm <= 0:
             return None
-        gradients = [each.grad for each in parameters_of(optimizer) if each.grad is not None]
+        parameters = parameters_of(optimizer)
+        gradients = [each.grad for each in parameters if each.grad is not None]
         here = total_norm(gradients, norm_type) if gradients else torch.zeros((), device=self.root_device)
-        norms = self.pipeline.all_gather(here.to(torch.promote_types(here.dtype, torch.float32)))
+        # one type for all ranks, whatever the gradients are that this one has
+        kind = functools.reduce(torch.promote_types, (each.dtype for each in parameters), torch.float32)
+        norms = self.pipeline.all_gather(here.to(kind))
         norm: Tensor = torch.linalg.vector_norm(norms, norm_type)
         if error_if_nonfinite and not bool(torch.isfinite(norm)):
             raise RuntimeError(

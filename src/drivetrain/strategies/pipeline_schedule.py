@@ -28,6 +28,7 @@ class Schedule:
         device: of this rank.
         group: the ranks of the pipeline; ``None``: all.
         context: makes the context of a forward pass in the precision of the run.
+        trained: of each stage, whether gradients flow back into it; empty: forward passes only.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Schedule:
         device: torch.device,
         group: Any,
         context: Callable[[], AbstractContextManager[Any] | None],
+        trained: Sequence[bool] = (),
     ) -> None:
         from torch.distributed import pipelining
 
@@ -47,7 +49,13 @@ class Schedule:
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
         self.weights: list[tuple[type | None, float | Tensor]] = []
         stages: list[Any] = [
-            pipelining.PipelineStage(_InPrecision(stage, context), number, num_stages, device, group=group)
+            pipelining.PipelineStage(
+                _Stage(stage, context, number < len(trained) and trained[number]),
+                number,
+                num_stages,
+                device,
+                group=group,
+            )
             for number, stage in own.items()
         ]
         arguments: dict[str, Any] = {"loss_fn": None if loss is None else self._loss, "scale_grads": False}
@@ -116,16 +124,31 @@ class Losses:
         return total, torch.stack(weights).sum() if self.kind is not None else torch.ones_like(total)
 
 
-class _InPrecision(nn.Module):
-    """A stage that computes in the precision of the run; its backward pass is outside of the context."""
+class _Stage(nn.Module):
+    """A stage that computes in the precision of the run; its backward pass is outside of the context.
 
-    def __init__(self, stage: nn.Module, context: Callable[[], AbstractContextManager[Any] | None]) -> None:
+    Args:
+        stage: the user's.
+        context: as for :class:`Schedule`.
+        trained: the next stage sends gradients back in each batch, also in one that no trained parameter took part in.
+    """
+
+    def __init__(
+        self, stage: nn.Module, context: Callable[[], AbstractContextManager[Any] | None], trained: bool
+    ) -> None:
         super().__init__()
-        self.stage, self.context = stage, context
+        self.stage, self.context, self.trained = stage, context, trained
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with self.context() or nullcontext():
-            return self.stage(*args, **kwargs)
+            output = self.stage(*args, **kwargs)
+        return map_leaves(_open_to_gradients, output) if self.trained and torch.is_grad_enabled() else output
+
+
+def _open_to_gradients(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor) or leaf.requires_grad or not (leaf.is_floating_point() or leaf.is_complex()):
+        return leaf
+    return leaf.detach().requires_grad_()
 
 
 def microbatches(samples: int, wanted: int, ranks: int) -> int:

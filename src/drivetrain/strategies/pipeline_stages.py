@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -100,6 +102,12 @@ def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
             layer._parameters[own] = empty
         else:
             layer._buffers[own] = made.setdefault(id(tensor), torch.empty_like(tensor, device="meta"))
+
+
+def trained_stages(stages: Sequence[nn.Module]) -> tuple[bool, ...]:
+    """Return of each stage whether it or one before it has a parameter that is trained: the same on all ranks."""
+    own = (any(each.requires_grad for each in stage.parameters()) for stage in stages)
+    return tuple(itertools.accumulate(own, operator.or_))
 
 
 def place_own(module: nn.Module, device: torch.device) -> nn.Module:
