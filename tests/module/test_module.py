@@ -208,3 +208,13 @@ def test_a_datamodules_state_goes_through_a_checkpoint(regression: Any, make_tra
     data = Counting()
     make_trainer(max_epochs=2).fit(regression(), datamodule=data, ckpt_path=tmp_path / "a.ckpt")
     assert data.seen == 2
+
+
+def test_a_module_that_asks_for_its_trainer_too_early_is_told_where_it_has_one() -> None:
+    class Early(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.epochs = self.trainer.max_epochs
+
+    with pytest.raises(RuntimeError, match="In __init__ there is no Trainer yet: use self.trainer in setup"):
+        Early()
