@@ -197,8 +197,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
                 return cast("Trainer", EngineAsTrainer(self.fabric))
             # Not an AttributeError: nn.Module's attribute lookup would hide the message.
             raise RuntimeError(
-                f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first. In __init__ there "
-                "is no Trainer yet: use self.trainer in setup, configure_optimizers or a later hook."
+                f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first. In __init__ "
+                "there is no Trainer yet: use self.trainer in setup, configure_optimizers or a later hook."
             )
         attached: Trainer = trainer
         return attached
