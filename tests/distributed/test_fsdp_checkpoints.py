@@ -16,12 +16,12 @@ from tests.distributed.sharded import Saves, whole
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import LightningModule, Trainer
+from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.base.tree import map_leaves
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
-from drivetrain.errors import CheckpointError, ConfigurationError
-from drivetrain.strategies import FSDPStrategy
+from drivetrain.errors import CheckpointError, ConfigurationError, PeerError
+from drivetrain.strategies import FSDPStrategy, ModelParallelStrategy
 
 PARTS = ("weights", "optimizer", "loss")
 
@@ -320,3 +320,61 @@ def test_a_store_of_the_users_is_not_passed_by(pool: Any, tmp_path: Path) -> Non
         assert "Uploads was passed to keep checkpoints" in message
         assert 'write state_dict_type="full"' in message
     assert not (tmp_path / "one.ckpt").exists()
+
+
+# ---- gradients of an open window, and shards of another strategy -----------------------------------------------------
+
+
+class Columns(LightningModule):
+    """One layer whose shards have one shape, and other places, under FSDP on four ranks and on a mesh of two by two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(4, 8)
+        self.tp_plan = {"layer": "colwise_gather_output"}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 1 and self.trainer.ckpt_path is None:
+            self.trainer.should_stop = True
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class SavesOpenWindow(Callback):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            trainer.save_checkpoint(self.path)
+
+
+def open_window(path: Path, on_a_mesh: bool, resumes: bool) -> str:
+    strategy: Any = FSDPStrategy(auto_wrap_policy={nn.Linear})
+    if on_a_mesh:
+        strategy = ModelParallelStrategy(auto_wrap_policy={nn.Linear}, data_parallel_size=2, tensor_parallel_size=2)
+    ours = Trainer(
+        accelerator="cpu", devices=4, strategy=strategy, max_epochs=1, accumulate_grad_batches=3, logger=False,
+        callbacks=[] if resumes else [SavesOpenWindow(path)], enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    try:
+        ours.fit(Columns(), DataLoader(TensorDataset(torch.randn(24, 4)), 1), ckpt_path=path if resumes else None)
+    except (CheckpointError, PeerError) as error:  # of ranks whose own shards are where they were
+        return str(error)
+    return ""
+
+
+def test_gradients_of_other_shards_are_refused_by_what_they_are(pool: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    assert not any(pool.run(open_window, path, False, False, world_size=4, group=False))
+    said = pool.run(open_window, path, True, True, world_size=4, group=False)
+    assert any(
+        "saved inside a window of batches, where each rank keeps its part of the gradients" in one for one in said
+    )
+    assert all(said)
+    assert not any("damaged" in one for one in said)
+    assert not any(pool.run(open_window, path, False, True, world_size=4, group=False))

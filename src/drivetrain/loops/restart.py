@@ -16,6 +16,7 @@ they describe files, and files that were written do not go away.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -104,7 +105,21 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
     if run.holds_gradients:
         state["window"] = run.window.state_dict()
         state["gradients"] = run.engine.strategy.open_gradients()
+        state["shards"] = shard_places(run.module)
     return state
+
+
+def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
+    """Return where in the whole this rank's shards of the parameters begin; of parameters that are not sharded nothing.
+
+    Shards of one shape may be of other places where another strategy has made them.
+    """
+    if "torch.distributed.tensor" not in sys.modules:  # whoever has made a DTensor has imported it
+        return {}
+    from drivetrain.strategies.sharded_state import boxes_of, is_dtensor
+
+    named = ((name, parameter) for name, parameter in module.named_parameters() if is_dtensor(parameter))
+    return {name: [list(offsets) for offsets, _ in boxes_of(parameter)] for name, parameter in named}
 
 
 def _window_start(run: Run) -> State | None:

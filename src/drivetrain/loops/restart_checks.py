@@ -20,10 +20,11 @@ from drivetrain.base.restoring import (
 from drivetrain.data.kept import check_loader_states, check_worker_state
 from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses
-from drivetrain.errors import shown
+from drivetrain.errors import CheckpointError, shown
 from drivetrain.logbook.entry import Options
 from drivetrain.loops.metrics import metrics_in
 from drivetrain.loops.progress import Progress
+from drivetrain.loops.restart import shard_places
 from drivetrain.loops.window import Window
 from drivetrain.module.hooks import LOG_RULES
 
@@ -187,13 +188,31 @@ def _check_window(restart: State, module: nn.Module) -> None:
     gradients = entry(restart, "gradients", Mapping)
     # Of a sharded parameter it is this rank's shard, or the whole where a strategy has not exchanged it yet.
     shapes = {name: {local_shard(each).shape, each.shape} for name, each in module.named_parameters()}
+    own = dict(module.named_parameters())
+    held, places = expect(restart.get("shards", {}), Mapping, "['shards']"), shard_places(module)
     complex_ = {name: parameter.is_complex() for name, parameter in module.named_parameters()}
     for name, gradient in gradients.items():
         shape = expect(gradient, Tensor, f"['gradients'][{name!r}]").shape
-        if name not in shapes or shape not in shapes[name]:
-            raise WrongForm(f"['gradients'][{name!r}]", f"is a gradient of shape {tuple(shape)}, of no such parameter")
+        wrong = WrongForm(f"['gradients'][{name!r}]", f"is a gradient of shape {tuple(shape)}, of no such parameter")
+        if name not in own:
+            raise wrong
+        here, place = local_shard(own[name]), held.get(name)
+        is_elsewhere = place is not None and place != places.get(name) and shape != own[name].shape
+        if shape not in shapes[name] or is_elsewhere:
+            if place is None and here is own[name]:
+                raise wrong
+            raise CheckpointError(
+                "The checkpoint was saved inside a window of batches, where each rank keeps its part of the gradients. "
+                f"Of {name} this rank had shape {tuple(shape)}{_at(place)}, and now it holds shape "
+                f"{tuple(here.shape)}{_at(places.get(name))}. Resume with the strategy and the mesh that it was saved "
+                "with, or from a checkpoint that was saved between two windows."
+            )
         if gradient.is_complex() and not complex_[name]:
             raise WrongForm(f"['gradients'][{name!r}]", "is a complex gradient of a real parameter")
+
+
+def _at(places: Any) -> str:
+    return "" if not places else f" at {', '.join(str(tuple(each)) for each in places)}"
 
 
 def check_position(position: Any, passes: Passes | CombinedPasses) -> None:
