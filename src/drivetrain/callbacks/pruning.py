@@ -241,7 +241,7 @@ class ModelPruning(KeepsWeights):
         weights = checkpoint["state_dict"]
         pruned = [name.removesuffix("_mask") for name in weights if name.endswith("_mask")]
         pruned = [name for name in pruned if f"{name}_orig" in weights]
-        if not pruned:
+        if not pruned and not self._lottery:
             return
         parts = {name: {part: weights[f"{name}_{part}"] for part in ("orig", "mask")} for name in pruned}
         for name, each in parts.items():  # of the last forward pass, which may lie an optimizer step back

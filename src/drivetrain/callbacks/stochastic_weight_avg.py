@@ -16,6 +16,7 @@ from drivetrain.base.restoring import entry
 from drivetrain.base.seed import isolate_rng
 from drivetrain.callbacks._without_logging import without_logging
 from drivetrain.callbacks.weight_averaging import WeightAveraging
+from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.kept import generators_kept, workers_kept
 from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
 from drivetrain.loops.pieces import training_step_arguments
@@ -176,7 +177,8 @@ def _check(swa_lrs: Any, start: Any, annealing_epochs: Any, annealing_strategy: 
 
 def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[Any]) -> None:
     """Compute running means and variances over one pass of the training data, on all ranks together."""
-    loader, strategy = trainer.train_dataloader, trainer.strategy
+    run: Any = trainer.current_run
+    loader, strategy = run.loaders.training(), trainer.strategy
     limit = trainer.num_training_batches
     if math.isinf(limit):
         rank_zero_warn(
@@ -193,9 +195,10 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
             layer.reset_running_stats()
             layer.momentum = None  # the mean over all batches
         try:
-            for batch_idx, batch in enumerate(loader):
+            for batch_idx, given in enumerate(loader):
                 if batch_idx >= limit:
                     break
+                batch = given[0] if isinstance(loader, CombinedLoader) else given  # beside its numbers
                 strategy.training_step(*training_step_arguments(module, strategy.batch_to_device(batch), batch_idx))
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):

@@ -123,7 +123,8 @@ class WeightAveraging(KeepsWeights):
         self._groups = list(groups.values())
         if self._loaded is not None:
             # Buffers that are not averaged belong to the training.
-            others = [each for each in pl_module.buffers() if not (self._use_buffers and _has_mean(each))]
+            averaged = {id(each) for each in _averaged_buffers(pl_module)} if self._use_buffers else set()
+            others = [each for each in pl_module.buffers() if id(each) not in averaged]
             trained = [buffer.clone() for buffer in others]
             trainer.strategy.load_model_state_dict({"state_dict": self._loaded}, strict=is_strict(pl_module))
             self._exchange()
@@ -320,13 +321,21 @@ def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
 
     for parameter in module.parameters():
         yield local_shard(parameter.data)
-    for buffer in module.buffers() if buffers else ():
-        if _has_mean(buffer):
-            yield local_shard(buffer.data)
+    for buffer in _averaged_buffers(module) if buffers else ():
+        yield local_shard(buffer.data)
 
 
-def _has_mean(buffer: Tensor) -> bool:
-    return buffer.is_floating_point() or buffer.is_complex()
+def _averaged_buffers(module: torch.nn.Module) -> list[Tensor]:
+    """Return the buffers that have a mean; the masks of torch's pruning, which a fit adds on its way, have none."""
+    masks = {
+        id(buffer)
+        for each in module.modules()
+        for name, buffer in each._buffers.items()
+        if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in each._parameters
+    }
+    return [
+        each for each in module.buffers() if (each.is_floating_point() or each.is_complex()) and id(each) not in masks
+    ]
 
 
 def _storage(tensor: Tensor) -> int:
