@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,14 +100,9 @@ def test_s4_1_another_kind_of_object_is_a_type_error(cls: Any, standin: Any) -> 
 
 
 @BOTH
-def test_s4_1_arguments_that_nobody_knows_are_one_warning_that_names_them(cls: Any, standin: Any) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        cls(find_unused_parameters=True, bucket_cap_mb=25)
-    assert [str(each.message) for each in caught] == [
-        f"{cls.__name__} does not know bucket_cap_mb, find_unused_parameters, and ignores them. "
-        "Leave out what it does not take."
-    ]
+def test_s4_1_arguments_that_nobody_knows_are_refused_by_name(cls: Any, standin: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{cls.__name__} has no argument debgu=True. Did you mean 'debug'"):
+        cls(debgu=True)
 
 
 def test_s4_2_before_the_replicas_run(standin: Any) -> None:

@@ -38,7 +38,7 @@ def test_s4_1_s4_2_before_the_replica_runs() -> None:
     with pytest.raises(RuntimeError, match="known when the replicas run"):
         _ = strategy.root_device
     strategy.barrier("nowhere")
-    with pytest.warns(UserWarning, match="does not know gradient_as_bucket_view, and ignores it"):
+    with pytest.raises(TypeError, match="XLAStrategy has no argument gradient_as_bucket_view=True"):
         XLAStrategy(gradient_as_bucket_view=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,11 +14,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.seed import xla_generator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.checkpoints.xla import XLACheckpointIO
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, unknown_argument
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.strategy import Strategy
 
@@ -129,13 +129,15 @@ def check_library(owner: str) -> None:
         )
 
 
-def warn_of_unknown(owner: str, unknown: Mapping[str, Any]) -> None:
-    """Warn of arguments that a constructor does not know and ignores."""
+def refuse_unknown(cls: type, unknown: Mapping[str, Any]) -> None:
+    """Raise an error if ``unknown`` holds arguments that a constructor does not have.
+
+    Raises:
+        UnknownArgumentError: it names the first of them, and a similar one.
+    """
     if unknown:
-        rank_zero_warn(
-            f"{owner} does not know {', '.join(sorted(unknown))}, and ignores "
-            f"{'them' if len(unknown) > 1 else 'it'}. Leave out what it does not take."
-        )
+        known = [name for name in inspect.signature(cls).parameters if name != "unknown"]
+        raise unknown_argument(cls.__name__, unknown, known)
 
 
 def checked_io(owner: str, checkpoint_io: CheckpointIO | None) -> CheckpointIO:

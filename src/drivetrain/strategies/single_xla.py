@@ -16,7 +16,7 @@ from drivetrain.strategies._xla import (
     checked_io,
     checked_precision,
     device_meant,
-    warn_of_unknown,
+    refuse_unknown,
 )
 from drivetrain.strategies.single_device import SingleDeviceStrategy
 from drivetrain.strategies.strategy import Strategy
@@ -30,7 +30,7 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
         accelerator, precision_plugin: as for every strategy.
         checkpoint_io: where checkpoints go; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
-        unknown: ignored, with one warning that names them.
+        unknown: refused by name.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
@@ -51,10 +51,10 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
         **unknown: Any,
     ) -> None:
         owner = type(self).__name__
+        refuse_unknown(type(self), unknown)
         check_library(owner)
         super().__init__(
             None if device is None else device_meant(device), accelerator, checked_io(owner, checkpoint_io),
             checked_precision(owner, precision_plugin),
         )  # fmt: skip
         self.debug = debug
-        warn_of_unknown(owner, unknown)

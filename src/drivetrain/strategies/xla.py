@@ -23,8 +23,8 @@ from drivetrain.strategies._xla import (
     check_library,
     checked_io,
     checked_precision,
+    refuse_unknown,
     run_recorded,
-    warn_of_unknown,
 )
 from drivetrain.strategies._xla_group import XLAGroup
 from drivetrain.strategies._xla_loader import on_device
@@ -46,7 +46,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         checkpoint_io: where checkpoints go; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
         sync_module_states: give all replicas the parameters and buffers of rank 0 before training.
-        unknown: ignored, with one warning that names them.
+        unknown: refused by name.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
@@ -74,6 +74,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         **unknown: Any,
     ) -> None:
         owner = type(self).__name__
+        refuse_unknown(type(self), unknown)
         check_library(owner)
         super().__init__(
             accelerator, parallel_devices, XLAEnvironment(), checked_io(owner, checkpoint_io),
@@ -84,7 +85,6 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         self._device: torch.device | None = None  # of this replica, once it runs
         self._exchanges = GradientExchanges()
         self._loaders: list[Any] = []
-        warn_of_unknown(owner, unknown)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_device": None, "_exchanges": GradientExchanges(), "_loaders": []}

@@ -20,8 +20,8 @@ from drivetrain.strategies._xla import (
     check_library,
     checked_io,
     checked_precision,
+    refuse_unknown,
     run_recorded,
-    warn_of_unknown,
 )
 from drivetrain.strategies.strategy import Strategy
 
@@ -47,7 +47,7 @@ class XLASPMDStrategy(XLAExecution):
         sharding: "data": batches are sharded, and every device has all parameters. "full": parameters, gradients and
             optimizer states are sharded too, each along its largest dimension that the number of devices divides.
             Checkpoints hold complete tensors in both.
-        unknown: ignored, with one warning that names them.
+        unknown: refused by name.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
@@ -73,6 +73,7 @@ class XLASPMDStrategy(XLAExecution):
         **unknown: Any,
     ) -> None:
         owner = type(self).__name__
+        refuse_unknown(type(self), unknown)
         check_library(owner)
         if sharding not in get_args(Sharding):
             raise ConfigurationError(
@@ -85,7 +86,6 @@ class XLASPMDStrategy(XLAExecution):
         self.debug = debug
         self.sharding: Sharding = sharding
         self._mesh: Any = None
-        warn_of_unknown(owner, unknown)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_mesh": None}
