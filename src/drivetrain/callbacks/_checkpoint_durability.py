@@ -116,7 +116,7 @@ class StoredCheckpoint(NamedCheckpoint):
 
     def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
         """Whether nothing is saved now, because this is no fit, or its state is saved already."""
-        return not self._may_save(trainer) or self._saved_at_step == trainer.global_step
+        return not self._may_save(trainer) or self._saved_at_step == trainer.progress.global_step
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
         """Save a checkpoint that is among the best."""

@@ -134,7 +134,7 @@ class NamedCheckpoint(Checkpoint):
         if nothing and given and trainer.progress.total_batches and not kept:
             rank_zero_warn(
                 f"ModelCheckpoint({', '.join(given)}) saved nothing: training ended after {trainer.current_epoch} "
-                f"epochs and {trainer.global_step} steps. Write a smaller number, or save_last=True."
+                f"epochs and {trainer.progress.global_step} steps. Write a smaller number, or save_last=True."
             )
 
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:

@@ -194,7 +194,7 @@ class LearningRateFinder(Callback):
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         run: Any = trainer.current_run
-        if trainer.global_step == 0:  # as if the attribute had had this value from the start
+        if trainer.progress.global_step == 0:  # as if the attribute had had this value from the start
             trainer.strategy.setup_optimizers(trainer)
             trainer.strategy.connect_precision()
             trainer.engine.bind_optimizers(trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs)
@@ -214,13 +214,13 @@ class _Sweep(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         for group in trainer.optimizers[0].param_groups:
-            group["lr"] = self._sweep.rate(trainer.global_step)
+            group["lr"] = self._sweep.rate(trainer.progress.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         if "loss" in outputs:  # else the step has left the batch out
             reduced = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
             self._window.append(float(reduced))
-        step = trainer.global_step
+        step = trainer.progress.global_step
         losses = self._sweep.results["loss"]
         if step == len(losses) or not self._window:
             return  # the window is not complete

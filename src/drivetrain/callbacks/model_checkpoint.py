@@ -214,14 +214,14 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
-        self._seen_step = trainer.global_step  # not in setup: a resumed run knows its step only now
+        self._seen_step = trainer.progress.global_step  # not in setup: a resumed run knows its step only now
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        stepped = trainer.global_step != self._seen_step  # not in a window that is still accumulating
-        self._seen_step = trainer.global_step
-        steps_due = stepped and self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0
+        before, self._seen_step = self._seen_step, trainer.progress.global_step
+        stepped = self._seen_step != before  # not in a window that is still accumulating
+        steps_due = stepped and self.every_n_train_steps and self._seen_step % self.every_n_train_steps == 0
         time_due = False
         if self.train_time_interval is not None:
             elapsed_s = time.monotonic() - self._saved_at_time
@@ -229,7 +229,7 @@ class ModelCheckpoint(StoredCheckpoint):
         if not (steps_due or time_due):
             return
         if self.monitor is not None and trainer.validation_follows:
-            self._awaited_at_step = trainer.global_step
+            self._awaited_at_step = trainer.progress.global_step
             return
         self._tell_age_of_score(trainer)
         self._save_once(trainer)
@@ -243,8 +243,8 @@ class ModelCheckpoint(StoredCheckpoint):
             return
         self._validated = True
         if self.monitor is not None:
-            self._validated_score = trainer.callback_metrics.get(self.monitor), trainer.global_step
-        if self._awaited_at_step == trainer.global_step:
+            self._validated_score = trainer.callback_metrics.get(self.monitor), trainer.progress.global_step
+        if self._awaited_at_step == trainer.progress.global_step:
             self._save_once(trainer)
         elif not self._saves_at_epoch_end(trainer):
             self._save_in_epoch(trainer)
@@ -267,7 +267,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self._save_at_exception(trainer)
 
     def _save_at_exception(self, trainer: Trainer) -> None:
-        saved = self._written_at_step == trainer.global_step
+        saved = self._written_at_step == trainer.progress.global_step
         begun = trainer.progress.has_trained  # in set-up the steps may be those of an earlier fit
         if self.save_on_exception and begun and not saved and self._may_save(trainer):
             name = f"exception-{self.filename or f'epoch={trainer.current_epoch}-step={trainer.global_step}'}"
@@ -283,11 +283,11 @@ class ModelCheckpoint(StoredCheckpoint):
         """Log once per fit that checkpoints are ranked by a validation before the step that they hold."""
         if self.monitor is None or self._validated_score is None or self._told_age:
             return
-        value, step = self._validated_score
-        if step != trainer.global_step and value is not None and trainer.callback_metrics.get(self.monitor) is value:
+        (value, step), now = self._validated_score, trainer.progress.global_step
+        if step != now and value is not None and trainer.callback_metrics.get(self.monitor) is value:
             self._told_age = True
             rank_zero_info(
-                f"ModelCheckpoint ranks the checkpoint of step {trainer.global_step} by {self.monitor} of step {step}, "
+                f"ModelCheckpoint ranks the checkpoint of step {now} by {self.monitor} of step {step}, "
                 "because no validation follows this step. To rank each checkpoint by its own value, choose "
                 "every_n_train_steps and val_check_interval so that a validation follows each save."
             )
@@ -314,7 +314,7 @@ class ModelCheckpoint(StoredCheckpoint):
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
         self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
         saved_before = self._saved_at_step
-        self._saved_at_step = trainer.global_step  # also in the file: a resumed run must not save twice at this step
+        self._saved_at_step = trainer.progress.global_step  # also in the file: a resumed run saves once at this step
         try:
             self._save_files(trainer, metrics)
         except BaseException:
@@ -397,7 +397,7 @@ class ModelCheckpoint(StoredCheckpoint):
             ConfigurationError: ``monitor`` was never logged although it had its chance.
         """
         if self.monitor is None:
-            return torch.tensor(float(trainer.global_step))
+            return torch.tensor(float(trainer.progress.global_step))
         if self.monitor not in metrics:
             message = (
                 f"ModelCheckpoint watches {self.monitor!r}, which was not logged. {trainer.why_not_validated}"
@@ -446,8 +446,8 @@ class ModelCheckpoint(StoredCheckpoint):
         self._save_checkpoint(trainer, path)
         if self._refused:
             return False
-        self._written_at_step = trainer.global_step
-        message = f"Epoch {trainer.current_epoch}, step {trainer.global_step}: saved {path}."
+        self._written_at_step = trainer.progress.global_step
+        message = f"Epoch {trainer.current_epoch}, step {trainer.progress.global_step}: saved {path}."
         if self._track(trainer, path, message):
             self._announce(trainer, message)
         return True
@@ -457,7 +457,7 @@ class ModelCheckpoint(StoredCheckpoint):
         while not self._write_last(trainer, newest, self.last_model_path == before):
             taken.append(self.last_model_path)
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST, taken)
-            if newest in self.best_k_models and self._written_at_step == trainer.global_step:
+            if newest in self.best_k_models and self._written_at_step == trainer.progress.global_step:
                 self._write(trainer, newest, replaces=True)  # it names the file that belongs to another run
 
     def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:

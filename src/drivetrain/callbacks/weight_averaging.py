@@ -136,7 +136,7 @@ class WeightAveraging(KeepsWeights):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.global_step
+        step = trainer.progress.global_step
         if step > self.steps_done and self.should_update(step_idx=step - 1):
             self.steps_done = step
             self._update()

@@ -173,6 +173,7 @@ def after_batch(run: Run, bound: Bound) -> None:
     validates = (
         bound.validates
         and phase is not Phase.VALIDATED
+        and not validates_late(run)
         and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
     )
     if validates:
@@ -184,6 +185,22 @@ def after_batch(run: Run, bound: Bound) -> None:
     progress.enter(Phase.FETCH)
     if validates and window.batches_done > 0 and bound.keep_start is not None:
         bound.keep_start()  # inside a window: a run that resumes at its start would validate again
+
+
+def validates_late(run: Run) -> bool:
+    """Whether a validation that is due now comes after the hooks of the epoch's end: then no batch comes before it."""
+    progress = run.progress
+    return run.validates_last and (progress.is_last_batch or (progress.should_stop and run.may_stop()))
+
+
+def validate_late(run: Run) -> None:
+    """Validate after the hooks of an epoch's end, if that is due and has not been done."""
+    progress = run.progress
+    if not validates_late(run) or not validates_in(run, progress.current_epoch) or progress.phase is Phase.VALIDATED:
+        return
+    every = val_check_every(run.limits, progress.num_training_batches)
+    if progress.phase is Phase.VALIDATION_DUE or validation_due(run, every, progress.is_last_batch):
+        validate(run)
 
 
 def validate(run: Run) -> None:

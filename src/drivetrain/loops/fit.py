@@ -21,7 +21,7 @@ import time
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.errors import ConfigurationError
-from drivetrain.loops.epoch import run_batches
+from drivetrain.loops.epoch import run_batches, validate_late
 from drivetrain.loops.evaluate import agree_on_counts
 from drivetrain.loops.oversights import (
     check_manual_steps,
@@ -179,6 +179,8 @@ def _close_epoch(run: Run) -> None:
     all. The schedulers come last, so that nothing that fails after them could let them step twice.
     """
     progress, book = run.progress, run.book
+    if run.validates_last:
+        validate_late(run)
     book.agree_on_epoch("train")
     run.agree_to_stop()
     book.refresh()

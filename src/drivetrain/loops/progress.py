@@ -148,6 +148,7 @@ class Progress:
         cut_batches: how many batches were done of an epoch that a limit or a request to stop ended early; -1: it was
             not ended early.
         is_last_batch: the current batch is the last of its epoch.
+        end_began: the hooks of the epoch's end have begun; a validation may follow them.
         resumed_batches: ``total_batches`` when a checkpoint was restored; -1 where none was.
         should_stop: a callback, the module or the user asked the run to end; honoured once min_epochs and min_steps
             are reached.
@@ -170,6 +171,7 @@ class Progress:
     flush_due: bool = False
     cut_batches: int = -1
     is_last_batch: bool = False
+    end_began: bool = False
     resumed_batches: int = -1
     should_stop: bool = False
     eval_batch_idx: int = -1
@@ -200,8 +202,8 @@ class Progress:
 
     @property
     def epoch_ending(self) -> bool:
-        """Whether the epoch's batches are over and its end hooks are running."""
-        return self.phase is Phase.EPOCH_END
+        """Whether the epoch's batches are over and its end hooks are running, or a validation that follows them."""
+        return self.end_began or self.phase is Phase.EPOCH_END
 
     @property
     def between_epochs(self) -> bool:
@@ -264,7 +266,7 @@ class Progress:
         """Forget what an earlier run was in the middle of; what it counted stays."""
         self.fn, self.status, self.slot[0], self.resume_phase = fn, TrainerStatus.RUNNING, Phase.SET_UP, None
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
-        self.is_last_batch = self.should_stop = self.flush_due = self.stepped = False
+        self.is_last_batch = self.should_stop = self.flush_due = self.stepped = self.end_began = False
         if fn is TrainerFn.FITTING:
             self.num_training_batches = 0  # of its own loader, which may be another one
         else:
@@ -295,6 +297,7 @@ class Progress:
     def start_epoch(self) -> None:
         """A training epoch begins with its first batch."""
         self.batch_idx, self.batches_done, self.is_last_batch, self.cut_batches = -1, 0, False, -1
+        self.end_began = False
         self.slot[0], self.resume_phase = Phase.EPOCH_START, None
 
     def resume_at(self, phase: Phase) -> None:
@@ -314,13 +317,13 @@ class Progress:
     def end_epoch(self, cut: bool) -> None:
         """The epoch's batches are over; ``cut``: before its last one."""
         self.cut_batches = self.batches_done if cut else -1
-        self.slot[0] = Phase.EPOCH_END
+        self.slot[0], self.end_began = Phase.EPOCH_END, True
 
     def close_epoch(self) -> None:
         """Everything that belongs to the epoch is done."""
         self.current_epoch += 1
         self.earlier_batches += self.batches_done
-        self.batches_done, self.slot[0] = 0, Phase.BETWEEN_EPOCHS
+        self.batches_done, self.slot[0], self.end_began = 0, Phase.BETWEEN_EPOCHS, False
 
     def count_steps(self, steps: int) -> None:
         """Count optimizer steps."""
@@ -362,14 +365,14 @@ class Progress:
             if name in state:
                 setattr(self, name, state[name])
         self.should_stop = self.should_stop or state.get("should_stop", False)
-        self.resume_phase = _resume_phase(state)
+        self.resume_phase, self.end_began = _resume_phase(state), state.get("epoch_ending", False)
         self.cut_batches = state.get("cut_batches", 0) if state.get("epoch_cut") else -1
         if self.epoch_cut and goes_on:  # by a limit that is another now, or by a request to stop
             if not self.epoch_ending:
                 self.current_epoch -= 1
                 self.earlier_batches -= self.cut_batches
             self.batches_done, self.cut_batches = self.cut_batches, -1
-            self.flush_due = self.stepped = False
+            self.flush_due = self.stepped = self.end_began = False
             self.resume_phase = Phase.VALIDATED
         self.batch_idx = self.batches_done - 1
         self.resumed_batches = self.total_batches
@@ -381,9 +384,8 @@ def copied(eval_steps: dict[str, list[int]]) -> dict[str, list[int]]:
 
 
 def _resume_phase(state: dict[str, Any]) -> Phase | None:
-    if state.get("epoch_ending"):
-        return Phase.EPOCH_END
-    return {"running": Phase.VALIDATION_DUE, "done": Phase.VALIDATED}.get(state.get("validation", ""))
+    end = Phase.EPOCH_END if state.get("epoch_ending") else None
+    return {"running": Phase.VALIDATION_DUE, "done": Phase.VALIDATED}.get(state.get("validation", ""), end)
 
 
 _COUNTERS: Sequence[str] = (

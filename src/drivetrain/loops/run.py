@@ -140,6 +140,7 @@ class Run:
         told: names of what is looked for once in a run, or said once.
         first_look: looks at the last batch and its gradients; called once, before the first validation of a fit or at
             the end of its first epoch. ``None`` when it is done.
+        validates_last: a validation at the end of an epoch comes after the hooks of that end; else before them.
         losses: looks for a ``training_step`` that forgets to return its loss; ``None``: none is expected.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
@@ -190,6 +191,7 @@ class Run:
     steps_missed: bool = False
     told: set[str] = field(default_factory=set)
     first_look: Callable[[], None] | None = None
+    validates_last: bool = False
     losses: Any = None
     uneven: Any = None
     stopper: Any = None

@@ -112,6 +112,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         ),
         loaders=loaders,
         log=trainer._log if trainer.loggers else None,
+        validates_last=trainer.validates_last,
         saves_on_exception=any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks),
     )
     if run.saves_on_exception and several:

@@ -380,6 +380,9 @@ class TrainerView(LimitsView, RankFacts, ViewsOfTrainer):
         """Why the fit does not validate, as a sentence for messages and a space; "" if it does."""
         return "" if self._run_parts is None else self._run_parts.why_not_validated()
 
+    validates_last = False
+    """Whether a validation at the end of an epoch comes after the hooks of that end; else before them."""
+
     @property
     def judges_at_epoch_end(self) -> bool:
         """Whether callbacks that watch metrics look when a training epoch ends, and not after validation.
@@ -388,7 +391,9 @@ class TrainerView(LimitsView, RankFacts, ViewsOfTrainer):
         end.
         """
         interval = self.limits.val_check_interval
-        whole_epoch = isinstance(interval, float) and interval == 1.0  # the int 1 means every batch
+        whole_epoch = (
+            isinstance(interval, float) and interval == 1.0 and not self.validates_last  # 1: every batch
+        )  # the int 1: each batch
         return not self.enable_validation or (whole_epoch and self.limits.check_val_every_n_epoch == 1)
 
     @property

@@ -284,7 +284,7 @@ def test_the_hooks_of_epochs_are_called_in_training_only() -> None:
             called.append("validation")
 
     quiet(num_sanity_val_steps=0).fit(Hooked(), loader(), loader())
-    assert called == ["start", "validation", "validation", "end"]
+    assert called == ["start", "end", "validation", "validation"]
 
 
 # ---- what a step returns ---------------------------------------------------------------------------------------------

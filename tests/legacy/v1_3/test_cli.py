@@ -51,7 +51,7 @@ def test_the_command_line_is_that_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "argv", ["train.py", *options, "--trainer.weights_summary=null"])
     cli = Quiet(Net, Data, seed_everything_default=1, save_config_callback=None)
     assert type(cli.trainer) is pl.Trainer
-    assert (cli.model.hparams.lr, cli.trainer.current_epoch, cli.trainer.global_step) == (0.2, 2, 6)
+    assert (cli.model.hparams.lr, cli.trainer.current_epoch, cli.trainer.global_step) == (0.2, 1, 6)
     assert cli.fit_result == 1
     assert cli.ended
 

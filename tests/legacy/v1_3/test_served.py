@@ -78,7 +78,7 @@ if __name__ == "__main__":
     trainer.fit(Net(args))
     best = trainer.checkpoint_callback.best_model_path
     assert Net.load_from_checkpoint(best).hparams.lr == args.lr
-    print("trained with", pl.__version__, "for", trainer.current_epoch, "epochs")
+    print("trained with", pl.__version__, "for", trainer.current_epoch + 1, "epochs")
 """
 
 

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import drivetrain.trainer.trainer
+from drivetrain.loops.progress import Phase, TrainerFn
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.ddp2 import DDP2Strategy
 from drivetrain.strategies.dp import DataParallelStrategy
@@ -90,6 +91,9 @@ class _Devices(drivetrain.trainer.trainer.Trainer):
 _BITS = {"16-mixed": 16, "16-true": 16, "bf16-mixed": "bf16", "bf16-true": "bf16", "32-true": 32, "64-true": 64}
 
 
+_EPOCH_OVER = (Phase.BETWEEN_EPOCHS, Phase.TRAIN_END, Phase.NONE)
+
+
 class _Limits(_Devices):
     """How long it trains, as a Trainer of that time answered; what is set means the same as today."""
 
@@ -109,7 +113,30 @@ class _Limits(_Devices):
         _today("min_epochs").fset(self, value)
 
 
-class Asked(_Limits):
+class _Progress(_Limits):
+    """Where the run is, as a Trainer of that time counted: a step was over when its validation was."""
+
+    validates_last = True
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps before the batch that is under way, until a validation that follows it is done."""
+        progress = self.progress
+        phase, _, before_step = progress.slot
+        if Phase.FORWARD <= phase <= Phase.OPTIMIZER_STEP:
+            return before_step
+        under_way = Phase.BATCH_END <= phase <= Phase.EPOCH_END or phase >= Phase.VALIDATION_START
+        return progress.global_step - (under_way and progress.stepped)
+
+    @property
+    def current_epoch(self) -> int:
+        """Index of the epoch; after a fit, of its last one."""
+        progress = self.progress
+        epoch = _today("current_epoch").fget(self)
+        return max(0, int(epoch) - (progress.slot[0] in _EPOCH_OVER or progress.fn is not TrainerFn.FITTING))
+
+
+class Asked(_Progress):
     """Where the run is, its parts, and the flags as they were passed."""
 
     def __getattr__(self, name: str) -> Any:
