@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,17 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import drivetrain
 from drivetrain import LightningModule, Trainer
 
+OURS = str(Path(drivetrain.__file__).parent)
 STEPS, WARMUP = 400, 100  # counted steps hold eight flushes
 
 
 @dataclass
 class Calls:
-    """Calls of Python functions (``python``) and of builtins (``c``) per step."""
+    """Calls of Python functions (``python``) per step, those of the library among them (``own``), and of builtins."""
 
     python: float
     c: float
+    own: float
 
     @property
     def all(self) -> float:
@@ -39,6 +43,7 @@ class Counting:
 
     def _profile(self, frame: Any, event: str, argument: Any) -> None:
         self.events[event] += 1
+        self.events["own"] += event == "call" and frame.f_code.co_filename.startswith(OURS)
 
     def mark(self) -> None:
         """Call once per step, at the same point of each."""
@@ -51,7 +56,8 @@ class Counting:
     def per_step(self) -> Calls:
         assert self.step > WARMUP + STEPS
         # the call of mark() itself, and of setprofile at its end, are not the loop's
-        return Calls((self.events["call"] - STEPS) / STEPS, (self.events["c_call"] - 1) / STEPS)
+        own = self.events["own"] / STEPS
+        return Calls((self.events["call"] - STEPS) / STEPS, (self.events["c_call"] - 1) / STEPS, own)
 
 
 class Smallest(LightningModule):

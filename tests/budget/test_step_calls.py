@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from drivetrain import Callback
+from drivetrain.loggers import CSVLogger
 from drivetrain.profilers import PassThroughProfiler
 
 
@@ -77,3 +78,17 @@ def test_the_default_trainer_adds_at_most_15_percent_python_calls(budget: Any, b
         default_root_dir=tmp_path,
     )  # fmt: skip
     assert attached.python <= 1.15 * by_hand.python
+
+
+def test_clipping_and_a_log_add_at_most_7_own_calls(budget: Any, bare: Any) -> None:
+    clipped = budget.trained(lambda module, loss: module.log("loss", loss), gradient_clip_val=1.0)
+    assert bare.own + 3 <= clipped.own <= bare.own + 7
+
+
+def test_a_flush_to_a_table_and_a_bar_makes_at_most_75_own_calls(budget: Any, tmp_path: Any) -> None:
+    def log(module: Any, loss: Any) -> None:
+        module.log("loss", loss, prog_bar=True)
+
+    read_by_none = budget.trained(log)
+    shown = budget.trained(log, logger=CSVLogger(tmp_path), enable_progress_bar=True)
+    assert 10 <= 50 * (shown.own - read_by_none.own) <= 75

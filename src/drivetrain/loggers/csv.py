@@ -131,28 +131,29 @@ class CSVLogger(FolderLogger):
                 self._open()  # when a fit begins: a folder that cannot be used is an error before training
             return
         self._make_folder()
-        with _writing_alone(self._here):
+        table = self._table
+        with _writing_alone(os.path.dirname(table)):
             if self._fetch("metrics.csv"):  # another process of this run has written it
                 self._keep_unwritten_rows()
-                self._left = _identity(self._table)
-            found = _identity(self._table)
+                self._left = _identity(table)
+            found = _identity(table)
             if self._left is not None and found is None:
                 self._begin_anew()
             elif self._left != found:
                 self._continue_behind_others()
             try:
-                self._write_table()
+                self._write_table(table)
             finally:
-                self._left = _identity(self._table)
+                self._left = _identity(table)
         self._dirty = False
 
-    def _write_table(self) -> None:
+    def _write_table(self, table: str) -> None:
         if self._columns == self._columns_in_file:
-            with open(self._table, "r+b") as file:
+            with open(table, "r+b") as file:
                 self._write_rows(file, self._offset)
         else:
             earlier, lines = self._widened(), self._lines()
-            files.write(self._table, earlier + b"".join(lines))
+            files.write(table, earlier + b"".join(lines))
             self._columns_in_file = list(self._columns)
             self._written(lines, len(earlier))
 

@@ -14,6 +14,7 @@ from drivetrain.base.introspect import overrides, positional_arity
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import Run
 from drivetrain.loops.window import Window, rescale
+from drivetrain.module.trainable import TrainableModule
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.stepping import Stepping
 
@@ -170,6 +171,23 @@ def exchanges_always(run: Run) -> bool:
     return driver.exchanges_always
 
 
+def _bind_clipping(run: Run) -> Callable[..., Any]:
+    """What clips as the Trainer's arguments say, called with the optimizer, the value and the algorithm.
+
+    It is the module's method where that is overridden, then the strategy's, and otherwise the precision's itself.
+    """
+    module, strategy = run.module, run.engine.strategy
+    by_value = run.settings.gradient_clip_algorithm == "value"
+    verb = "clip_gradients_value" if by_value else "clip_gradients_norm"
+    if overrides(module, "clip_gradients", TrainableModule):
+        return module.configure_gradient_clipping
+    if overrides(strategy, verb, Stepping):
+        call = getattr(strategy, verb)
+        return lambda optimizer, clip_val, algorithm: call(module, optimizer, clip_val)
+    clip = strategy.precision_plugin.clip_gradients
+    return clip if by_value else lambda optimizer, clip_val, algorithm: clip(optimizer, clip_val)
+
+
 def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> Callable[[], None] | None:
     """What happens to the finished gradients before the optimizer takes them; ``None`` if nothing does."""
     hooks, settings, precision = run.hooks, run.settings, run.engine.precision
@@ -177,7 +195,7 @@ def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> C
     clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
     clip = hooks.bind_method("configure_gradient_clipping")
     if clip is None and clip_val is not None:
-        clip = run.module.configure_gradient_clipping
+        clip = _bind_clipping(run)
     unscale = precision.unscale if precision.scales_loss else None
     # A window may have begun under another limit; several ranks divide by the weights of all.
     several = run.limits.accumulate > 1 or window.batches_done > 0 or window.gather is not None

@@ -18,6 +18,7 @@ overrides are bound here in place of the plain operations. A strategy may also o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -409,50 +410,44 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
     zero_grad = None if optimizer is None else bind_zero_grad(run, optimizer)
     backward = bind_backward(run, optimizer)
     shared, slot = window.gather is not None, run.progress.slot
+    accumulates = run.limits.accumulate > 1 or window.batches_done > 0
+    # where ranks exchange gradients: on the window's last batch only, if the strategy can
+    held_back = hold_back(run) if accumulates and run.engine.strategy.is_distributed else None
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        if context is None:
-            output = training_step(batch, batch_idx)
-        else:
-            with context:
+        block = None if last or held_back is None else held_back()
+        if block is not None:
+            block.__enter__()  # by hand: a function around this one would be a frame more in every batch
+        try:
+            if context is None:
                 output = training_step(batch, batch_idx)
-        loss, weight = (output, None) if type(output) is Tensor else loss_of(output, shared)
-        if position == 1:
-            window.divisor, window.batches_with_gradients, window.last_counted, window.reference = divisor, 0, 0, None
-            if zero_grad is not None:
-                zero_grad()
-        if shared and (loss is None or window.factor_here != 1):
-            loss, weight = as_one_of_many(window, loss, weight)
-        if loss is not None:
-            if weight is not None or divisor != 1:
-                loss = window.part(loss, weight, optimizer, position, last)
-            elif position != window.last_counted:  # a closure may be run twice
-                window.last_counted = position
-                window.batches_with_gradients += 1
-            slot[0] = _BACKWARD
-            try:
-                backward(loss)
-            except RuntimeError as error:
-                if (why := cannot_be_differentiated(loss, run.module)) is not None:
-                    raise RunError(why) from error
-                raise
-        return output
+            else:
+                with context:
+                    output = training_step(batch, batch_idx)
+            loss, weight = (output, None) if type(output) is Tensor else loss_of(output, shared)
+            if position == 1:
+                window.divisor, window.batches_with_gradients = divisor, 0
+                window.last_counted, window.reference = 0, None
+                if zero_grad is not None:
+                    zero_grad()
+            if shared and (loss is None or window.factor_here != 1):
+                loss, weight = as_one_of_many(window, loss, weight)
+            if loss is not None:
+                if weight is not None or divisor != 1:
+                    loss = window.part(loss, weight, optimizer, position, last)
+                elif position != window.last_counted:  # a closure may be run twice
+                    window.last_counted = position
+                    window.batches_with_gradients += 1
+                slot[0] = _BACKWARD
+                try:
+                    backward(loss)
+                except RuntimeError as error:
+                    if (why := cannot_be_differentiated(loss, run.module)) is not None:
+                        raise RunError(why) from error
+                    raise
+            return output
+        finally:
+            if block is not None:
+                block.__exit__(*sys.exc_info())
 
-    accumulates = run.limits.accumulate > 1 or window.batches_done > 0
-    exchanges = run.engine.strategy.is_distributed
-    return _exchanging_last(run, forward_backward) if exchanges and accumulates else forward_backward
-
-
-def _exchanging_last(run: Run, forward_backward: ForwardBackward) -> ForwardBackward:
-    """``forward_backward`` of a strategy whose ranks exchange gradients: on the window's last batch only, if it can."""
-    held_back = hold_back(run)
-    if held_back is None:
-        return forward_backward
-
-    def exchange_last(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        if last:
-            return forward_backward(batch, batch_idx, position, last, divisor)
-        with held_back():
-            return forward_backward(batch, batch_idx, position, last, divisor)
-
-    return exchange_last
+    return forward_backward
