@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import pickle
 import re
 import sys
+import threading
 import types
 import zipfile
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers._child import Sealed, read_result, write_result
@@ -80,6 +83,45 @@ def test_what_cannot_be_pickled_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"result of rank 0 cannot be pickled.*lambda.*Return plain data"):
         write_result(tmp_path, lambda: None)
     assert os.listdir(tmp_path) == []
+
+
+class Words:
+    """A dataset whose lock is deep in an object that also leads back to itself."""
+
+    def __init__(self) -> None:
+        self.itself, self.locks = self, {"file": [None, threading.Lock()]}
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 2
+
+    def collate(self, items: Any) -> Any:
+        return items
+
+
+class Slotted:
+    __slots__ = ("transform",)
+
+
+def test_the_object_that_holds_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    slotted, layer = Slotted(), nn.Linear(1, 1)
+    slotted.transform = functools.partial(print, end=threading.Lock())
+    layer.activation = lambda x: x
+    of_words = "object, in the attribute `locks['file'][1]` of Words. Define"
+    for value, said in [
+        (DataLoader(Words()), of_words),
+        ((print, ({"model": nn.Sequential(layer)},)), ", in the attribute `activation` of Linear. Define"),
+        ([{"collate_fn": functools.partial(Words().collate, 1)}], of_words),
+        (slotted, "object, in the attribute `transform` of Slotted. Define"),
+        ([threading.Lock()], "object. Define"),
+    ]:
+        with pytest.raises(ConfigurationError) as failed:
+            pickle.dumps(Sealed(value))
+        assert said in str(failed.value)
+    with pytest.raises(ConfigurationError, match=r"object, in the attribute `value` of Own\. Return plain data"):
+        write_result(tmp_path, Own(threading.Lock()))
 
 
 def test_a_full_disk_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,13 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -65,8 +68,9 @@ class Sealed(Generic[T]):
             _ByValue(stream).dump(self._value)
         except (pickle.PickleError, AttributeError, TypeError) as error:
             raise ConfigurationError(
-                f"Something that the new processes need cannot be pickled: {error}. Define classes and functions at "
-                'the top level of a file, or use a start_method that does not pickle: "fork" or "popen".'
+                f"Something that the new processes need cannot be pickled: {error}{_holder(self._value)}. Define "
+                "classes and functions at the top level of a file, or use a start_method that does not pickle: "
+                '"fork" or "popen".'
             ) from error
         return {"_pickled": stream.getvalue()}
 
@@ -86,6 +90,53 @@ class _ByValue(ForkingPickler):
         if not isinstance(obj, torch.Tensor) or _in_shared_memory(obj):
             return NotImplemented
         return by_value(obj, self._memories)
+
+
+class _Trail(pickle._Pickler):
+    """Pickles into nothing, in Python, where what is being pickled can be followed: ``held`` ends at what failed."""
+
+    def __init__(self) -> None:
+        super().__init__(SimpleNamespace(write=len), pickle.HIGHEST_PROTOCOL)
+        self._rules = _ByValue(io.BytesIO())
+        self.dispatch_table = self._rules.dispatch_table
+        self.held: list[Any] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        return self._rules.reducer_override(obj)
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        self.held.append(obj)
+        super().save(obj, save_persistent_id)  # type: ignore[misc]  # not in its stub
+        self.held.pop()
+
+
+def _holder(value: Any) -> str:
+    """Which attribute of which object cannot be pickled, as the end of a sentence; "" if no object holds it."""
+    trail = _Trail()
+    with suppress(Exception):
+        trail.dump(value)
+    held = trail.held
+    for at in reversed(range(len(held) - 2)):
+        if isinstance(held[at], (Mapping, list, tuple, set, frozenset, partial)):
+            continue
+        for state in range(at + 1, min(at + 3, len(held) - 1)):  # it is the object's, or in a pair beside its slots
+            name = _key(held[state], held[state + 1]) if type(held[state]) is dict else None
+            if not isinstance(name, str):
+                continue
+            for outer, inner in pairwise(held[state + 1 :]):
+                if (key := _key(outer, inner)) is None:
+                    break
+                name += f"[{key!r}]"
+            return f", in the attribute `{name}` of {type(held[at]).__qualname__}"
+    return ""
+
+
+def _key(container: Any, item: Any) -> Any:
+    """Where ``item`` is in a mapping or a sequence; ``None``: not there."""
+    if not isinstance(container, (Mapping, list, tuple)):
+        return None
+    items = container.items() if isinstance(container, Mapping) else enumerate(container)
+    return next((key for key, value in items if value is item), None)
 
 
 def _check_main(obj: Any) -> None:
@@ -188,8 +239,8 @@ def write_result(folder: Path, result: Any) -> None:
             container.write(result, stream, pickle.HIGHEST_PROTOCOL)
     except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
         raise ConfigurationError(
-            f"The result of rank 0 cannot be pickled, so the launching process cannot have it: {error}. "
-            "Return plain data and tensors."
+            f"The result of rank 0 cannot be pickled, so the launching process cannot have it: {error}"
+            f"{_holder(result)}. Return plain data and tensors."
         ) from error
 
 
