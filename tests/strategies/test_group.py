@@ -228,6 +228,38 @@ def test_a_strategy_brings_a_group_of_1024_ranks_that_are_not_there() -> None:
     assert strategy.all_gather(torch.ones(2), group=strategy.data).shape == (512, 2)
 
 
+@pytest.mark.parametrize("base", [OneOfMany, SingleDeviceStrategy])
+def test_a_reduce_of_the_users_makes_one_value_of_what_is_logged(base: Any) -> None:
+    asked: list[tuple[float, Any, str]] = []
+
+    class Own(base):  # type: ignore[misc]
+        def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+            asked.append((float(tensor), group, reduce_op))
+            return super().reduce(tensor, group, reduce_op) + 1000
+
+    class Logs(Seen):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("mean", float(batch_idx), on_epoch=True, sync_dist=True)
+            self.log("own", 7.0)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("most", float(batch_idx), reduce_fx="max", sync_dist=True)
+
+    strategy = Own(accelerator=None)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, log_every_n_steps=4,
+    )  # fmt: skip
+    count, group = (512, strategy.data) if base is OneOfMany else (1, None)
+    data = TensorDataset(torch.arange(8.0 * count).unsqueeze(1))
+    trainer.fit(Logs(), DataLoader(data, batch_size=2), DataLoader(data, batch_size=2))
+    assert asked == [(3.0, group, "mean"), (3.0, group, "max"), (1.5, group, "mean"), (8.0, group, "sum")]
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    assert metrics == {"mean": 1001.5, "mean_step": 1003, "mean_epoch": 1001.5, "own": 7, "most": 1003,
+                       "samples": 1000 + 8 * count}  # fmt: skip
+
+
 def test_one_process_has_one_group_that_is_both() -> None:
     strategy = SingleDeviceStrategy("cpu")
     assert strategy.world is strategy.data

@@ -275,6 +275,16 @@ class Entry:
             return values.mean() / weights.mean().trunc()
         return values.sum() / weights.sum()
 
+    def combine_by(self, reduce: Callable[..., Any], value: Tensor, weights: Tensor) -> Tensor:
+        """One value by a ``reduce`` of the user's, from this rank's part and all weights.
+
+        Of a mean it gets what averages to the weighted mean: with equal weights, this rank's own mean.
+        """
+        if self.reduction == "mean":
+            mean = weights.mean()
+            value = value / (mean.trunc() if parity.current().averaged_batch_sizes else mean)
+        return self._as_scalar(torch.as_tensor(reduce(value, reduce_op=self.reduction), device=value.device).detach())
+
     @property
     def metric(self) -> Any:
         """The metric object that is logged under this name; ``None`` for numbers."""

@@ -22,6 +22,7 @@ holds. Folding bounds memory: a long evaluation keeps at most ``_FOLD_AT`` small
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +73,7 @@ class Logbook:
         sum_dtype: the dtype of sums over an epoch; float64 wherever the device has it.
         gather: where several ranks see different samples, the numbers of each, one row each, after a check that all
             mean the same names; ``None`` where one is alone. ``gather_world``: the same of all ranks.
+        own_reduce: how a strategy of the user's makes one value of the ranks'; ``None``: by exact sums.
         sync_metric: how a metric object gets every rank's state where not all ranks see different samples.
     """
 
@@ -79,6 +81,7 @@ class Logbook:
         self.sum_dtype = sum_dtype
         self.gather: Callable[[Sequence[str], Tensor], Tensor] | None = None
         self.gather_world: Callable[[Sequence[str], Tensor], Tensor] | None = None
+        self.own_reduce: Callable[..., Any] | None = None
         self.sync_metric: Callable[..., list[Tensor]] | None = None
         self.device = torch.device("cpu")
         self.scope: Scope | None = None
@@ -124,16 +127,21 @@ class Logbook:
         self._compared_sizes, self.epoch_done, self.muted = False, False, False
         self.callback_metrics, self.bar_metrics, self.logged_metrics = {}, {}, {}
 
-    def join(self, device: torch.device, data: Any, world: Any) -> None:
+    def join(
+        self, device: torch.device, data: Any, world: Any, own_reduce: Callable[..., Any] | None = None
+    ) -> None:
         """Take sums on ``device``, and exchange values in the groups of a strategy.
 
         Args:
             device: of this process.
             data: the group of the ranks that see different samples. world: the group of all ranks.
+            own_reduce: the strategy's ``reduce`` if the user has written it: ``reduce(tensor, group, reduce_op)``.
         """
         self.device = device
-        self.gather = data.gather_keyed if data.size > 1 else None
-        self.gather_world = world.gather_keyed if world.size > 1 else None
+        asked = own_reduce is not None  # also of one process
+        self.own_reduce = own_reduce and partial(own_reduce, group=None if data is world else data)
+        self.gather = data.gather_keyed if data.size > 1 or asked else None
+        self.gather_world = world.gather_keyed if world.size > 1 or asked else None
         self.sync_metric = None if data is world else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
@@ -304,7 +312,14 @@ class Logbook:
             torch.as_tensor(number, dtype=self.sum_dtype, device=self.device) for number in numbers
         ]) if numbers else torch.zeros(0, dtype=self.sum_dtype, device=self.device)  # fmt: skip
         everyones = self.gather([*also, *(name for name, _, _ in named)], vector)
-        return [entry.combine(everyones[:, 2 * i], everyones[:, 2 * i + 1]) for i, (_, entry, _) in enumerate(named)]
+        pairs = [(entry, everyones[:, 2 * i], everyones[:, 2 * i + 1]) for i, (_, entry, _) in enumerate(named)]
+        if self.own_reduce is None:
+            return [entry.combine(values, weights) for entry, values, weights in pairs]
+        own = vector[::2].unbind()
+        return [
+            entry.combine_by(self.own_reduce, mine, weights)
+            for mine, (entry, _, weights) in zip(own, pairs, strict=True)
+        ]
 
     def read(self, rows: list[Row]) -> list[Row]:
         """``rows`` as plain floats, with one transfer for each device and dtype among them; the bar sees them too."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.loops.evaluate import Stage, evaluate, predict
@@ -25,6 +25,8 @@ from drivetrain.trainer.job import Job
 from drivetrain.trainer.switches import interrupts_ignored
 
 if TYPE_CHECKING:
+    from drivetrain.logbook.logbook import Logbook
+    from drivetrain.strategies.strategy import Strategy
     from drivetrain.trainer.trainer import Trainer
     from drivetrain.trainer.votes import Vote
 
@@ -73,6 +75,12 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     return loaders
 
 
+def join_book(book: Logbook, strategy: Strategy) -> None:
+    """Let ``book`` exchange values as ``strategy`` does: by its ``reduce`` where the user has written one."""
+    own = defined_by_user(strategy, "reduce") or "reduce" in strategy.also_overrides
+    book.join(strategy.root_device, strategy.data, strategy.world, strategy.reduce if own else None)
+
+
 def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     """Everything from there to the first loop."""
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
@@ -91,7 +99,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         from drivetrain.trainer import profiling  # here, so that importing the Trainer stays quick
 
         profiling.begin(trainer, stage)
-    trainer.logbook.join(strategy.root_device, strategy.data, strategy.world)
+    join_book(trainer.logbook, strategy)
     if several:
         from drivetrain.trainer import watched  # here, so that importing the Trainer stays quick
 

@@ -24,6 +24,7 @@ from drivetrain.loops.progress import Progress
 from drivetrain.loops.run import Run
 from drivetrain.module.hooks import HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
+from drivetrain.trainer.life import join_book
 
 _PLAIN = (bool, int, float, str, bytes, type(None), list, dict, set, tuple)
 
@@ -66,7 +67,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
     progress, book = Progress(), Logbook(torch.float64 if trainer.accelerator.supports_float64 else torch.float32)
     progress.begin_run(fn)
     book.start_run()
-    book.join(strategy.root_device, strategy.data, strategy.world)
+    join_book(book, strategy)
     own = trainer.__dict__
     own.update(
         limits=dataclasses.replace(trainer.limits, **limits), progress=progress, logbook=book, _loggers=[],

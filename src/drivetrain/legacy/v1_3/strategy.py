@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base.introspect import defined_by_user
 from drivetrain.legacy.v1_3.stepping import Stepped, named
 
 
@@ -133,6 +134,11 @@ class Composed(_Gradients):
     def block_backward_sync(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self.source.training_type_plugin.block_backward_sync()
         return context
+
+    @property
+    def also_overrides(self) -> frozenset[str]:
+        own = {"reduce"} if defined_by_user(self.source.training_type_plugin, "reduce") else set()
+        return super().also_overrides | own  # type: ignore[misc,no-any-return]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return self.source.training_type_plugin.reduce(tensor, group, reduce_op)
