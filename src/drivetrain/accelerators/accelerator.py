@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -131,12 +132,9 @@ class Accelerator(ABC):
         """The backend of ``torch.distributed`` for these devices: by default torch's choice for their type."""
         return torch.distributed.get_default_backend_for_device(self._device)
 
-    run_device: torch.device | None = None
-    """A device that the run uses: the plan's first; ``None`` before there is a plan."""
-
-    @property
+    @cached_property
     def _device(self) -> torch.device:
-        return self.run_device or self.get_parallel_devices([0])[0]  # index 0 may be one that it refuses
+        return self.get_parallel_devices([0])[0]  # all have one type; a plan sets one that is not refused
 
     @classmethod
     def why_unavailable(cls) -> str:

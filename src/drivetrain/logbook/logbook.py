@@ -127,9 +127,7 @@ class Logbook:
         self._compared_sizes, self.epoch_done, self.muted = False, False, False
         self.callback_metrics, self.bar_metrics, self.logged_metrics = {}, {}, {}
 
-    def join(
-        self, device: torch.device, data: Any, world: Any, own_reduce: Callable[..., Any] | None = None
-    ) -> None:
+    def join(self, device: torch.device, data: Any, world: Any, own_reduce: Callable[..., Any] | None = None) -> None:
         """Take sums on ``device``, and exchange values in the groups of a strategy.
 
         Args:
