@@ -248,13 +248,15 @@ class Checkpoint(Callback):
     """Whether it saves when a run ends by an exception. The loop then keeps a copy of each window's start."""
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """Existing files that ``ckpt_path="last"`` may mean; of all callbacks', the one written last is taken."""
-        return []
+        """Files that ``ckpt_path="last"`` may mean, whoever saved them, because the user has chosen their folder.
 
-    def saved_checkpoints(self, trainer: Trainer) -> list[str]:
-        """Return existing files under any name, oldest first: a hint where ``ckpt_path="last"`` means none."""
+        Of all callbacks', the newest complete one is taken.
+        """
         return []
 
     def save_folders(self, trainer: Trainer) -> list[str]:
-        """Return the folder that a fit which is asked to end saves into; then those of earlier runs, if any."""
+        """Return the folder that a fit which is asked to end saves into; then those of other runs, if any.
+
+        ``ckpt_path="last"`` may mean a file in them if the same program with the same configuration has saved it.
+        """
         return []

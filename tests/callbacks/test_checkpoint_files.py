@@ -249,7 +249,10 @@ def test_a_link_to_nothing_gives_way_to_the_newest_complete_file(tmp_path: Path)
     (tmp_path / "damaged.ckpt").write_bytes((tmp_path / "epoch=1-step=4.ckpt").read_bytes()[:-100])
     for age, name in enumerate(("damaged", "epoch=1-step=4", "epoch=0-step=2")):
         os.utime(tmp_path / f"{name}.ckpt", (1e9 - age, 1e9 - age))
-    with pytest.warns(UserWarning, match=r"last\.ckpt, a link to epoch=2.*complete checkpoint there is taken.*epoch=1"):
+    with pytest.warns(
+        UserWarning,
+        match=r"last\.ckpt, a link to epoch=2.*damaged.ckpt cannot be read .*complete checkpoint is taken: .*epoch=1",
+    ):
         made = fit(tmp_path, callback, ckpt_path="last", max_epochs=4)
     assert made.ckpt_path == str(tmp_path / "epoch=1-step=4.ckpt")
     assert made.global_step == 8
@@ -279,8 +282,11 @@ def test_a_folder_in_place_of_the_last_one_is_named(tmp_path: Path, last: Any) -
     callback = ModelCheckpoint(tmp_path, save_last=last, enable_version_counter=False)
     with pytest.raises(CheckpointError, match=r"a folder has this name"):
         fit(tmp_path, callback)
-    with pytest.raises(CheckpointError, match=r"last.ckpt is a folder"):
-        fit(tmp_path, ModelCheckpoint(tmp_path, save_last=last), ckpt_path="last")
+    saved = tmp_path / "epoch=0-step=2.ckpt"
+    os.utime(saved, (1e9, 1e9))
+    with pytest.warns(UserWarning, match=r"the save of .*last.ckpt was not finished.* is taken: .*epoch=0-step=2.ckpt"):
+        made = fit(tmp_path, ModelCheckpoint(tmp_path, save_last=last), ckpt_path="last")
+    assert made.ckpt_path == str(saved)
 
 
 # ---- names that are no UTF-8 -----------------------------------------------------------------------------------------

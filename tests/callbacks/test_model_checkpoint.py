@@ -585,18 +585,16 @@ def test_t28_a_last_one_that_fails_leaves_the_one_before(tmp_path: Path, failing
     assert callback.last_model_path == (str(tmp_path / left[0]) if left else "")
 
 
-def test_t28_resume_candidates_are_the_last_ones_of_this_run_and_of_earlier_ones(tmp_path: Path) -> None:
+def test_t28_resume_candidates_are_the_files_of_the_folder_and_the_last_one_of_this_run(tmp_path: Path) -> None:
     callback = ModelCheckpoint(tmp_path / "a", save_last=True)
     trainer = Trainer(accelerator="cpu", logger=False, callbacks=[callback], default_root_dir=tmp_path)
     assert callback.resume_candidates(trainer) == []
     (tmp_path / "a").mkdir()
     for name in ("last.ckpt", "last-v1.ckpt", "epoch=0.ckpt", "last.txt"):
         (tmp_path / "a" / name).touch()
-    expected = [str(tmp_path / "a" / name) for name in ("last-v1.ckpt", "last.ckpt")]
+    expected = [str(tmp_path / "a" / name) for name in ("epoch=0.ckpt", "last-v1.ckpt", "last.ckpt")]
     assert callback.resume_candidates(trainer) == expected
     callback.last_model_path = str(tmp_path / "gone.ckpt")
-    assert callback.resume_candidates(trainer) == expected
-    (tmp_path / "gone.ckpt").touch()
     assert callback.resume_candidates(trainer) == [*expected, str(tmp_path / "gone.ckpt")]
 
 
@@ -605,7 +603,8 @@ def test_t28_without_a_folder_of_its_own_candidates_lie_in_the_default_one(tmp_p
     trainer = Trainer(accelerator="cpu", logger=False, callbacks=[ModelCheckpoint()], default_root_dir=tmp_path)
     callback = trainer.checkpoint_callback
     assert callback is not None
-    assert callback.resume_candidates(trainer) == [str(tmp_path / "checkpoints" / "last.ckpt")]
+    names = ["epoch=0-step=4.ckpt", "last.ckpt"]
+    assert callback.resume_candidates(trainer) == [str(tmp_path / "checkpoints" / name) for name in names]
 
 
 # ---- what is in it ---------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def test_a_last_one_that_is_gone_without_files(memory: Any, tmp_path: Path) -> N
     made.fit(Net(), loader(), loader())
     memory.remove_checkpoint(f"{RUNS}/last.ckpt")
     memory.kept[f"{RUNS}/epoch=3.ckpt"] = memory.kept[f"{RUNS}/epoch=3.ckpt"][:-100]
-    with pytest.warns(UserWarning, match=r"last\.ckpt is gone.*complete checkpoint there is taken: .*epoch=2\.ckpt"):
+    with pytest.warns(UserWarning, match=r"last\.ckpt is gone.*complete checkpoint is taken: .*epoch=2\.ckpt"):
         made.validate(Net(), loader(), ckpt_path="last", verbose=False)
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from drivetrain.base import files
-from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import WrongForm, entry, expect, number
 from drivetrain.checkpoints.file import TorchCheckpointIO
-from drivetrain.checkpoints.io import CheckpointIO, newest_first
-from drivetrain.errors import CheckpointError
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
@@ -41,27 +38,6 @@ def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = file
         return False
     own, its_folder = resolve(folder), resolve(os.path.dirname(path) or ".")
     return its_folder == own or its_folder.startswith(os.path.join(own, ""))
-
-
-def newest_complete(store: CheckpointIO, folder: str, extension: str, gone: Iterable[str]) -> str:
-    """Return the checkpoint in ``folder`` that was written last and is complete, instead of files that are ``gone``.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    links = {path: store.link_target(path) for path in gone}
-    named = ", ".join(
-        f"{path} is gone" if target is None else f"{path}, a link to {target}, which does not exist"
-        for path, target in links.items()
-    )
-    for path in newest_first(store, store.find(folder, f"*{extension}")):
-        if store.is_complete(path):
-            rank_zero_warn(f'ckpt_path="last" means {named}. The newest complete checkpoint there is taken: {path}.')
-            return path
-    raise CheckpointError(
-        f'ckpt_path="last" means {named}, and there is no complete checkpoint in {folder}. Pass a path, or remove the '
-        "link to begin from the start."
-    )
 
 
 def check_state(state: Any) -> None:

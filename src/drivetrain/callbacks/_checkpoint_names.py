@@ -13,7 +13,6 @@ from torch import Tensor
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Checkpoint
-from drivetrain.checkpoints.io import newest_first
 from drivetrain.errors import ConfigurationError, did_you_mean
 
 if TYPE_CHECKING:
@@ -62,21 +61,25 @@ class NamedCheckpoint(Checkpoint):
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
         return os.path.join(root, str(logger.name), version, "checkpoints")
 
-    def saved_checkpoints(self, trainer: Trainer) -> list[str]:
-        if self.dirpath is None and getattr(trainer.logger, "is_undecided", False):
-            return []  # a folder that does not exist yet
-        store = trainer.strategy.checkpoint_io
-        found = store.find(self.dirpath or self._default_dirpath(trainer), f"*{self.FILE_EXTENSION}")
-        return newest_first(store, found)[::-1]
-
     def save_folders(self, trainer: Trainer) -> list[str]:
         logger: Any = trainer.logger
-        if self.dirpath is not None or not getattr(logger, "is_undecided", False):
+        if self.dirpath is not None or not getattr(logger, "numbers_runs", False):
             return [self.dirpath or self._default_dirpath(trainer)]
-        try:  # this run will have a folder of its own; the others lie beside it
-            return [os.path.join(logger.root_dir, each, "checkpoints") for each in files.names(logger.root_dir)]
+        own = [] if logger.is_undecided else [self._default_dirpath(trainer)]
+        runs = logger.root_dir or os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name))
+        inside = os.path.join(getattr(logger, "sub_dir", None) or "", "checkpoints")
+        try:  # an undecided run will have a folder of its own; the others lie beside it
+            return [*own, *(os.path.join(runs, each, inside) for each in files.names(runs))]
         except OSError:
-            return []
+            return own
+
+    def _folder_is_chosen(self, trainer: Trainer) -> bool:
+        """Return whether the user, or an earlier run of this callback, has decided the folder."""
+        if self.dirpath is not None:
+            return True
+        if trainer.logger is None:
+            return trainer.settings.default_root_dir is not None
+        return not getattr(trainer.logger, "numbers_runs", False)
 
     def _path_for(
         self,

@@ -18,8 +18,7 @@ from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types, mode_or_default
 from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint
-from drivetrain.callbacks._checkpoint_files import check_state, newest_complete
-from drivetrain.callbacks._checkpoint_names import GROUP
+from drivetrain.callbacks._checkpoint_files import check_state
 from drivetrain.callbacks.on_exception_checkpoint import BEFORE_TRAINING
 from drivetrain.errors import ConfigurationError, arguments_checked
 from drivetrain.strategies import rank_files
@@ -186,22 +185,12 @@ class ModelCheckpoint(StoredCheckpoint):
         self.best_model_path = state_dict["best_model_path"]
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """Return what ``save_last`` wrote, in this run or in an earlier one that used the same folder.
-
-        Where that is a link to a file which is gone, the newest complete checkpoint of the folder takes its place.
-
-        Raises:
-            CheckpointError: there is such a link, and no complete checkpoint.
-        """
-        if self.dirpath is None and getattr(trainer.logger, "is_undecided", False):
-            return []  # a folder that does not exist yet
-        store, folder = trainer.strategy.checkpoint_io, self.dirpath or self._default_dirpath(trainer)
-        name = GROUP.sub("*", self.CHECKPOINT_NAME_LAST)
-        named = set(store.find(folder, f"{name}*{self.FILE_EXTENSION}"))
-        named |= {self.last_model_path} if self.last_model_path else set()
-        found = sorted(path for path in named if store.exists(path))
-        gone = sorted(path for path in named.difference(found) if not found or store.link_target(path) is not None)
-        return [*found, newest_complete(store, folder, self.FILE_EXTENSION, gone)] if gone else found
+        """Return the files of the folder, if it was chosen, and the one that ``save_last`` wrote in this process."""
+        last = {self.last_model_path} if self.last_model_path else set()
+        if not self._folder_is_chosen(trainer):
+            return sorted(last)
+        folder = self.dirpath or self._default_dirpath(trainer)
+        return sorted(last.union(trainer.strategy.checkpoint_io.find(folder, f"*{self.FILE_EXTENSION}")))
 
     # ---- when to save --------------------------------------------------------------------------------------------
 

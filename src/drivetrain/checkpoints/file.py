@@ -251,6 +251,20 @@ class TorchCheckpointIO(CheckpointIO):
         return True
 
 
+def entries(path: str | Path) -> dict[str, Any]:
+    """Return the entries of the local checkpoint at ``path``; tensors are read from the disk when they are used.
+
+    Only sizes are checked. Of a checkpoint that is no plain data, torch's or a file's error is raised.
+    """
+    if os.path.isdir(path):
+        from drivetrain.checkpoints import sharded
+
+        folder: dict[str, Any] = sharded.read(sharded.place(path), lazy=("",))
+        return folder
+    loaded: dict[str, Any] = torch.load(files.spelled(path), map_location="cpu", mmap=True, weights_only=True)
+    return loaded
+
+
 def refused_here() -> list[str] | None:
     """Return the list of the block of :meth:`TorchCheckpointIO.new_files` that runs now; ``None`` outside of one."""
     return _refused.get()

@@ -272,6 +272,9 @@ def read(path: Folder, lazy: tuple[str, ...] = ()) -> Any:
     """
     manifest = _manifest(path)
     tensors = _tensors(path, manifest)
+    for name, record in manifest["files"].items() if "" in lazy else ():  # no tensor is read: is its file there?
+        if _size(_in(path, name)) != record["size"]:
+            raise CheckpointError(f"{_in(path, name)} is missing or was cut short. Use another checkpoint.")
     content = _content(path, manifest, entry(manifest, "state", str))
     with restoring(f"{os.path.basename(path)}/{manifest['state']}"):
         tree = json.loads(content)

@@ -55,6 +55,7 @@ class FolderLogger(Logger):
         self._root = files.absolute(self._save_dir)  # the run stays there when the program changes its folder
         self._name = name or ""
         self._version = version
+        self._is_given = version is not None
         self._made = False  # the version's folder, by this logger
         self._mirror: Mirror | None = None
         self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
@@ -127,6 +128,11 @@ class FolderLogger(Logger):
     def is_undecided(self) -> bool:
         """Whether the run has no version yet, and so no folder."""
         return self._version is None and type(self).version is FolderLogger.version
+
+    @property
+    def numbers_runs(self) -> bool:
+        """Whether each run gets a version, and so a folder, of its own: none was given."""
+        return not self._is_given and type(self).version is FolderLogger.version
 
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
         self._version = broadcast(self.version if rank_from_environ() == 0 else None)

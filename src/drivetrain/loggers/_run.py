@@ -66,6 +66,11 @@ class RunLogger(Logger):
         return self._run_id is None
 
     @property
+    def numbers_runs(self) -> bool:
+        """Whether the service chooses the run's id: none was given."""
+        return not self._given
+
+    @property
     def experiment(self) -> Any:
         """The service's own object of the run, which begins by asking for it.
 

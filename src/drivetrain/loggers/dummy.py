@@ -44,7 +44,7 @@ class DummyLogger(Logger):
         """Drop them."""
 
 
-_ABSENT = frozenset({"begin_run", "is_undecided", "is_profiler"})
+_ABSENT = frozenset({"begin_run", "is_undecided", "is_profiler", "numbers_runs"})
 """What the Trainer asks whether a logger has it."""
 
 

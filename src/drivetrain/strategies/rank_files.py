@@ -185,6 +185,20 @@ def remove_others(store: CheckpointIO, path: str | Path, kept: Collection[str] =
             store.remove_checkpoint(file)
 
 
+def missing(store: CheckpointIO, entries: Sequence[Entry], path: str) -> str:
+    """Return the first rank file of the checkpoint ``path`` that does not exist; "" if all do."""
+    return next((file for each in entries if not store.exists(file := _place_of(each["name"], path))), "")
+
+
+def _place_of(name: str, path: str | Path) -> str:
+    """Return where the rank file ``name`` of the checkpoint ``path``, or of a link to it, is."""
+    if os.path.basename(name) != name or (suffix := re.search(f"{_SUFFIX}$", name)) is None:
+        raise WrongForm("['name']", f"is {name!r}, which names no rank file")
+    main = os.path.realpath(os.path.expanduser(path)) if _is_local(path) else str(path)
+    renamed = f"{main}{suffix[0]}"  # if all files were renamed
+    return _beside(main, name) if _is_local(path) and not os.path.exists(renamed) else renamed
+
+
 def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool | None) -> dict[str, Any]:
     """Return the part of this rank.
 
@@ -197,12 +211,7 @@ def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool
     Raises:
         CheckpointError: the file is missing, or is not the one that was written; the message names it.
     """
-    name = entry(listed, "name", str)
-    if os.path.basename(name) != name or (suffix := re.search(f"{_SUFFIX}$", name)) is None:
-        raise WrongForm("['name']", f"is {name!r}, which names no rank file")
-    main = os.path.realpath(os.path.expanduser(path)) if _is_local(path) else str(path)
-    renamed = f"{main}{suffix[0]}"  # if all files were renamed
-    file = _beside(main, name) if _is_local(path) and not os.path.exists(renamed) else renamed
+    file = _place_of(entry(listed, "name", str), path)
     if "crc32" in listed and _is_local(path):
         if not os.path.isfile(file):
             raise CheckpointError(f"{file} is missing")

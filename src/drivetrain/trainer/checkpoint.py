@@ -12,11 +12,11 @@ import torch
 
 from drivetrain import parity
 from drivetrain.base import files
-from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
 from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints.file import EMPTY_PATH, TorchCheckpointIO
-from drivetrain.checkpoints.io import CheckpointIO, newest_first
+from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import (
     CheckpointError,
     CheckpointNameError,
@@ -50,9 +50,9 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
 
     Args:
         trainer: whose callbacks know "best" and "last".
-        ckpt_path: a path; "best"; "last": of all files that the callbacks offer for resuming, the one that was
-            written last; "hpc": the highest ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a
-            fit in a job that was put back into the queue, "hpc" if there is one.
+        ckpt_path: a path; "best"; "last": the newest complete one of this program, see last.py; "hpc": the highest
+            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a fit in a job that was put back into
+            the queue, "hpc" if there is one.
         fitting: a fit begins from the start where "last" names none; anything else cannot do without.
 
     Raises:
@@ -66,30 +66,21 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     if ckpt_path is None:
         return requeued
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
-    if ckpt_path in ("best", "last"):
-        if ckpt_path == "best":
-            found = next((path for callback in callbacks if (path := getattr(callback, "best_model_path", ""))), "")
-            if found and not store.exists(found):
-                raise CheckpointError(
-                    f'ckpt_path="best" means {found}, which ModelCheckpoint has saved, and that file is gone. '
-                    "Pass the path of another checkpoint."
-                )
-        else:
-            from drivetrain.trainer.stopping import resume_candidates  # here, so that the import stays quick
+    if ckpt_path == "last":
+        from drivetrain.trainer.last import resolve_last  # here, so that the import stays quick
 
-            candidates = resume_candidates(trainer) | (set() if requeued is None else {requeued})
-            found = next(iter(newest_first(store, candidates)), "")
-        if found:
+        return resolve_last(trainer, fitting, requeued)
+    if ckpt_path == "best":
+        found = next((path for callback in callbacks if (path := getattr(callback, "best_model_path", ""))), "")
+        if found and store.exists(found):
             return found
-        others = _others(trainer) if ckpt_path == "last" else ""
-        if ckpt_path == "last" and fitting and callbacks:
-            none = "no callback has saved a last checkpoint" if others else "no checkpoint was saved so far"
-            say = rank_zero_warn if others else rank_zero_info
-            say(f'ckpt_path="last": {none}, so training starts from the beginning.{others}')
-            return None
+        if found:
+            raise CheckpointError(
+                f'ckpt_path="best" means {found}, which ModelCheckpoint has saved, and that file is gone. '
+                "Pass the path of another checkpoint."
+            )
         why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
-        why = "no callback has saved a last one" if others else why
-        raise CheckpointNameError(f'ckpt_path="{ckpt_path}" names no checkpoint: {why}.{others or " Pass a path."}')
+        raise CheckpointNameError(f'ckpt_path="best" names no checkpoint: {why}. Pass a path.')
     if ckpt_path == "hpc":
         by_number = numbered(trainer.default_root_dir, store)
         if not by_number:
@@ -116,18 +107,6 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             and not (store.is_sharded(path) or trainer.strategy.reads_folder(path))):  # fmt: skip
         raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
     return path
-
-
-def _others(trainer: Trainer) -> str:
-    """A hint at checkpoints that the callbacks have saved under other names than the last one's; "" without any."""
-    found = [path for callback in trainer.checkpoint_callbacks for path in callback.saved_checkpoints(trainer)]
-    if not found:
-        return ""
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return (
-        f" There are {', '.join(found[-3:])}{more}: pass one of these paths, and write ModelCheckpoint(save_last=True) "
-        "to keep a last checkpoint."
-    )
 
 
 def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
@@ -167,6 +146,8 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         "torch_version": str(torch.__version__),
         **weights.of(trainer),
     }
+    if trainer._program:
+        checkpoint["program"] = trainer._program
     if not weights_only:
         own = _loop_state(trainer, checkpoint)
         kept = own.pop("callbacks", {})  # their states at the point where the run will resume

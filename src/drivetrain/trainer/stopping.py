@@ -1,4 +1,4 @@
-"""What a fit saves when it is asked to end, and where the next run finds it."""
+"""What a fit saves when it is asked to end, and where a fit of another number of processes may resume."""
 
 from __future__ import annotations
 
@@ -71,45 +71,6 @@ def _folder(trainer: Trainer) -> str:
     return found[0] if found else os.path.join(trainer.default_root_dir, "checkpoints")
 
 
-def resume_candidates(trainer: Trainer) -> set[str]:
-    """Return the files that ``ckpt_path="last"`` may mean: those of callbacks, and that of a fit which was stopped.
-
-    The latter, and one that ModelCheckpoint saved after an exception, counts while it is the newest of its folder. That
-    may be the folder of an earlier run of the same logger, whose next run writes to another one.
-    """
-    callbacks = trainer.checkpoint_callbacks
-    found = {path for callback in callbacks for path in callback.resume_candidates(trainer)}
-    store = trainer.strategy.checkpoint_io
-    folders = {os.path.join(trainer.default_root_dir, "checkpoints")}
-    folders.update(folder for callback in callbacks for folder in callback.save_folders(trainer))
-    there = [path for folder in folders for path in store.find(folder, "*.ckpt")]
-    newest = next(iter(newest_first(store, there)), "")
-    if not os.path.basename(newest).startswith((STOPPED, "exception-")):
-        return found
-    earlier = found - {newest}
-    if earlier and (saved_by := _other_count(trainer, newest)):
-        rank_zero_info(
-            f'ckpt_path="last": {newest} was saved in the middle of an epoch by {saved_by} processes, and there are '
-            f"{trainer.world_size}, so an earlier checkpoint is taken."
-        )
-        return earlier
-    return found | {newest}
-
-
-def _other_count(trainer: Trainer, path: str) -> int:
-    """Return how many processes saved ``path`` in the middle of an epoch, if as many as now could alone resume it.
-
-    0: there are as many, or any number can, or the file cannot be read, which is said when it is resumed from.
-    """
-    try:
-        checkpoint = trainer.strategy.checkpoint_io.load_checkpoint(path)
-        inside = checkpoint["loops"]["drivetrain"]["batches_done"] > 0
-        count = len(checkpoint["ranks"]) if "ranks" in checkpoint else 1 + len(checkpoint.get("rank_files", ()))
-    except Exception:  # whatever a damaged file raises
-        return 0
-    return count if inside and count != trainer.world_size else 0
-
-
 def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
     """Return the newest checkpoint of this model that was saved at the end of an epoch; "" without one.
 
@@ -122,7 +83,7 @@ def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
         weights: those in it, whose names the found one has too.
     """
     store, folder = trainer.strategy.checkpoint_io, os.path.dirname(refused or "") or "."
-    saved = {path for callback in trainer.checkpoint_callbacks for path in callback.saved_checkpoints(trainer)}
+    saved = {path for callback in trainer.checkpoint_callbacks for path in callback.resume_candidates(trainer)}
     for path in newest_first(store, {*saved, *store.find(folder, "*.ckpt")} - {refused}):
         try:
             found = store.load_checkpoint(path)

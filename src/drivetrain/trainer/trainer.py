@@ -48,7 +48,7 @@ from drivetrain.settings import PrecisionName, Settings, StrategyName, complete,
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.stepping import Stepping
 from drivetrain.strategies.strategy import Strategy
-from drivetrain.trainer import attach, checkpoint, life
+from drivetrain.trainer import attach, checkpoint, last, life
 from drivetrain.trainer.job import Job, run_elsewhere
 from drivetrain.trainer.properties import TrainerView
 from drivetrain.trainer.switches import torch_switches
@@ -191,6 +191,7 @@ class Trainer(TrainerView):
         self.datamodule: LightningDataModule | None = None
         self._ckpt_path: str | None = None
         self._set_ckpt_path: str | Path | None = None
+        self._program: dict[str, str] = {}  # of the newest fit: see last.py
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
@@ -226,6 +227,7 @@ class Trainer(TrainerView):
             raise _unknown(TrainerFn.FITTING, unknown)
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
         self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only))
+        last.finished_fits += 1
 
     @accepts_no_more
     def validate(
@@ -413,6 +415,8 @@ class Trainer(TrainerView):
             from drivetrain.trainer.precision_checks import check_precision  # here, so that the import stays quick
 
             check_precision(precision, [model, *self.callbacks], fn, self.settings)
+        if fn is TrainerFn.FITTING or not self._program:
+            self._program = last.program_of(self, model, datamodule)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
         compiled_by = context_of(model)
         if compiled_by is not None or self.settings.compile:

@@ -1,0 +1,240 @@
+"""Which checkpoint ``ckpt_path="last"`` means: the newest complete one of this program with this configuration.
+
+A folder that the user has chosen belongs to the program: ``dirpath``, ``default_root_dir`` without a logger, or that of
+a logger's ``version``. Where a logger gives each run a folder of its own, the folders of all runs are looked through,
+and a file counts if its entry ``program`` says that the same program with the same configuration has saved it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from drivetrain.base import files
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.restoring import shown_error
+from drivetrain.checkpoints.file import TorchCheckpointIO, entries
+from drivetrain.checkpoints.io import CheckpointIO, newest_first
+from drivetrain.errors import CheckpointError, CheckpointNameError
+from drivetrain.module.loading import raw_hparams
+from drivetrain.strategies import rank_files
+from drivetrain.trainer.rank_parts import is_inside
+
+Trainer = Any  # not the class, which knows this file
+
+# Arguments that may differ: what to resume from, how long to train, and the rank that a launcher passes.
+_FREE = re.compile(r"ckpt|checkpoint|resume|rank$|(^|\.)(max_|num_|n_)?(epochs|steps|time)$")
+_SUBCOMMANDS = ("fit", "validate", "test", "predict")
+_FETCHED = 8  # of files that must be read as a whole, so many are looked into
+
+finished_fits = 0
+"""How many fits have come to their end in this process: the folds of a cross-validation are runs of their own."""
+
+
+def program_of(trainer: Trainer, model: Any, datamodule: Any) -> dict[str, str]:
+    """Return which program a fit belongs to, and its configuration, as digests: arguments may hold what is secret."""
+    script = os.path.realpath(getattr(sys.modules.get("__main__"), "__file__", None) or ".")
+    if not files.is_remote(trainer.default_root_dir):
+        with contextlib.suppress(ValueError):  # on another drive
+            script = os.path.relpath(script, os.path.realpath(trainer.default_root_dir))  # both may be moved together
+    classes = [f"{type(each).__module__}.{type(each).__qualname__}" for each in (model, datamodule)]
+    hparams = [_plain(raw_hparams(each)) for each in (model, datamodule) if each is not None]
+    configuration = [list(_arguments(sys.argv[1:])), hparams, finished_fits]
+    return {"name": _digest([script, classes]), "configuration": _digest(configuration)}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode(errors="replace")).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__qualname__
+
+
+def _arguments(words: list[str]) -> Iterator[str]:
+    """Yield the arguments of a command that make another configuration."""
+    skips = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if word.startswith("-") or equals:
+            is_free = _FREE.search(name.lstrip("-").replace("-", "_")) is not None
+            skips = is_free and not equals  # its value is the next word
+            if not is_free:
+                yield word
+        elif not skips and word not in _SUBCOMMANDS:
+            yield word
+        else:
+            skips = False
+
+
+def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -> str | None:
+    """Return the checkpoint that ``ckpt_path="last"`` means; ``None``: the fit starts from the beginning.
+
+    Args:
+        trainer: whose callbacks offer files.
+        fitting: a fit resumes; anything else needs only the weights.
+        requeued: what the fit has left when its job went back into the queue.
+
+    Raises:
+        CheckpointError: no file can be used, and one of them was complete or is of another number of processes.
+        CheckpointNameError: there is none, and what runs cannot do without.
+    """
+    callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
+    found = _Found(trainer, fitting)
+    given = {path for callback in callbacks for path in callback.resume_candidates(trainer)}
+    given |= {requeued} if requeued else set()
+    gone = sorted(path for path in given if not store.exists(path))
+    found.broken += [_how_gone(store, path) for path in gone]
+    others = _in_folders_of_runs(trainer) - given
+    for path in newest_first(store, given.union(others).difference(gone)):
+        if (path in given or found.is_own(path, others)) and found.can_be_used(path):
+            if found.broken or found.unfinished:
+                rank_zero_warn(
+                    f'ckpt_path="last" passes over {found.passed_over}. The newest complete checkpoint is taken: '
+                    f"{path}."
+                )
+            return path
+    if found.broken:
+        raise CheckpointError(
+            f'ckpt_path="last" means {found.passed_over}, and there is no complete checkpoint. Pass a path, or remove '
+            "what is named here to begin from the start."
+        )
+    hint = found.hint
+    if not (fitting and callbacks):
+        why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
+        why = f"{found.passed_over}" if found.unfinished else why
+        raise CheckpointNameError(f'ckpt_path="last" names no checkpoint: {why}.{hint or " Pass a path."}')
+    none = found.passed_over if found.unfinished else "no checkpoint was saved so far"
+    none = "no checkpoint was saved with this configuration" if hint and not found.unfinished else none
+    say = rank_zero_warn if found.unfinished or hint else rank_zero_info
+    say(f'ckpt_path="last": {none}, so training starts from the beginning.{hint}')
+    return None
+
+
+def _in_folders_of_runs(trainer: Trainer) -> set[str]:
+    """Return the files in the folders of this program's runs, and of others that have a logger in common."""
+    callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
+    folders = {(os.path.join(trainer.default_root_dir, "checkpoints"), ".ckpt")}
+    for callback in callbacks:
+        extension = getattr(callback, "FILE_EXTENSION", ".ckpt")
+        folders.update((folder, extension) for folder in callback.save_folders(trainer))
+    return {path for folder, extension in folders for path in store.find(folder, f"*{extension}")}
+
+
+class _Found:
+    """What was found on the way to the newest checkpoint that can be used.
+
+    Attributes:
+        broken: what to say of files that were complete, or that another number of processes needs.
+        unfinished: what to say of those whose save was never finished.
+        configured: files of this program with another configuration.
+    """
+
+    def __init__(self, trainer: Trainer, fitting: bool) -> None:
+        self.broken: list[str] = []
+        self.unfinished: list[str] = []
+        self.configured: list[str] = []
+        self._trainer, self._fitting = trainer, fitting
+        self._store = trainer.strategy.checkpoint_io
+        self._program = trainer._program
+        self._entries: dict[str, Mapping[str, Any] | None] = {}
+        self._fetched = 0
+
+    @property
+    def passed_over(self) -> str:
+        return ", ".join([*self.broken, *self.unfinished])
+
+    @property
+    def hint(self) -> str:
+        """A hint at checkpoints of this program that were not taken; "" without any."""
+        if not self.configured:
+            return ""
+        more = f" and {len(self.configured) - 3} more" if len(self.configured) > 3 else ""
+        return (
+            f" There are {', '.join(self.configured[:3])}{more}, which were saved with other arguments, "
+            "hyperparameters or an earlier version: to resume from one, pass its path."
+        )
+
+    def is_own(self, path: str, others: set[str]) -> bool:
+        """Whether this program with this configuration has saved ``path``, or may have begun to."""
+        entry = self._entry(path)
+        if entry is None:  # those beside it tell
+            folder = os.path.dirname(path)
+            beside = [self._entry(other) for other in others if os.path.dirname(other) == folder]
+            said = [each.get("program") for each in beside if each is not None]
+            return not said or self._program in said
+        saved_by = entry.get("program")
+        if saved_by == self._program:
+            return True
+        if not isinstance(saved_by, Mapping) or saved_by.get("name") == self._program.get("name"):
+            self.configured.append(path)
+        return False
+
+    def _entry(self, path: str) -> Mapping[str, Any] | None:
+        """Return the entries of a checkpoint, without its tensors where that is possible; ``None``: unknown."""
+        if path not in self._entries:
+            self._entries[path] = None
+            is_local = _reads_itself(self._store) and not files.is_remote(path)
+            self._fetched += not is_local
+            if is_local or self._fetched <= _FETCHED:
+                try:
+                    self._entries[path] = entries(path) if is_local else self._store.load_checkpoint(path)
+                except Exception:  # whatever a damaged file raises: can_be_used says why
+                    return None
+        return self._entries[path]
+
+    def can_be_used(self, path: str) -> bool:
+        """Whether ``path`` can be resumed from; otherwise the reason is noted."""
+        trainer, store = self._trainer, self._store
+        if trainer.strategy.reads_folder(path):
+            return True
+        if _reads_itself(store) and not files.is_remote(path) and os.path.isdir(path):
+            from drivetrain.checkpoints import sharded  # here, because few checkpoints are folders
+
+            if not sharded.is_checkpoint(path):
+                self.unfinished.append(f"the save of {path} was not finished")
+                return False
+        try:
+            checkpoint = entries(path) if os.path.isdir(path) and _reads_itself(store) else store.load_checkpoint(path)
+        except Exception as error:
+            if store.is_complete(path):
+                return True  # but not as plain data, which the fit may allow
+            self.broken.append(f"{path} cannot be read ({shown_error(error)})")
+            return False
+        why = _why_not_resumed(trainer, checkpoint, path) if self._fitting else ""
+        self.broken += [why] if why else []
+        return not why
+
+
+def _reads_itself(store: CheckpointIO) -> bool:
+    """Whether ``store`` keeps what :func:`entries` reads."""
+    return isinstance(store, TorchCheckpointIO) and not overrides(store, "load_checkpoint", TorchCheckpointIO)
+
+
+def _how_gone(store: CheckpointIO, path: str) -> str:
+    target = store.link_target(path)
+    return f"{path} is gone" if target is None else f"{path}, a link to {target}, which does not exist"
+
+
+def _why_not_resumed(trainer: Trainer, checkpoint: Mapping[str, Any], path: str) -> str:
+    """Return why a fit cannot resume from a checkpoint that can be read; "" if it can, as far as this shows."""
+    if "drivetrain_version" in checkpoint and not {"optimizer_states", "loops"} <= checkpoint.keys():
+        return f"{path} holds only weights"
+    listed = checkpoint.get("rank_files", ())
+    count = len(checkpoint["ranks"]) if "ranks" in checkpoint else 1 + len(listed)
+    if not is_inside(checkpoint):
+        return ""
+    if count != trainer.world_size:
+        return f"{path} was saved in the middle of an epoch by {count} processes, and there are {trainer.world_size}"
+    lost = rank_files.missing(trainer.strategy.checkpoint_io, listed, path)
+    return f"{path} was saved in the middle of an epoch, and without {lost}" if lost else ""
