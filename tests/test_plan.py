@@ -30,6 +30,7 @@ from drivetrain.plan import Machine, Plan, resolve
 from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from drivetrain.settings import Settings
 from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from drivetrain.trainer.trainer import Trainer
 
 MACHINE = Machine(environment=None, has_tensorboard=True)
 
@@ -333,6 +334,7 @@ def test_c2_s0_2_devices_reach_it_as_indices(devices: Any, indices: list[int]) -
     assert plan.devices == tuple(torch.device("meta", index) for index in indices)
     assert (plan.num_processes, plan.start_method) == (len(indices), None if len(indices) == 1 else "popen")
     assert xpulib.asked == [indices]
+    assert Trainer(accelerator=XPUAccelerator(), devices=devices, logger=False).device_ids == indices
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,18 @@ def test_a_missing_variable_is_named_with_its_reader_and_a_cure(name: str) -> No
         ask()
 
 
+def test_on_one_machine_the_local_rank_is_the_rank_where_nothing_sets_it() -> None:
+    environment = ClusterEnvironment({"WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+    environment.validate_settings(2, 1)
+    assert environment.global_rank() == 1
+    environment.environ["RANK"] = "0"
+    assert environment.global_rank() == 0
+    del environment.environ["RANK"]
+    environment.validate_settings(1, 2)  # the same object for a job of two machines
+    with pytest.raises(ConfigurationError, match="RANK, which is not set"):
+        environment.global_rank()
+
+
 @pytest.mark.parametrize("text", ["", "two", "1.5", "0x2"])
 def test_a_variable_that_is_no_number_is_shown(text: str) -> None:
     with pytest.raises(ConfigurationError, match=f"RANK, which holds {text!r}, which is no whole number"):

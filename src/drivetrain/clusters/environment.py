@@ -95,6 +95,7 @@ class ClusterEnvironment:
 
     _world_size: int | None = None
     _global_rank: int | None = None
+    _is_single_machine = False  # as the settings say, once they were compared with the cluster
 
     def world_size(self) -> int:
         """How many processes train together."""
@@ -106,7 +107,9 @@ class ClusterEnvironment:
             self._world_size = size
 
     def global_rank(self) -> int:
-        """Index of this process in the job."""
+        """Index of this process in the job; on a single machine, :meth:`local_rank` where RANK is not set."""
+        if self._is_single_machine and self._global_rank is None and "RANK" not in self.environ:
+            return self.local_rank()
         return self.number("RANK", self._global_rank)
 
     def set_global_rank(self, rank: int) -> None:
@@ -171,6 +174,7 @@ class ClusterEnvironment:
                 f"num_nodes={num_nodes} make {num_devices * num_nodes}. Write devices and num_nodes with the product "
                 f"{size}, or start as many processes."
             )
+        self._is_single_machine = num_nodes == 1
 
     def validate_address(self) -> None:
         """See that the main address has a number here; called before the processes meet, because that would hang.

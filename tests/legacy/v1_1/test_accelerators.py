@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from drivetrain import Trainer
-from drivetrain.clusters import TorchElasticEnvironment
+from drivetrain.clusters import ClusterEnvironment, LocalEnvironment, TorchElasticEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.legacy import v1_1
 
@@ -200,6 +201,85 @@ def test_s3_4_train_owns_the_run(make_trainer: Any, regression: Any, data: Any) 
     assert accelerator.moved
     with pytest.raises(ConfigurationError, match=r"Trainer\(accelerator=CPUAccelerator\(\)\)\.fit"):
         v1_1.CPUAccelerator().train()
+
+
+class CallsItsSteps(Printed):
+    """Runs the steps as methods of ``trainer.model``."""
+
+    def training_step(self) -> Any:
+        return self.trainer.model.training_step(*self.step_args)
+
+    def validation_step(self) -> Any:
+        return self.trainer.model.validation_step(*self.step_args)
+
+    def test_step(self) -> Any:
+        return self.trainer.model.test_step(*self.step_args)
+
+
+class CallsTheWrapper(Printed):
+    """Calls ``trainer.model``, which runs the step."""
+
+    def training_step(self) -> Any:
+        return self.trainer.model(*self.step_args)
+
+    validation_step = test_step = training_step
+
+
+@pytest.mark.parametrize("cls", [CallsItsSteps, CallsTheWrapper])
+@pytest.mark.parametrize("strategy", ["ddp", "dp"])
+def test_steps_run_through_the_model_of_the_trainer(
+    make_trainer: Any, validated: Any, data: Any, cls: Any, strategy: str
+) -> None:
+    loader, first = DataLoader(data, batch_size=8), make_trainer()
+    found = []
+    for accelerator in (cls(), cls(first), "cpu"):
+        if accelerator != "cpu":
+            accelerator.strategy_name = strategy
+        torch.manual_seed(3)
+        model, trainer = validated(), make_trainer(accelerator=accelerator, num_sanity_val_steps=0)
+        trainer.fit(model, loader, loader)
+        found.append((model.state_dict(), dict(trainer.callback_metrics), trainer.test(model, loader, verbose=False)))
+    for own in found[:2]:
+        assert same(own[0], found[2][0])
+        assert own[1:] == found[2][1:]
+
+
+def test_a_configure_ddp_may_return_the_module_itself(make_trainer: Any, regression: Any, data: Any) -> None:
+    class Bare(CallsTheWrapper):
+        def configure_ddp(self, model: Any, device_ids: Any) -> Any:
+            return model
+
+    own: Any = Bare
+    found, trainer = trained(make_trainer, regression, data, accelerator=own())
+    expected, _ = trained(make_trainer, regression, data, accelerator="cpu")
+    assert same(found, expected)
+    assert type(trainer.lightning_module) is regression
+
+
+def test_a_cluster_of_four_members_is_enough_where_nothing_sets_rank(
+    make_trainer: Any, regression: Any, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FourMembers(ClusterEnvironment):
+        def master_address(self) -> Any:
+            return "127.0.0.1"
+
+        def master_port(self) -> Any:
+            return "12910"
+
+        def world_size(self) -> Any:
+            return os.environ.get("WORLD_SIZE")
+
+        def local_rank(self) -> Any:
+            return int(os.environ["LOCAL_RANK"])
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    expected, _ = trained(make_trainer, regression, data, accelerator="cpu", plugins=[LocalEnvironment()])
+    own: Any = CallsItsSteps
+    found, trainer = trained(make_trainer, regression, data, accelerator=own(), plugins=[FourMembers()])
+    assert same(found, expected)
+    assert trainer.global_rank == 0
 
 
 def test_s3_4_train_may_set_up_what_is_set_up_already(make_trainer: Any, regression: Any, data: Any) -> None:

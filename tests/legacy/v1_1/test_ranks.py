@@ -89,6 +89,18 @@ class MyAccelerator(v1_1.Accelerator):
         return super().sync_tensor(tensor, group, reduce_op) + 10
 
 
+class CallsItsStep(v1_1.DDPAccelerator):
+    hardware = "cpu"
+
+    def training_step(self, args: Any = None) -> Any:
+        return self.trainer.model.training_step(*args)
+
+
+class CallsTheWrapper(CallsItsStep):
+    def training_step(self, args: Any = None) -> Any:
+        return self.trainer.model(*args)
+
+
 NAMED = {
     "DDPAccelerator": {}, "DDPHPCAccelerator": {}, "DDPCPUHPCAccelerator": {}, "DDPSpawnAccelerator": {},
     "DDPCPUSpawnAccelerator": {}, "HorovodAccelerator": {}, "DDP2Accelerator": {"num_nodes": 2, "devices": 1},
@@ -108,6 +120,12 @@ def on_ranks() -> dict[str, Any]:
     found["same"] = accelerator.cluster_environment is cluster is trainer.strategy.cluster_environment
     found["logged"] = float(trainer.callback_metrics["rank"])
     found["asked"] = accelerator.asked
+    for own in (CallsItsStep, CallsTheWrapper):
+        found[own.__name__] = fitted(4, accelerator=own(), devices=2)[0]
+    rank_was = os.environ.pop("RANK")
+    found["no RANK"], trainer = fitted(4, plugins=[OfTheGuide()], accelerator=CallsTheWrapper(), devices=2)
+    os.environ["RANK"] = rank_was
+    found["same rank"] = trainer.global_rank == int(rank_was)
     found["usual"] = float(fitted(4, accelerator=v1_1.DDPAccelerator())[1].callback_metrics["rank"])
     return found
 
@@ -123,7 +141,7 @@ def expected() -> torch.Tensor:
     return fitted(8, accelerator="cpu")[0]
 
 
-@pytest.mark.parametrize("name", [*NAMED, "sharded"])
+@pytest.mark.parametrize("name", [*NAMED, "sharded", "CallsItsStep", "CallsTheWrapper", "no RANK"])
 def test_e3_3_two_ranks_train_to_the_weights_of_one_process_with_the_same_global_batch(
     ranks: list[dict[str, Any]], expected: torch.Tensor, name: str
 ) -> None:
@@ -137,6 +155,7 @@ def test_e3_2_a_cluster_of_ones_own_trains_and_is_the_accelerators(
     for rank in ranks:
         torch.testing.assert_close(rank["own cluster"], expected)
         assert rank["same"]
+        assert rank["same rank"]
 
 
 def test_logged_values_go_through_an_overridden_sync_tensor_on_every_rank(ranks: list[dict[str, Any]]) -> None:

@@ -200,8 +200,10 @@ def test_s2_8_the_plain_members_connect_other_plugins() -> None:
             self.setups += 1
 
     precision, plugin = Doubled(), Own()
-    accelerator.connect_precision_plugin(precision)
-    accelerator.connect_training_type_plugin(plugin, model)
+    with pytest.warns(FutureWarning, match=r"\(precision_plugin=Doubled\(\), ...\)"):
+        accelerator.connect_precision_plugin(precision)
+    with pytest.warns(FutureWarning, match=r"\(..., training_type_plugin=Own\(\)\)"):
+        accelerator.connect_training_type_plugin(plugin, model)
     assert (accelerator.precision_plugin, accelerator.training_type_plugin) == (precision, plugin)
     assert plugin.setups == 1
     assert accelerator.strategy.precision_plugin is precision.today

@@ -18,6 +18,7 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError
 from drivetrain.legacy.v1_1.results import Result
 from drivetrain.legacy.v1_1.synced_log import log_through
+from drivetrain.legacy.v1_1.wrappers import that_runs_steps
 from drivetrain.legacy.v1_3.stepping import Stepped
 
 
@@ -99,17 +100,22 @@ class _Run(Stepped):
 class _Steps(_Run):
     """What happens in a step."""
 
+    asked: str | None = None
     dataloader_idx = 0
     norm_options: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     def ask(self, name: str, arguments: dict[str, Any]) -> Any:
-        self.source.step_args = list(arguments.values())
+        self.asked, self.source.step_args = name, list(arguments.values())
         output = self.call(name, self.source.step_args)
-        self.source.step_args = []  # or the batch would stay in memory until the next one
+        self.asked, self.source.step_args = None, []  # or the batch would stay in memory until the next one
         if not isinstance(output, Result):
             return output
         self.results_of |= {name}
         return output.logged_by(self.lightning_module)
+
+    def run_module(self, name: str, *args: Any) -> Any:
+        self.asked = None  # a call of the wrapper is its forward pass from here on
+        return super().run_module(name, *args)
 
     def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:
         return Result.of_epoch(outputs) if name in self.results_of else outputs
@@ -145,7 +151,13 @@ class Driven(_Steps):
     def _wrapped(self, module: nn.Module) -> Any:
         wrapped = self.source.configure_ddp(module, self.source.get_device_ids())
         self._averaged = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
-        return wrapped
+        return that_runs_steps(wrapped, module, self)
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        wrapped: nn.Module = self.usual.setup_module(module, move_to_device)
+        if wrapped is module and "ddp" not in self.source.strategy_name:
+            return module
+        return that_runs_steps(wrapped, module, self)  # DDP leaves the module as it is in an evaluation
 
     def block_backward_sync(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self.source.block_ddp_plugin_sync_behaviour()

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.accelerators.choice import choose
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.legacy.adapted import adapted
 from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin, precision_plugin_of
@@ -173,12 +174,22 @@ class _SetUp(_Facts):
 
     def connect_training_type_plugin(self, plugin: TrainingTypePlugin, model: nn.Module) -> None:
         """Use ``plugin`` and set it up with ``model``."""
+        rank_zero_warn(
+            f"accelerator.connect_training_type_plugin({type(plugin).__name__}(), model) is deprecated. Write "
+            f"{type(self).__name__}(..., training_type_plugin={type(plugin).__name__}()).",
+            FutureWarning,
+        )
         self.training_type_plugin = training_type_plugin_of(plugin)
         self.training_type_plugin.accelerator = self
         self.setup_training_type_plugin(model)
 
     def connect_precision_plugin(self, plugin: PrecisionPlugin) -> None:
         """Use ``plugin`` and set it up."""
+        rank_zero_warn(
+            f"accelerator.connect_precision_plugin({type(plugin).__name__}()) is deprecated. Write "
+            f"{type(self).__name__}(precision_plugin={type(plugin).__name__}(), ...).",
+            FutureWarning,
+        )
         self.precision_plugin = precision_plugin_of(plugin)
         self.precision_plugin.accelerator = self
         self.strategy.precision_plugin = self.precision_plugin.today
