@@ -602,15 +602,18 @@ IN_A_RUN = [
          "built for an optimizer that configure_optimizers did not return", "StepLR", "Return that optimizer too."),
     # a monitor that was never logged
     case("ModelCheckpoint's monitor", lambda b: b.fit({
-         "enable_checkpointing": True, "callbacks": ModelCheckpoint(b.path, monitor="val_los")}),
+         "enable_checkpointing": True, "num_sanity_val_steps": 0,
+         "callbacks": ModelCheckpoint(b.path, monitor="val_los")}),
          "which was not logged", "ModelCheckpoint watches 'val_los'",
          "Logged so far: val_loss. Log it, or watch one of those."),
-    case("EarlyStopping's monitor", lambda b: b.fit({"callbacks": EarlyStopping("val_los")}), "which was not logged",
+    case("EarlyStopping's monitor", lambda b: b.fit(
+         {"callbacks": EarlyStopping("val_los"), "num_sanity_val_steps": 0}), "which was not logged",
          "EarlyStopping watches 'val_los'", "Logged so far: val_loss. Log it, or watch one of those."),
     case("EarlyStopping's monitor where nothing was logged", lambda b: b.fit(
          {"callbacks": EarlyStopping("val_los")}, validation_step=lambda self, batch: None), "which was not logged",
          "EarlyStopping watches 'val_los'", "Logged so far: nothing. Log it, or watch one of those."),
-    case("ReduceLROnPlateau's monitor", lambda b: b.optimizers(lambda sgd: with_plateau(sgd, monitor="val_los")),
+    case("ReduceLROnPlateau's monitor", lambda b: b.optimizers(
+         lambda sgd: with_plateau(sgd, monitor="val_los"), num_sanity_val_steps=0),
          "which was not logged. Logged so far: val_loss", "ReduceLROnPlateau watches 'val_los'",
          'Log it, or set "strict": False to skip the scheduler while it is missing.'),
     # self.log

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +323,42 @@ def test_t29_not_in_fast_dev_run(tmp_path: Path) -> None:
     assert callback.stopping_reason is Reason.NOT_STOPPED
 
 
+def test_a_trial_refuses_a_name_that_nothing_logged(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="EarlyStopping watches 'scor', which was not logged.*score"):
+        fit(tmp_path, EarlyStopping("scor"), Scripted([1.0] * 10), fast_dev_run=True)
+
+
+@pytest.mark.parametrize("watcher", ["EarlyStopping", "monitor", "filename", "ReduceLROnPlateau"])
+def test_the_sanity_check_warns_of_a_misspelt_name(tmp_path: Path, watcher: str) -> None:
+    """Before the first epoch, naming the one that was meant, and of no other name."""
+
+    class Watching(Scripted):
+        wrong = "scores"
+
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            if watcher != "ReduceLROnPlateau":
+                return optimizer
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": self.wrong}}
+
+        def on_train_start(self) -> None:
+            raise KeyError("no epoch has begun")
+
+    makers: dict[str, Callable[[str], Any]] = {
+        "EarlyStopping": EarlyStopping,
+        "monitor": lambda name: ModelCheckpoint(tmp_path, monitor=name),
+        "filename": lambda name: ModelCheckpoint(tmp_path, filename=f"{{epoch}}-{{{name}:.2f}}"),
+        "ReduceLROnPlateau": lambda name: None,
+    }
+    said = f"{watcher}.* names 'scores', which the sanity check did not log; it logged 'score'"
+    for name, warned in (("scores", pytest.warns(UserWarning, match=said)), ("train_score", nullcontext())):
+        module = Watching([1.0] * 10)
+        module.wrong = name
+        with pytest.raises(KeyError, match="no epoch has begun"), warned:
+            fit(tmp_path, makers[watcher](name), module, num_sanity_val_steps=1, enable_checkpointing=None)
+
+
 def test_t29_not_in_the_sanity_check(tmp_path: Path) -> None:
     callback = EarlyStopping("score", patience=3)  # the sanity check logs NaN, which would stop at once
     trainer = fit(tmp_path, callback, Scripted(FALLING), num_sanity_val_steps=2)
@@ -396,7 +434,7 @@ def test_strict_names_what_was_logged(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match="watches 'scores', which was not logged. Logged so far: score. Log it"
     ):
-        fit(tmp_path, EarlyStopping("scores"), Scripted(FALLING))
+        fit(tmp_path, EarlyStopping("scores"), Scripted(FALLING), num_sanity_val_steps=0)
 
 
 def test_a_fit_that_does_not_validate_says_so_where_the_monitor_is_missing(tmp_path: Path) -> None:
@@ -423,7 +461,7 @@ def test_the_reason_to_stop_holds_the_last_value_and_what_it_was_judged_by(
 def test_not_strict_warns_and_goes_on(tmp_path: Path) -> None:
     callback = EarlyStopping("scores", strict=False, patience=1)
     with pytest.warns(UserWarning, match="EarlyStopping watches 'scores', which was not logged"):
-        trainer = fit(tmp_path, callback, Scripted(FALLING), max_epochs=3)
+        trainer = fit(tmp_path, callback, Scripted(FALLING), max_epochs=3, num_sanity_val_steps=0)
     assert trainer.current_epoch == 3
     assert callback.wait_count == 0
 
@@ -504,7 +542,7 @@ def test_a_run_that_ends_before_its_first_validation_is_warned_of(tmp_path: Path
         trainer = fit(tmp_path, EarlyStopping("score"), Scripted([1.0]), max_steps=STEPS - 1)
     assert trainer.global_step == STEPS - 1
     with pytest.raises(ConfigurationError, match="watches 'scor', which was not logged"):
-        fit(tmp_path, EarlyStopping("scor"), Scripted([1.0, 1.0]), max_steps=STEPS + 1)
+        fit(tmp_path, EarlyStopping("scor"), Scripted([1.0, 1.0]), max_steps=STEPS + 1, num_sanity_val_steps=0)
 
 
 def test_a_negative_min_delta_is_warned_of() -> None:

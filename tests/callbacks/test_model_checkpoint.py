@@ -130,7 +130,7 @@ def test_a_format_that_does_not_suit_its_value() -> None:
 
 def test_a_name_with_a_metric_that_was_never_logged_is_an_error_with_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"names 'scor', which was not logged\. Did you mean 'score'\?"):
-        fit(tmp_path, ModelCheckpoint(filename="{epoch}-{scor:.2f}"), [1.0, 2.0])
+        fit(tmp_path, ModelCheckpoint(filename="{epoch}-{scor:.2f}"), [1.0, 2.0], num_sanity_val_steps=0)
     assert files(tmp_path) == []
 
 
@@ -318,6 +318,22 @@ def test_t18_t28_nothing_in_fast_dev_run_and_in_the_sanity_check(tmp_path: Path)
     assert files(tmp_path) == []
     fit(tmp_path, callback, callbacks=[moments, callback], num_sanity_val_steps=-1, max_epochs=1)
     assert moments.saved == [("validation end", 4)] * 2  # the checkpoint and the last one, none at step 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"monitor": "scor"}, "ModelCheckpoint watches 'scor', which was not logged.*score"),
+        ({"filename": "{scor:.2f}"}, "names 'scor', which was not logged. Did you mean 'score'"),
+        ({"monitor": "score", "filename": "{epoch}-{score:.2f}"}, None),
+        ({"monitor": "scor", "save_top_k": 0}, None),
+    ],
+)
+def test_a_trial_refuses_a_name_that_nothing_logged(tmp_path: Path, arguments: Any, said: str | None) -> None:
+    refused = nullcontext() if said is None else pytest.raises(ConfigurationError, match=said)
+    with refused:
+        fit(tmp_path, ModelCheckpoint(tmp_path, **arguments), [1.0], fast_dev_run=True)
+    assert files(tmp_path) == []
 
 
 def test_validate_and_test_save_nothing(tmp_path: Path) -> None:

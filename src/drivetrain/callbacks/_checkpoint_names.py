@@ -12,10 +12,12 @@ from torch import Tensor
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.spelling import warn_if_misspelt
 from drivetrain.callback import Checkpoint
 from drivetrain.errors import ConfigurationError, did_you_mean
 
 if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
     from drivetrain.trainer.trainer import Trainer
 
 GROUP = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # a metric in a file name: {val_loss:.2f}
@@ -128,6 +130,12 @@ class NamedCheckpoint(Checkpoint):
         if not self._warned_of_names:
             self._warned_of_names = True
             rank_zero_warn(f"{message} The names of files hold 0 in its place until it is.")
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        known, monitor = {*trainer.callback_metrics, "epoch", "step"}, getattr(self, "monitor", None)
+        warn_if_misspelt(f"ModelCheckpoint(monitor={monitor!r})", monitor, known)
+        for name, _ in GROUP.findall(self.filename or ""):
+            warn_if_misspelt(f"ModelCheckpoint(filename={self.filename!r})", name, known)
 
     def _warn_if_nothing_was_saved(self, trainer: Trainer, nothing: bool) -> None:
         """Warn at the end of a fit that it was shorter than the number of steps or epochs between two saves."""

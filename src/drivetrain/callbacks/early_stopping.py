@@ -13,6 +13,7 @@ from torch import Tensor
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import WrongForm, count, entry, expect, number
+from drivetrain.base.spelling import warn_if_misspelt
 from drivetrain.callback import Callback
 from drivetrain.callbacks._checkpoint_arguments import mode_or_default
 from drivetrain.errors import (
@@ -215,6 +216,9 @@ class EarlyStopping(Callback):
             "again. To continue training, change its patience or a threshold, or raise max_epochs."
         )
 
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        warn_if_misspelt(f"EarlyStopping({self.monitor!r})", self.monitor, trainer.callback_metrics)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._checks_at_epoch_end(trainer) and not self._should_skip_check(trainer):
             self._run_early_stopping_check(trainer)
@@ -242,7 +246,7 @@ class EarlyStopping(Callback):
 
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
         """Look at the metric, and ask the Trainer to stop where it is time. Programs call it by this name."""
-        if trainer.fast_dev_run or trainer.progress.fn != "fit":
+        if trainer.progress.fn != "fit":
             return
         metrics = trainer.callback_metrics
         if self.monitor not in metrics:
@@ -255,6 +259,8 @@ class EarlyStopping(Callback):
             elif self.strict:
                 raise NotLoggedError(message)
             rank_zero_warn(message)
+            return
+        if trainer.fast_dev_run:  # a trial is not stopped
             return
         if not self._told_step and trainer.logbook.is_of_one_step(self.monitor):
             self._told_step = True

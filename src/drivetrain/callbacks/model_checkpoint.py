@@ -68,7 +68,7 @@ class ModelCheckpoint(StoredCheckpoint):
         last_model_path: the file or link that ``save_last`` wrote last.
 
     A score of NaN ranks last; of equal scores the older ranks first. In ``fast_dev_run`` and in the sanity check
-    nothing is saved, and the file that a run was resumed from is never deleted.
+    nothing is saved, only names are looked up; and the file that a run was resumed from is never deleted.
 
     Class attributes that you may change: ``CHECKPOINT_NAME_LAST``, a name as ``filename`` is one,
     ``CHECKPOINT_JOIN_CHAR``, ``CHECKPOINT_EQUALS_CHAR``, ``FILE_EXTENSION`` and ``STARTING_VERSION``.
@@ -240,6 +240,11 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(trainer)
+        if trainer.fast_dev_run:  # a trial saves nothing, and finds the mistakes that the first save would
+            metrics = self._monitor_candidates(trainer)
+            self._check_names(trainer, metrics, self.filename, validated=self._validated)
+            if self.save_top_k != 0:
+                self._score(trainer, metrics)
         # A link leads to the newest checkpoint, and is a file where there is none.
         due = self.save_last is True or (self.save_last == "link" and not self._newest_path)
         if due and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from drivetrain.base.seed import isolate_rng, rng_state
+from drivetrain.base.spelling import warn_if_misspelt
 from drivetrain.data.kept import generators_kept, workers_kept
 from drivetrain.loops.evaluate import evaluate
 from drivetrain.loops.loaders import EvalLoader
@@ -47,6 +48,10 @@ def sanity_check(run: Run) -> None:
         with generators_kept(each), workers_kept(each):
             evaluate(run, "sanity_check", loaders)
         run.hooks.call_callbacks("on_sanity_check_end")
+        for config in run.engine.strategy.lr_scheduler_configs if run.module.automatic_optimization else ():
+            if config.reduce_on_plateau:
+                scheduler = type(config.scheduler).__name__
+                warn_if_misspelt(f'{scheduler} with "monitor": {config.monitor!r}', config.monitor, book.refresh())
     set_states(run.module, metrics)
     progress.restore_eval_steps(eval_steps)
     book.forget_results()

@@ -1,0 +1,35 @@
+"""Whether a name that something watches is a misspelt one of those that were logged."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import closest
+
+
+def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
+    """Warn after the sanity check that ``who`` watches a ``name`` which is almost one that the validation logged."""
+    if name is not None and (meant := misspelt(name, logged)) is not None:
+        rank_zero_warn(
+            f"{who} names {name!r}, which the sanity check did not log; it logged {meant!r}. Write {meant!r}, unless "
+            f"training or a later validation logs {name!r}."
+        )
+
+
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Return the ``known`` name that ``name`` is but for a letter or two; ``None``: it is known, or like none.
+
+    Stricter than :func:`closest`: "train_loss" and "val_loss", or "top1" and "top5", are names of two things.
+    """
+    names = set(known)
+    close = None if name in names else closest(name, names)
+    if close is None:
+        return None
+    written, right = name.lower(), close.lower()
+    common = sum(block.size for block in difflib.SequenceMatcher(None, written, right).get_matching_blocks())
+    different = len(written) + len(right) - 2 * common
+    digits = [[letter for letter in word if letter.isdigit()] for word in (written, right)]
+    alike = different <= 2 and common >= 3 * different and written[0] == right[0] and digits[0] == digits[1]
+    return close if alike else None
