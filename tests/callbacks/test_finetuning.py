@@ -14,6 +14,8 @@ from drivetrain import Callback
 from drivetrain.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
+    ModelCheckpoint,
+    ModelPruning,
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
@@ -135,6 +137,37 @@ def test_a_resumed_run_is_bit_equal_before_and_after_the_thaw(
     assert groups[0] == groups[1]
     assert all(each.requires_grad for each in resumed.parameters())
     assert not torch.equal(module.backbone[0].weight, Tuned().backbone[0].weight)
+
+
+class Frozen(Callback):
+    """Notes after each batch which parameters are frozen."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.seen.append(sorted(name for name, each in pl_module.named_parameters() if not each.requires_grad))
+
+
+@pytest.mark.parametrize("thaw_at", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*val_dataloader")
+def test_a_resumed_run_knows_parameters_that_pruning_has_renamed_since_the_epoch_began(
+    data: Any, make_trainer: Any, tmp_path: Path, thaw_at: int
+) -> None:
+    def fitted(resume: Path | None = None) -> Any:
+        torch.manual_seed(5)
+        module, frozen = Tuned(), Frozen()
+        callbacks = [BackboneFinetuning(thaw_at), ModelPruning("l1_unstructured", None, amount=0.2), frozen]
+        saves = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+        trainer = make_trainer(max_epochs=3, callbacks=[*callbacks, saves], enable_checkpointing=True)
+        trainer.fit(module, DataLoader(data, batch_size=8, shuffle=True), ckpt_path=resume)
+        return module.state_dict(), frozen.seen
+
+    whole, seen = fitted()
+    resumed, again = fitted(tmp_path / "epoch=0.ckpt")
+    same(whole, resumed)
+    assert again == seen[4:]
+    assert bool(again[0]) == (thaw_at > 0)
 
 
 def test_after_an_exception_in_a_thawed_epoch(data: Any, make_trainer: Any, tmp_path: Path) -> None:

@@ -106,19 +106,20 @@ def test_a_resumed_run_is_bit_equal_and_a_file_has_plain_weights(
     assert sum(int((value == 0).sum()) for value in tested.parameters()) > 5
 
 
+@pytest.mark.parametrize(("lottery", "batch"), [(False, 8), (True, 2)])  # after an epoch, and before the first pruning
 @pytest.mark.filterwarnings("ignore:.*validation_step but there is no validation loader")
-def test_a_run_resumed_after_an_epochs_last_batch_chooses_by_the_trained_weights(
-    make_trainer: Any, data: Any, tmp_path: Path
+def test_a_resumed_run_chooses_by_the_trained_weights_and_goes_back_to_the_first(
+    make_trainer: Any, data: Any, tmp_path: Path, lottery: bool, batch: int
 ) -> None:
     path = tmp_path / "one.ckpt"
 
     def fitted(resume: Path | None = None) -> Any:
         torch.manual_seed(5)
         module = Net()
-        pruning = ModelPruning("l1_unstructured", None, amount=0.3, use_lottery_ticket_hypothesis=False)
+        pruning = ModelPruning("l1_unstructured", None, amount=0.3, use_lottery_ticket_hypothesis=lottery)
         if resume:  # other weights than those that were trained
             nn.init.normal_(module.net[0].weight, std=3)
-        make_trainer(max_epochs=3, callbacks=[pruning, *([] if resume else [SavesAt(path, 8)])]).fit(
+        make_trainer(max_epochs=3, callbacks=[pruning, *([] if resume else [SavesAt(path, batch)])]).fit(
             module, DataLoader(data, batch_size=8, shuffle=True), ckpt_path=resume
         )
         return module.state_dict()

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback, parity
 from drivetrain.callbacks import OnExceptionCheckpoint, StochasticWeightAveraging
+from drivetrain.data import CombinedLoader
 from drivetrain.errors import ConfigurationError
 
 EPOCHS, START = 6, 3
@@ -126,6 +127,22 @@ def test_statistics_for_a_step_that_takes_the_batch_alone(loader: Any, make_trai
     for kind in (Normed, WithoutNumber):
         module = kind()
         make_trainer(max_epochs=EPOCHS, callbacks=swa()).fit(module, loader)
+        found.append(module.state_dict())
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=0, atol=0, msg=name)
+
+
+class OfSeveral(Normed):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch["one"])
+
+
+@pytest.mark.parametrize("combined", [dict, CombinedLoader])
+def test_statistics_over_several_loaders(loader: Any, make_trainer: Any, combined: Any) -> None:
+    found = []
+    for kind, given in ((Normed, loader), (OfSeveral, combined({"one": loader, "other": loader}))):
+        module = kind()
+        make_trainer(max_epochs=EPOCHS, callbacks=swa()).fit(module, given)
         found.append(module.state_dict())
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=0, atol=0, msg=name)

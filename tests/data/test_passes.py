@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -126,6 +127,48 @@ def test_a_loader_that_has_become_shorter_is_said() -> None:
         next(batches)
     with pytest.raises(CheckpointError, match="after 5 batches of an epoch, and the loader list gave only 2"):
         passes_over([1, 2]).resume(whole.position())
+
+
+class Counted:
+    """A loader with a state, which begins a new pass with each iteration but for the first after a state was loaded."""
+
+    def __init__(self) -> None:
+        self.state, self.continues = {"given": 0, "begun": 0}, False
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state, self.continues = dict(state), state["begun"] > 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.continues:
+            self.state = {"given": 0, "begun": self.state["begun"] + 1}
+        self.continues = False
+        return self.rest()
+
+    def rest(self) -> Iterator[int]:
+        while self.state["given"] < 4:
+            self.state["given"] += 1
+            yield 10 * self.state["begun"] + self.state["given"]
+
+
+@pytest.mark.parametrize("limit", [2, 4, float("inf")])
+def test_a_position_between_two_passes_outlives_several_restarts(limit: float) -> None:
+    position: Any = None
+    for _ in range(3):
+        passes = passes_over(Counted())
+        passes.limit = limit
+        if position is None:
+            list(passes)
+        else:
+            passes.carry_over(position)
+        position = passes.position()
+        check_position(position, passes)
+    assert list(passes) == [21, 22, 23, 24][: int(min(limit, 4))]
 
 
 def test_generators_of_the_users_own_are_put_back() -> None:

@@ -89,7 +89,38 @@ class Net(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.scheduler}}
 
 
+class Pairs:
+    """A loader with a state: a new pass begins with each iteration, but for the first after a state was loaded."""
+
+    def __init__(self) -> None:
+        self.given, self.passes, self.continues = 0, 0, False
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given, "passes": self.passes}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given, self.passes = state["given"], state["passes"]
+        self.continues = self.passes > 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        if not self.continues:
+            self.given, self.passes = 0, self.passes + 1
+        self.continues = False
+        return self.rest()
+
+    def rest(self) -> Any:
+        while self.given < 4:
+            self.given += 1
+            x = torch.arange(12.0).view(3, 4) / 10 + self.given + self.passes / 7
+            yield x, x.sum(1, keepdim=True) / 20
+
+
 def loader_of(kind: str) -> Any:
+    if kind == "stateful":
+        return Pairs()
     if kind == "own sampler":
         data = regression_data(12)
         return DataLoader(data, 3, sampler=RandomSampler(data, generator=torch.Generator().manual_seed(4)))
@@ -106,7 +137,9 @@ class Fit:
     def __init__(self, seed: int, folder: Path) -> None:
         rng = random.Random(seed)
         self.seed, self.folder = seed, folder
-        self.loader = rng.choice(["plain", "shuffled", "own sampler", "min_size", "max_size", "max_size_cycle"])
+        self.loader = rng.choice(
+            ["plain", "shuffled", "stateful", "own sampler", "min_size", "max_size", "max_size_cycle"]
+        )
         self.keeps = rng.sample(["pruning", "average", "finetuning", "spike"], rng.randint(1, 3))
         self.average, self.scheduler = rng.choice(["ema", "mean", "swa"]), rng.choice(["none", "step", "epoch"])
         self.finder, self.lottery, self.thaws = rng.random() < 0.3, rng.random() < 0.5, rng.randint(0, 2)

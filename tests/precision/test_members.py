@@ -445,7 +445,7 @@ def test_two_that_override_backward_are_refused(make_trainer: Any, regression: A
         make_trainer(plugins=[Own()]).fit(Module(), loader)
 
 
-@pytest.mark.parametrize("user", ["clipping", "callback", "nobody"])
+@pytest.mark.parametrize("user", ["clipping", "callback", "a limit of 0", "nobody"])
 def test_scaled_gradients_that_somebody_would_see_are_refused(
     user: str, make_trainer: Any, regression: Any, loader: Any
 ) -> None:
@@ -465,10 +465,13 @@ def test_scaled_gradients_that_somebody_would_see_are_refused(
             optimizer.step(**kwargs)
             return loss
 
-    arguments = {"clipping": {"gradient_clip_val": 0.1}, "callback": {"callbacks": [Watching()]}, "nobody": {}}[user]
+    arguments: dict[str, Any] = {
+        "clipping": {"gradient_clip_val": 0.1}, "callback": {"callbacks": [Watching()]},
+        "a limit of 0": {"gradient_clip_val": 0}, "nobody": {},
+    }[user]  # fmt: skip
     users = {"clipping": r"Trainer\(gradient_clip_val=0\.1\)", "callback": r"Watching\.on_before_optimizer_step"}
     trainer = make_trainer(plugins=[Own()], **arguments)
-    if user == "nobody":
+    if user not in users:
         trainer.fit(regression(), loader)
         return
     with pytest.raises(ConfigurationError, match=rf"{users[user]} uses the gradients before optimizer_step"):

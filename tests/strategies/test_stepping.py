@@ -492,6 +492,7 @@ def test_clipping_that_an_own_step_does_not_do_is_refused(make_trainer: Any, reg
 
     with pytest.raises(ConfigurationError, match=r"does not clip, and Trainer\(gradient_clip_val=0.5\) asks for it"):
         make_trainer(strategy=Own(), gradient_clip_val=0.5).fit(regression(), loader)
+    make_trainer(strategy=Own(), gradient_clip_val=0).fit(regression(), loader)  # a limit of 0 clips nothing
 
 
 def test_an_own_step_that_honours_all_is_believed(make_trainer: Any, regression: Any, loader: Any) -> None:

@@ -342,10 +342,14 @@ def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, 
 
 def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
     named = {plain_name(name): each for name, each in module.named_parameters(remove_duplicate=False)}
+    # Torch's pruning renames parameters, maybe after this state was noted and before the checkpoint was saved.
+    masks = {plain_name(name) for name, _ in module.named_buffers() if name.endswith("_mask")}
+    stems = {name: name.removesuffix("_orig") for name in named}
+    named |= {stem: named[name] for name, stem in stems.items() if f"{stem}_mask" in masks}
     if "frozen" in state:
-        frozen = set(state["frozen"])
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad = plain_name(name) not in frozen
+        frozen = {id(named[name]) for name in state["frozen"] if name in named}
+        for parameter in named.values():
+            parameter.requires_grad = id(parameter) not in frozen
         for name, each in module.named_modules():
             if isinstance(each, _BatchNorm) and each.running_mean is not None:
                 each.track_running_stats = plain_name(name) not in state["frozen_statistics"]

@@ -213,7 +213,9 @@ class StatefulPasses(Passes):
     def _carry_over(self, position: Position) -> None:
         if "loader" not in position:
             return
-        given, ended = position["given"], position["ended"]
+        # A file that is saved before the next pass begins says as much of the one before as this position does.
+        self._given, self._ended, self._before = position["given"], position["ended"], position["before"]
+        given, ended = self._given, self._ended
         whole = given >= length_of(self.loader) or (ended and given < self.limit)
         with isolate_rng(), generators_kept([self.loader]), restoring(self._name):
             self._left = between_passes(self.loader, position["loader"], given > 0 or ended, whole)

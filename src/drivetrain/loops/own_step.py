@@ -73,7 +73,7 @@ def _check_honoured(run: Run) -> None:
     """Check that the strategy calls every hook inside the step that is overridden.
 
     Raises:
-        ConfigurationError: it does not call one of them, or does not clip although gradient_clip_val is set.
+        ConfigurationError: it does not call one of them, or does not clip although gradient_clip_val asks for it.
     """
     strategy, hooks = run.engine.strategy, run.hooks
     if strategy.honoured_hooks == "all":
@@ -86,7 +86,7 @@ def _check_honoured(run: Run) -> None:
             f"{hooks.overridden(ignored[0])} overrides. Do it in training_step, use another strategy, or let {name} "
             "call it and name it in its honoured_hooks."
         )
-    if run.settings.gradient_clip_val is not None and "configure_gradient_clipping" in left_out:
+    if run.settings.gradient_clip_val and "configure_gradient_clipping" in left_out:
         raise ConfigurationError(
             f"{name} owns its training step and does not clip, and Trainer(gradient_clip_val="
             f"{run.settings.gradient_clip_val}) asks for it. Leave the argument out, or let {name} clip "

@@ -228,7 +228,7 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
                 "DeepSpeed's engine makes the optimizer step, and automatic_optimization = False makes it in "
                 'training_step. Write automatic_optimization = True, or strategy="ddp".'
             )
-        if trainer.settings.gradient_clip_val is not None and trainer.settings.gradient_clip_algorithm == "value":
+        if trainer.settings.gradient_clip_val and trainer.settings.gradient_clip_algorithm == "value":
             raise self._no_clipping_by_value()
 
     def _no_clipping_by_value(self) -> ConfigurationError:

@@ -44,7 +44,7 @@ def check_precision(precision: Precision, parties: Sequence[Any], fn: TrainerFn,
         for party in parties
         if defined_by_user(party, hook)
     ]
-    if settings.gradient_clip_val is not None:
+    if settings.gradient_clip_val:
         users.insert(0, f"Trainer(gradient_clip_val={settings.gradient_clip_val})")
     if users:
         raise ConfigurationError(
