@@ -65,11 +65,16 @@ _METRICS = (
     "MetricCollection PSNR=PeakSignalNoiseRatio PrecisionRecallCurve ROC SSIM=StructuralSimilarityIndexMeasure",
     f"{_LATER}.metrics: Accuracy ConfusionMatrix F1 FBeta Precision Recall",
 )
-_FUNCTIONAL = (
-    f"{_L}.functional: accuracy confusion_matrix f1 fbeta precision recall",
-    "torchmetrics.functional: auroc average_precision bleu_score explained_variance mean_absolute_error "
-    "mean_squared_error mean_squared_log_error precision_recall_curve psnr=peak_signal_noise_ratio roc "
-    "ssim=structural_similarity_index_measure stat_scores",
+_FUNCTIONS = f"{_L}.functional"
+_OF_TORCHMETRICS = "torchmetrics.functional"
+_FUNCTIONAL: dict[str, tuple[str, ...]] = {  # a module named as its function, once imported, would hide it
+    "classification": (_FUNCTIONS,),
+    "f_beta": (f"{_FUNCTIONS}: f1 fbeta",),
+    "nlp": (f"{_OF_TORCHMETRICS}: bleu_score",),
+}
+_REGRESSION = (
+    f"{_OF_TORCHMETRICS}: explained_variance image_gradients mean_absolute_error mean_squared_error "
+    "mean_squared_log_error psnr=peak_signal_noise_ratio ssim=structural_similarity_index_measure"
 )
 _folder = later.folder
 
@@ -95,8 +100,7 @@ SERVED: dict[str, tuple[str, ...]] = {
     **{path: sources for path, sources in later.SERVED.items() if path.split(".")[0] == "loggers"},
     "metrics": _METRICS,
     "metrics.classification": _METRICS,
-    "metrics.functional": _FUNCTIONAL,
-    "metrics.functional.classification": _FUNCTIONAL,
+    **_folder("metrics.functional", _FUNCTIONAL, _REGRESSION),
     "metrics.metric": ("torchmetrics: Metric",),
     "metrics.regression": _METRICS,
     "overrides": (),
