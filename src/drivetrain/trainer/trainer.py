@@ -48,7 +48,7 @@ from drivetrain.settings import PrecisionName, Settings, StrategyName, complete,
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.stepping import Stepping
 from drivetrain.strategies.strategy import Strategy
-from drivetrain.trainer import attach, checkpoint, last, life
+from drivetrain.trainer import attach, checkpoint, life
 from drivetrain.trainer.job import Job, run_elsewhere
 from drivetrain.trainer.properties import TrainerView
 from drivetrain.trainer.switches import torch_switches
@@ -227,6 +227,8 @@ class Trainer(TrainerView):
             raise _unknown(TrainerFn.FITTING, unknown)
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
         self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only))
+        from drivetrain.trainer import last  # here, so that importing the Trainer stays quick
+
         last.finished_fits += 1
 
     @accepts_no_more
@@ -416,7 +418,9 @@ class Trainer(TrainerView):
 
             check_precision(precision, [model, *self.callbacks], fn, self.settings)
         if fn is TrainerFn.FITTING or not self._program:
-            self._program = last.program_of(self, model, datamodule)
+            from drivetrain.trainer.last import program_of  # here, so that importing the Trainer stays quick
+
+            self._program = program_of(self, model, datamodule)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
         compiled_by = context_of(model)
         if compiled_by is not None or self.settings.compile:
