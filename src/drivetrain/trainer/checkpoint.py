@@ -313,7 +313,7 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
     with naming(path):
         read = trainer.strategy.load_checkpoint(path, weights_only)
         with restoring("'loops'"):  # earlier layouts have them too, or ``None``
-            expect(read.get("loops"), (Mapping, type(None)))
+            expect({} if read.get("loops") is None else read["loops"], Mapping)
         with restoring("the layout"):
             read = migrate(read, resuming)
         checkpoint = decode_checkpoint(read)
