@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drivetrain.base import files
+from drivetrain.base.configs import as_plain, is_config
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import shown_error
@@ -54,6 +55,8 @@ def _digest(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if is_config(value):
+        value = as_plain(value, resolve=False)  # what an interpolation stands for, such as a date, may differ
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
