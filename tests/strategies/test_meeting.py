@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Callback, LightningModule, Trainer
@@ -283,3 +284,19 @@ def test_a_program_that_a_rank_has_started_does_not_join_its_job(monkeypatch: py
     monkeypatch.setattr(script, "started_by_rank", lambda: 4711)
     with pytest.raises(ConfigurationError, match=r"started by process 4711, which is rank 1 of a job of 2 processes"):
         meeting.meet("gloo", LocalEnvironment(), 1, 2, 1, SHORT)
+
+
+def test_a_restart_by_torchrun_does_not_find_the_addresses_of_the_processes_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun's agent keeps one store for all restarts of a job."""
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+
+    def store(restart: int) -> Any:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restart))
+        return Meeting("127.0.0.1", agent.port, 0, 1, timedelta(seconds=10)).store(own_socket=False)
+
+    store(0).set("gloo", "an address")
+    assert store(0).check(["gloo"])  # as another rank of the same start does
+    assert not store(1).check(["gloo"])

@@ -111,7 +111,7 @@ class Meeting:
             own_socket: let rank 0 listen at the address alone; torch itself listens on every interface.
         """
         # here, because some builds of torch are without them
-        from torch._C._distributed_c10d import TCPStore
+        from torch._C._distributed_c10d import PrefixStore, TCPStore
         from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
         serves = self.rank == 0 and not _torchelastic_use_agent_store()
@@ -128,6 +128,9 @@ class Meeting:
             raise self._no_answer() from error
         if store is None:
             raise self._no_answer()
+        if _torchelastic_use_agent_store():
+            # torchrun's store outlives the processes, and holds the addresses of those that it has started again.
+            store = PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         try:
             complete = self._in_time(lambda: self._wait_for_all(store))
         except RuntimeError as error:  # the store's own timeout, or rank 0 has ended
