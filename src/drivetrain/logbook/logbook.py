@@ -136,7 +136,7 @@ class Logbook:
             own_reduce: the strategy's ``reduce`` if the user has written it: ``reduce(tensor, group, reduce_op)``.
         """
         self.device = device
-        asked = own_reduce is not None  # also of one process
+        asked = own_reduce is not None  # with one process too
         self.own_reduce = own_reduce and partial(own_reduce, group=None if data is world else data)
         self.gather = data.gather_keyed if data.size > 1 or asked else None
         self.gather_world = world.gather_keyed if world.size > 1 or asked else None
