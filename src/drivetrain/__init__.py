@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain.base.lazy import lazy
-from drivetrain.base.moved import find_moved_modules
 
 if TYPE_CHECKING:
     from drivetrain import accelerators as accelerators
@@ -50,15 +49,12 @@ _PUBLIC = {
     "WeightedLoss": "module",
     "seed_everything": "base.seed",
 }
+__all__ = list(_PUBLIC)
 _MODULES = (
     "accelerators", "callbacks", "checkpoints", "cli", "clusters", "compat", "data", "engine", "errors", "launchers",
     "loggers", "module", "parity", "plugins", "precision", "profilers",
     "strategies", "testing", "tuner",
 )  # fmt: skip
-__all__ = [
-    "Callback", "Engine", "LightningDataModule", "LightningModule", "Trainer", "WeightedLoss", "seed_everything",
-]  # fmt: skip
 
-find_moved_modules()
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _PUBLIC, _MODULES)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests import parity_matrix as parity
+from tests import parity_packages as packages
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision import PrecisionRegistry
 from drivetrain.strategies import StrategyRegistry
-from drivetrain.testing import _parity as parity
-from drivetrain.testing import _parity_packages as packages
 
 LONG = os.environ.get("DRIVETRAIN_FAULTS", "") == "long"
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"

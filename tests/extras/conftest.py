@@ -50,9 +50,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def check_parity(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], None]]:
     """Run a cell of the parity matrix of precisions with a package: from the start, from a file and from a folder."""
     import torch
-
-    from drivetrain.testing import _parity as parity
-    from drivetrain.testing import _parity_packages as packages
+    from tests import parity_matrix as parity
+    from tests import parity_packages as packages
 
     written = tmp_path_factory.mktemp("written")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import parity_matrix as parity
+from tests import parity_packages as packages
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.testing import _parity as parity
-from drivetrain.testing import _parity_packages as packages
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*shares a parameter:UserWarning")
 

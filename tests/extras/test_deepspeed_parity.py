@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import parity_matrix as parity
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.testing import _parity as parity
 
 
 @pytest.fixture(scope="module")

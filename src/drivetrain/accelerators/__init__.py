@@ -25,16 +25,7 @@ _MODULES = {
     "XLAAccelerator": "xla",
     "find_usable_cuda_devices": "cuda",
 }
-__all__ = [
-    "Accelerator",
-    "AcceleratorRegistry",
-    "CPUAccelerator",
-    "CUDAAccelerator",
-    "MPSAccelerator",
-    "TorchDeviceAccelerator",
-    "XLAAccelerator",
-    "find_usable_cuda_devices",
-]
+__all__ = list(_MODULES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _MODULES)

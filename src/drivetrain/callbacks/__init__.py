@@ -7,62 +7,37 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from drivetrain.callback import Callback, Checkpoint
-    from drivetrain.callbacks.batch_size_finder import BatchSizeFinder
-    from drivetrain.callbacks.device_stats_monitor import DeviceStatsMonitor
-    from drivetrain.callbacks.early_stopping import EarlyStopping
-    from drivetrain.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
-    from drivetrain.callbacks.gradient_accumulation import GradientAccumulationScheduler
-    from drivetrain.callbacks.lambda_function import LambdaCallback
-    from drivetrain.callbacks.lr_finder import LearningRateFinder
-    from drivetrain.callbacks.lr_monitor import LearningRateMonitor
-    from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
-    from drivetrain.callbacks.model_summary import ModelSummary
-    from drivetrain.callbacks.non_finite import TerminateOnNaN
-    from drivetrain.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
-    from drivetrain.callbacks.plain_progress import PlainProgressBar
-    from drivetrain.callbacks.prediction_writer import BasePredictionWriter
-    from drivetrain.callbacks.progress_bar import ProgressBar
-    from drivetrain.callbacks.pruning import ModelPruning
-    from drivetrain.callbacks.rich_model_summary import RichModelSummary
-    from drivetrain.callbacks.rich_progress import RichProgressBar
-    from drivetrain.callbacks.spike import SpikeDetection
-    from drivetrain.callbacks.stochastic_weight_avg import StochasticWeightAveraging
-    from drivetrain.callbacks.throughput_monitor import ThroughputMonitor
-    from drivetrain.callbacks.timer import Timer
-    from drivetrain.callbacks.tqdm_progress import TQDMProgressBar
-    from drivetrain.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
+    from drivetrain.callback import Callback as Callback
+    from drivetrain.callback import Checkpoint as Checkpoint
+    from drivetrain.callbacks.batch_size_finder import BatchSizeFinder as BatchSizeFinder
+    from drivetrain.callbacks.device_stats_monitor import DeviceStatsMonitor as DeviceStatsMonitor
+    from drivetrain.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from drivetrain.callbacks.finetuning import BackboneFinetuning as BackboneFinetuning
+    from drivetrain.callbacks.finetuning import BaseFinetuning as BaseFinetuning
+    from drivetrain.callbacks.gradient_accumulation import (
+        GradientAccumulationScheduler as GradientAccumulationScheduler,
+    )
+    from drivetrain.callbacks.lambda_function import LambdaCallback as LambdaCallback
+    from drivetrain.callbacks.lr_finder import LearningRateFinder as LearningRateFinder
+    from drivetrain.callbacks.lr_monitor import LearningRateMonitor as LearningRateMonitor
+    from drivetrain.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from drivetrain.callbacks.model_summary import ModelSummary as ModelSummary
+    from drivetrain.callbacks.non_finite import TerminateOnNaN as TerminateOnNaN
+    from drivetrain.callbacks.on_exception_checkpoint import OnExceptionCheckpoint as OnExceptionCheckpoint
+    from drivetrain.callbacks.plain_progress import PlainProgressBar as PlainProgressBar
+    from drivetrain.callbacks.prediction_writer import BasePredictionWriter as BasePredictionWriter
+    from drivetrain.callbacks.progress_bar import ProgressBar as ProgressBar
+    from drivetrain.callbacks.pruning import ModelPruning as ModelPruning
+    from drivetrain.callbacks.rich_model_summary import RichModelSummary as RichModelSummary
+    from drivetrain.callbacks.rich_progress import RichProgressBar as RichProgressBar
+    from drivetrain.callbacks.spike import SpikeDetection as SpikeDetection
+    from drivetrain.callbacks.stochastic_weight_avg import StochasticWeightAveraging as StochasticWeightAveraging
+    from drivetrain.callbacks.throughput_monitor import ThroughputMonitor as ThroughputMonitor
+    from drivetrain.callbacks.timer import Timer as Timer
+    from drivetrain.callbacks.tqdm_progress import TQDMProgressBar as TQDMProgressBar
+    from drivetrain.callbacks.weight_averaging import EMAWeightAveraging as EMAWeightAveraging
+    from drivetrain.callbacks.weight_averaging import WeightAveraging as WeightAveraging
 
-__all__ = [
-    "BackboneFinetuning",
-    "BaseFinetuning",
-    "BasePredictionWriter",
-    "BatchSizeFinder",
-    "Callback",
-    "Checkpoint",
-    "DeviceStatsMonitor",
-    "EMAWeightAveraging",
-    "EarlyStopping",
-    "GradientAccumulationScheduler",
-    "LambdaCallback",
-    "LearningRateFinder",
-    "LearningRateMonitor",
-    "ModelCheckpoint",
-    "ModelPruning",
-    "ModelSummary",
-    "OnExceptionCheckpoint",
-    "PlainProgressBar",
-    "ProgressBar",
-    "RichModelSummary",
-    "RichProgressBar",
-    "SpikeDetection",
-    "StochasticWeightAveraging",
-    "TQDMProgressBar",
-    "TerminateOnNaN",
-    "ThroughputMonitor",
-    "Timer",
-    "WeightAveraging",
-]
 
 _FILES = {
     "BackboneFinetuning": "finetuning",
@@ -94,6 +69,7 @@ _FILES = {
     "Timer": "timer",
     "WeightAveraging": "weight_averaging",
 }
+__all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _FILES)

@@ -20,7 +20,7 @@ _PUBLIC = {
     "TorchCheckpointIO": "file",
     "XLACheckpointIO": "xla",
 }
-__all__ = ["AsyncCheckpointIO", "CheckpointIO", "CheckpointRegistry", "TorchCheckpointIO", "XLACheckpointIO"]
+__all__ = list(_PUBLIC)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _PUBLIC)

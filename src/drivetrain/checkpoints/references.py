@@ -6,8 +6,6 @@ import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from drivetrain.base.moved import MOVED
-
 # Code of the field calls what a checkpoint names with arguments from the same checkpoint, optimizer_cls(**kwargs),
 # and with subprocess.Popen in that place a file would run a program after all. So of these packages, which everybody
 # has and in which such classes and functions lie, only the modules below are open.
@@ -31,7 +29,6 @@ def find(name: str) -> Any:
     import of a lazy module happens. It must lie where it was defined: what a module merely imported is not its own.
     """
     module, _, qualname = name.partition(":")
-    module = MOVED.get(module, module)
     found: Any = sys.modules.get(module)
     if not isinstance(found, ModuleType):
         return None

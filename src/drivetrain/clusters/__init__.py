@@ -35,21 +35,7 @@ _MODULES = {
     "XLAEnvironment": "xla",
     "detect": "environment",
 }
-__all__ = [
-    "ClusterEnvironment",
-    "ClusterRegistry",
-    "HTCondorEnvironment",
-    "HorovodEnvironment",
-    "KubeflowEnvironment",
-    "LSFEnvironment",
-    "LightningEnvironment",
-    "LocalEnvironment",
-    "MPIEnvironment",
-    "SLURMEnvironment",
-    "TorchElasticEnvironment",
-    "XLAEnvironment",
-    "detect",
-]
+__all__ = list(_MODULES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _MODULES)

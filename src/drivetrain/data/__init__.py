@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from drivetrain.data.combined import CombinedLoader as CombinedLoader
 
 _PUBLIC = {"CombinedLoader": "combined"}
-__all__ = ["CombinedLoader"]
+__all__ = list(_PUBLIC)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _PUBLIC)

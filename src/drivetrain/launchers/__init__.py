@@ -25,16 +25,7 @@ _MODULES = {
     "ScriptLauncher": "script",
     "XLALauncher": "xla",
 }
-__all__ = [
-    "ExternalLauncher",
-    "LaunchError",
-    "Launcher",
-    "LauncherRegistry",
-    "MultiProcessingLauncher",
-    "RayLauncher",
-    "ScriptLauncher",
-    "XLALauncher",
-]
+__all__ = list(_MODULES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _MODULES)

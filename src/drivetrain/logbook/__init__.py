@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from drivetrain.logbook.logbook import Logbook as Logbook
 
 _PUBLIC = {"Logbook": "logbook"}
-__all__ = ["Logbook"]
+__all__ = list(_PUBLIC)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _PUBLIC)

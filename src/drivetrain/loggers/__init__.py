@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from drivetrain.loggers.comet import CometLogger
-    from drivetrain.loggers.csv import CSVLogger
-    from drivetrain.loggers.dummy import DummyLogger
-    from drivetrain.loggers.logger import Logger, LoggerRegistry
-    from drivetrain.loggers.mlflow import MLFlowLogger
-    from drivetrain.loggers.neptune import NeptuneLogger
-    from drivetrain.loggers.tensorboard import TensorBoardLogger
-    from drivetrain.loggers.wandb import WandbLogger
+    from drivetrain.loggers.comet import CometLogger as CometLogger
+    from drivetrain.loggers.csv import CSVLogger as CSVLogger
+    from drivetrain.loggers.dummy import DummyLogger as DummyLogger
+    from drivetrain.loggers.logger import Logger as Logger
+    from drivetrain.loggers.logger import LoggerRegistry as LoggerRegistry
+    from drivetrain.loggers.mlflow import MLFlowLogger as MLFlowLogger
+    from drivetrain.loggers.neptune import NeptuneLogger as NeptuneLogger
+    from drivetrain.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
+    from drivetrain.loggers.wandb import WandbLogger as WandbLogger
 
-__all__ = [
-    "CSVLogger", "CometLogger", "DummyLogger", "Logger", "LoggerRegistry", "MLFlowLogger", "NeptuneLogger",
-    "TensorBoardLogger", "WandbLogger",
-]  # fmt: skip
 
 _FILES = {
     "CSVLogger": "csv",
@@ -32,6 +29,7 @@ _FILES = {
     "TensorBoardLogger": "tensorboard",
     "WandbLogger": "wandb",
 }
+__all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _FILES)

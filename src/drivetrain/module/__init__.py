@@ -18,7 +18,7 @@ _PUBLIC = {
     "LightningOptimizer": "optimizers",
     "WeightedLoss": "losses",
 }
-__all__ = ["LightningDataModule", "LightningModule", "LightningOptimizer", "WeightedLoss"]
+__all__ = list(_PUBLIC)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _PUBLIC)

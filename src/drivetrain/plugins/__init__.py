@@ -46,24 +46,7 @@ _FILES = {
     "LayerSync": ".strategies",
     "TorchSyncBatchNorm": ".strategies",
 }
-__all__ = [
-    "AsyncCheckpointIO",
-    "BitsandbytesPrecision",
-    "CheckpointIO",
-    "DeepSpeedPrecision",
-    "DoublePrecision",
-    "FSDPPrecision",
-    "Float8Precision",
-    "HalfPrecision",
-    "LayerSync",
-    "MixedPrecision",
-    "Precision",
-    "TorchCheckpointIO",
-    "TorchSyncBatchNorm",
-    "TransformerEnginePrecision",
-    "XLACheckpointIO",
-    "XLAPrecision",
-]
+__all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _FILES, ("environments", "io", "layer_sync", "precision"))

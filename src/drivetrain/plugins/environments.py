@@ -32,19 +32,7 @@ _FILES = {
     "TorchElasticEnvironment": "..clusters",
     "XLAEnvironment": "..clusters",
 }
-__all__ = [
-    "ClusterEnvironment",
-    "HTCondorEnvironment",
-    "HorovodEnvironment",
-    "KubeflowEnvironment",
-    "LSFEnvironment",
-    "LightningEnvironment",
-    "LocalEnvironment",
-    "MPIEnvironment",
-    "SLURMEnvironment",
-    "TorchElasticEnvironment",
-    "XLAEnvironment",
-]
+__all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _FILES)

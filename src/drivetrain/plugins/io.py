@@ -18,12 +18,7 @@ _FILES = {
     "TorchCheckpointIO": "..checkpoints",
     "XLACheckpointIO": "..checkpoints",
 }
-__all__ = [
-    "AsyncCheckpointIO",
-    "CheckpointIO",
-    "TorchCheckpointIO",
-    "XLACheckpointIO",
-]
+__all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _FILES)

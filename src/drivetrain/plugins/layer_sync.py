@@ -14,10 +14,7 @@ _FILES = {
     "LayerSync": "..strategies",
     "TorchSyncBatchNorm": "..strategies",
 }
-__all__ = [
-    "LayerSync",
-    "TorchSyncBatchNorm",
-]
+__all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _FILES)

@@ -30,18 +30,7 @@ _FILES = {
     "TransformerEnginePrecision": "..precision",
     "XLAPrecision": "..precision",
 }
-__all__ = [
-    "BitsandbytesPrecision",
-    "DeepSpeedPrecision",
-    "DoublePrecision",
-    "FSDPPrecision",
-    "Float8Precision",
-    "HalfPrecision",
-    "MixedPrecision",
-    "Precision",
-    "TransformerEnginePrecision",
-    "XLAPrecision",
-]
+__all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _FILES)

@@ -31,19 +31,7 @@ _MODULES = {
     "TransformerEnginePrecision": "transformer_engine",
     "XLAPrecision": "xla",
 }
-__all__ = [
-    "BitsandbytesPrecision",
-    "DeepSpeedPrecision",
-    "DoublePrecision",
-    "FSDPPrecision",
-    "Float8Precision",
-    "HalfPrecision",
-    "MixedPrecision",
-    "Precision",
-    "PrecisionRegistry",
-    "TransformerEnginePrecision",
-    "XLAPrecision",
-]
+__all__ = list(_MODULES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _MODULES)

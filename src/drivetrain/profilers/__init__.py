@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from drivetrain.profilers.advanced import AdvancedProfiler
-    from drivetrain.profilers.memory import MemoryProfiler
-    from drivetrain.profilers.passthrough import PassThroughProfiler
-    from drivetrain.profilers.profiler import Profiler, ProfilerRegistry
-    from drivetrain.profilers.pytorch import PyTorchProfiler
-    from drivetrain.profilers.simple import SimpleProfiler
-    from drivetrain.profilers.xla import XLAProfiler
+    from drivetrain.profilers.advanced import AdvancedProfiler as AdvancedProfiler
+    from drivetrain.profilers.memory import MemoryProfiler as MemoryProfiler
+    from drivetrain.profilers.passthrough import PassThroughProfiler as PassThroughProfiler
+    from drivetrain.profilers.profiler import Profiler as Profiler
+    from drivetrain.profilers.profiler import ProfilerRegistry as ProfilerRegistry
+    from drivetrain.profilers.pytorch import PyTorchProfiler as PyTorchProfiler
+    from drivetrain.profilers.simple import SimpleProfiler as SimpleProfiler
+    from drivetrain.profilers.xla import XLAProfiler as XLAProfiler
 
-__all__ = [
-    "AdvancedProfiler", "MemoryProfiler", "PassThroughProfiler", "Profiler", "ProfilerRegistry", "PyTorchProfiler",
-    "SimpleProfiler", "XLAProfiler",
-]  # fmt: skip
 
 _FILES = {
     "AdvancedProfiler": "advanced",
@@ -30,6 +27,7 @@ _FILES = {
     "SimpleProfiler": "simple",
     "XLAProfiler": "xla",
 }
+__all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _FILES)

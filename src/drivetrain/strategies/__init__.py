@@ -51,29 +51,7 @@ _MODULES = {
     "XLASPMDStrategy": "xla_spmd",
     "XLAStrategy": "xla",
 }
-__all__ = [
-    "DDP2Strategy",
-    "DDPStrategy",
-    "DataParallelStrategy",
-    "DeepSpeedStrategy",
-    "FSDPStrategy",
-    "Group",
-    "HorovodStrategy",
-    "LayerSync",
-    "LayerSyncRegistry",
-    "LoneGroup",
-    "ModelParallelStrategy",
-    "ParallelStrategy",
-    "PipelineStrategy",
-    "SingleDeviceStrategy",
-    "SingleDeviceXLAStrategy",
-    "Strategy",
-    "StrategyRegistry",
-    "TorchGroup",
-    "TorchSyncBatchNorm",
-    "XLASPMDStrategy",
-    "XLAStrategy",
-]
+__all__ = list(_MODULES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _MODULES)

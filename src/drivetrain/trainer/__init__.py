@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer as Trainer
 
 _PUBLIC = {"Trainer": "trainer"}
-__all__ = ["Trainer"]
+__all__ = list(_PUBLIC)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these
     __getattr__, __dir__ = lazy(__name__, _PUBLIC)

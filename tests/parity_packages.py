@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests import parity_matrix as parity
+from tests.parity_matrix import EPOCHS, ParityNet, Row
 from torch import Tensor, nn
 
 from drivetrain.callback import Callback
 from drivetrain.precision.precision import Precision
-from drivetrain.testing import _parity as parity
-from drivetrain.testing._parity import EPOCHS, ParityNet, Row
 
 STRATEGIES = ("single_device", "ddp", "fsdp")
 
@@ -127,7 +127,7 @@ class LayersAreExchanged(Callback):
 def train(
     name: str, precision: str, saves: Path, resumes: Path | None = None, epochs: int = EPOCHS
 ) -> dict[str, float]:
-    """Train with the strategy of a row of the other matrix; see :func:`drivetrain.testing._parity.train`."""
+    """Train with the strategy of a row of the other matrix; see :func:`parity_matrix.train`."""
     return parity.train(_row(parity.ROWS[name], precision), precision, saves, resumes, epochs)
 
 
