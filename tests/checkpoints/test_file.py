@@ -191,14 +191,14 @@ class FullDisk(io.RawIOBase):
 
 
 def test_a_full_disk_is_a_checkpoint_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.open", lambda name, mode: FullDisk(Path(name), room=200))
+    monkeypatch.setattr("builtins.open", lambda name, mode, buffering: FullDisk(Path(name), room=200))
     with pytest.raises(CheckpointError, match=r"no space left on device: \d+ bytes free in .*ENOSPC, errno 28"):
         STORE.save_checkpoint(NEW, path)  # although torch's writer raises something else in its place
 
 
 def test_a_full_disk_leaves_the_old_file_whole(path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.open", lambda name, mode: FullDisk(Path(name), room=200))
+        patch.setattr("builtins.open", lambda name, mode, buffering: FullDisk(Path(name), room=200))
         with pytest.raises((CheckpointError, RuntimeError)):
             STORE.save_checkpoint(NEW, path)
     assert same(STORE.load_checkpoint(path), OLD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import posixpath
 import re
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, cast
 from drivetrain.errors import ConfigurationError
 
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+_BUFFER = 1 << 20  # bytes: torch writes many small pieces
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
 
@@ -170,12 +172,12 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
     stream: _Stream | None = None
     try:
         check_replaceable(target)
-        with open(temporary, "xb") as file:  # "x": never through a file or link that another process put there
-            stream = _Stream(file)
-            yield cast(BinaryIO, stream)
+        with open(temporary, "xb", buffering=0) as raw:  # "x": never through what another process put there
+            stream = _Stream(raw)
+            with io.BufferedWriter(stream, _BUFFER) as file:
+                yield cast(BinaryIO, file)
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
+                os.fsync(raw.fileno())
         move(temporary, target, new)
     except FileExistsError:
         raise
@@ -343,26 +345,21 @@ def impossible_folder(path: str) -> str | None:
     return None
 
 
-class _Stream:
+class _Stream(io.RawIOBase):
     """Remembers the first failed write, because torch's writer raises another exception in its place."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    failure: OSError | None = None
+
+    def __init__(self, file: io.RawIOBase) -> None:
         self._file = file
-        self.failure: OSError | None = None
+        self.fileno = file.fileno  # type: ignore[method-assign]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+    def writable(self) -> bool:
+        return True
 
-    def write(self, content: Any) -> int:
+    def write(self, content: Any) -> int | None:
         try:
             return self._file.write(content)
-        except OSError as error:
-            self.failure = self.failure or error
-            raise
-
-    def flush(self) -> None:
-        try:
-            self._file.flush()
         except OSError as error:
             self.failure = self.failure or error
             raise

@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+_NUMBERS = frozenset({int, float, bool, str, type(None)})
+
 
 @runtime_checkable
 class Movable(Protocol):
@@ -93,6 +95,25 @@ def is_dtensor(value: Any) -> bool:
     """Whether ``value`` is a DTensor. It does not import DTensor: whoever made one has imported it."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
+
+
+def first_dtensor(tree: Any) -> str | None:
+    """Return the path of a DTensor in lists, tuples and mappings, as :func:`leaves` names it; ``None``: there is none.
+
+    A checkpoint holds thousands of numbers, most of them random states, so this makes no call for each.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None:  # whoever made one has imported it
+        return None
+    waiting: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
+    for path, value in waiting:  # which grows meanwhile
+        if isinstance(value, module.DTensor):
+            return "/".join(map(str, path))
+        if isinstance(value, Mapping):
+            waiting += [((*path, key), item) for key, item in value.items() if type(item) not in _NUMBERS]
+        elif isinstance(value, (list, tuple)):
+            waiting += [((*path, i), item) for i, item in enumerate(value) if type(item) not in _NUMBERS]
+    return None
 
 
 def move_to_host(tree: Any) -> Any:

@@ -33,19 +33,15 @@ class _Pickler(pickle.Pickler):
         self._types: dict[int, torch.dtype] = {}  # of the memory at each address
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is torch.Tensor and self._is_of_another_type(obj):
+        if type(obj) is not torch.Tensor:
+            return NotImplemented
+        try:
+            address = obj.untyped_storage().data_ptr()
+        except RuntimeError:  # sparse tensors and those of some devices have no memory of one kind
+            return NotImplemented
+        if address and self._types.setdefault(address, obj.dtype) != obj.dtype:
             return obj.detach().clone().__reduce_ex__(2)  # type: ignore[no-untyped-call]
         return NotImplemented
-
-    def _is_of_another_type(self, tensor: torch.Tensor) -> bool:
-        try:
-            address = tensor.untyped_storage().data_ptr()
-        except (
-            RuntimeError,
-            NotImplementedError,
-        ):  # sparse tensors and those of some devices have no memory of one kind
-            return False
-        return bool(address) and self._types.setdefault(address, tensor.dtype) != tensor.dtype
 
 
 _PICKLE = types.SimpleNamespace(__name__=__name__, Pickler=_Pickler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from drivetrain.base.restoring import WrongForm
 from drivetrain.errors import CheckpointError, described
 
+_AS_IS = frozenset({type(None), bool, int, str})
 _TYPES: dict[type, str] = {tuple: "tuple", set: "set", torch.Size: "size"}
 _MAPPINGS: dict[type, str] = {OrderedDict: "ordered", Counter: "counter"}
 
@@ -30,19 +31,20 @@ def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: 
         CheckpointError: it is an object that JSON cannot keep.
     """
     kind = type(value)
-    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
+    if kind in _AS_IS or (kind is float and math.isfinite(value)):
         return value
     if isinstance(value, Tensor):
         return {"$tensor": name_of(path, value)}
     if kind is list:
-        return [encode(item, name_of, (*path, index)) for index, item in enumerate(value)]
-    if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: encode(item, name_of, (*path, key)) for key, item in value.items()}
+        return _encoded(enumerate(value), name_of, path)
+    if kind is dict and {*map(type, value)} <= {str} and "$" not in {key[:1] for key in value}:
+        return dict(zip(value, _encoded(value.items(), name_of, path), strict=True))
     if isinstance(value, dict):
-        pairs = [[encode(key, name_of), encode(item, name_of, (*path, key))] for key, item in value.items()]
-        return {f"${_MAPPINGS.get(kind, 'dict')}": pairs}
+        keys = _encoded(enumerate(value), name_of, ())
+        pairs = zip(keys, _encoded(value.items(), name_of, path), strict=True)
+        return {f"${_MAPPINGS.get(kind, 'dict')}": [[key, item] for key, item in pairs]}
     if kind in _TYPES:
-        return {f"${_TYPES[kind]}": [encode(item, name_of, (*path, index)) for index, item in enumerate(value)]}
+        return {f"${_TYPES[kind]}": _encoded(enumerate(value), name_of, path)}
     if kind is float:
         return {"$float": repr(value)}
     if kind is complex:
@@ -55,6 +57,13 @@ def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: 
         f"{'/'.join(map(str, path))} is {described(value)}, and a sharded checkpoint holds plain data and tensors "
         'only. Leave it out, or use state_dict_type="full".'
     )
+
+
+def _encoded(
+    items: Iterable[tuple[Any, Any]], name_of: Callable[[tuple[Any, ...], Tensor], str], path: tuple[Any, ...]
+) -> list[Any]:
+    # A random state is hundreds of numbers: no call for each.
+    return [item if type(item) in _AS_IS else encode(item, name_of, (*path, key)) for key, item in items]
 
 
 def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +26,6 @@ from torch import Tensor, nn
 
 from drivetrain.base import configs
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.tree import is_dtensor
 from drivetrain.checkpoints import values
 from drivetrain.checkpoints.foreign import Placeholder
 from drivetrain.checkpoints.references import find, find_open, name_of
@@ -188,8 +188,15 @@ class _Walk:
         }
 
     def items(self, sequence: Iterable[Any]) -> list[Any]:
+        if _is_row_of_numbers(sequence):
+            return list(sequence)
         passes, below = self.passes, self.below
         return [item if passes(item) else below(f"[{i}]", item) for i, item in enumerate(sequence)]
+
+
+def _is_row_of_numbers(sequence: Iterable[Any]) -> bool:
+    """Whether they are integers of 64 bits: a random state holds 625, and a checkpoint several random states."""
+    return {*map(type, sequence)} == {int} and min(sequence) >= -(2**63) and max(sequence) < 2**63
 
 
 # ---- there -----------------------------------------------------------------------------------------------------------
@@ -199,13 +206,17 @@ def _marked(kind: str, value: Any) -> dict[str, Any]:
     return {MARKER: kind, "value": value}
 
 
+def _plain_keys(keys: Iterable[Any]) -> bool:
+    return {*map(type, keys)} <= _KEYS or all(map(_plain_key, keys))
+
+
 def _plain_key(key: Any) -> bool:
     kind = type(key)
     if kind in _KEYS:
         return True
     if kind is int:
         return bool(key.bit_length() < _MOST_BITS)
-    return kind is tuple and all(map(_plain_key, key))
+    return kind is tuple and _plain_keys(key)
 
 
 def _text_of(value: Any) -> str:
@@ -239,17 +250,23 @@ class _Encoder(_Walk):
         super().__init__(where, references)
         self._describe = describe
         self._tried: dict[Any, bool] = {}
+        # What becomes of a DTensor, the strategy decides, which all ranks ask to save.
+        self._dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
     def passes(self, value: Any) -> bool:
         kind = type(value)
         if kind is Tensor or kind is nn.Parameter:
             return not value.__dict__
+        if kind is self._dtensor:
+            return True
         if kind is int:
             return bool(value.bit_length() < _MOST_BITS)
         return kind in _AS_IS or (kind is bytes and len(value) > 0)  # the restricted reader knows no empty bytes
 
     def visit(self, value: Any) -> Any:
         kind = type(value)
+        if kind is dict or kind is OrderedDict:  # most are
+            return self._mapping(value)
         if (found := values.ENCODERS.get(kind)) is not None:
             return _marked(found[0], found[1](value))
         if isinstance(value, Enum):
@@ -270,8 +287,8 @@ class _Encoder(_Walk):
             return _marked("slice", self.items((value.start, value.stop, value.step)))
         if kind is Described:
             return _marked("described", (value.type, value.text))
-        if is_dtensor(value) or (isinstance(value, Tensor) and self._is_tensor_that_loads(value)):
-            return value  # what becomes of a DTensor, the strategy decides, which all ranks ask to save
+        if isinstance(value, Tensor) and self._is_tensor_that_loads(value):
+            return value
         return self._rest(value)
 
     def _rest(self, value: Any) -> Any:
@@ -308,7 +325,7 @@ class _Encoder(_Walk):
     def _mapping(self, mapping: Mapping[Any, Any]) -> Any:
         kind: Any = type(mapping) if type(mapping) in (OrderedDict, Counter, defaultdict) else dict
         entries = self.entries(mapping)
-        if kind is not defaultdict and MARKER not in entries and all(map(_plain_key, entries)):
+        if kind is not defaultdict and MARKER not in entries and _plain_keys(entries):
             rebuilt = entries if kind is dict else kind(entries)
             if kind is OrderedDict and vars(mapping):  # a state_dict keeps the versions of its modules there
                 vars(rebuilt).update(self.below(".__dict__", vars(mapping)))
@@ -326,7 +343,7 @@ class _Encoder(_Walk):
             return tuple(items)
         if isinstance(collection, list):
             return items
-        if kind is set and all(map(_plain_key, items)):
+        if kind is set and _plain_keys(items):
             return set(items)
         if kind is set or kind is frozenset:
             return _marked(kind.__name__, items)

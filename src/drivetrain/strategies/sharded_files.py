@@ -186,6 +186,7 @@ class _Names:
 def _parts_of_rank(names: _Names, is_first: bool) -> list[tuple[str, Tensor, tuple[int, ...], sharded.Box]]:
     """What this rank writes: its own shards, unless a replica of them is written by another; rank 0 all plain ones."""
     parts = []
+    boxes: dict[Any, Any] = {}  # many tensors have one shape, and are cut alike
     for name, tensor in names.tensors.items():
         whole = tuple(tensor.shape)
         if not is_dtensor(tensor):
@@ -193,11 +194,13 @@ def _parts_of_rank(names: _Names, is_first: bool) -> list[tuple[str, Tensor, tup
                 parts.append((name, tensor, whole, ((0,) * len(whole), whole)))
         elif _writes(tensor):
             shard = local_shard(tensor)
-            parts += [
-                (name, shard[inside], whole, (offsets, tuple(shard[inside].shape)))
-                for offsets, inside in boxes_of(tensor)
-                if shard[inside].numel()
-            ]
+            layout = (tensor.device_mesh, tuple(tensor.placements), whole)  # type: ignore[attr-defined]
+            if layout not in boxes:
+                boxes[layout] = boxes_of(tensor)
+            for offsets, inside in boxes[layout]:
+                part = shard[inside]
+                if part.numel():
+                    parts.append((name, part, whole, (offsets, tuple(part.shape))))
     return parts
 
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.restoring import check_optimizer_state, load_states
+from drivetrain.base.tree import first_dtensor, map_leaves, move_to_host
 from drivetrain.base.tree import is_dtensor as is_dtensor
-from drivetrain.base.tree import leaves, map_leaves, move_to_host
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies.optimizer_states import plain_name
 
@@ -59,18 +60,19 @@ def refuse_dtensors(
     Raises:
         CheckpointError: it does; the message names the parameter.
     """
-    for path, leaf in leaves(state):
-        if is_dtensor(leaf):
-            name = path if optimizer is None else f"{path} of {type(optimizer).__name__}"
-            kind, _, rest = path.partition("/")
-            number = rest.partition("/")[0]
-            if optimizer is not None and kind == "state" and number.isdecimal():
-                name = f"{type(optimizer).__name__}'s state of {_name(module, optimizer, int(number))}"
-            raise CheckpointError(
-                f"{name} is a DTensor, of which each process holds a shard, and {method} is for files that hold whole "
-                f"tensors. Use a strategy that handles sharded models, or override {method} with "
-                "the functions of drivetrain.strategies.sharded_state."
-            )
+    path = first_dtensor(state)
+    if path is None:
+        return
+    name = path if optimizer is None else f"{path} of {type(optimizer).__name__}"
+    kind, _, rest = path.partition("/")
+    number = rest.partition("/")[0]
+    if optimizer is not None and kind == "state" and number.isdecimal():
+        name = f"{type(optimizer).__name__}'s state of {_name(module, optimizer, int(number))}"
+    raise CheckpointError(
+        f"{name} is a DTensor, of which each process holds a shard, and {method} is for files that hold whole "
+        f"tensors. Use a strategy that handles sharded models, or override {method} with "
+        "the functions of drivetrain.strategies.sharded_state."
+    )
 
 
 def _name(module: nn.Module | None, optimizer: Optimizer, number: int) -> str:
@@ -165,7 +167,7 @@ def whole_state(state: Any) -> Any:
 
     Every rank must call it. A state without DTensors is returned as it is.
     """
-    if not any(is_dtensor(leaf) for _, leaf in leaves(state)):
+    if first_dtensor(state) is None:
         return state
     return map_leaves(lambda leaf: move_to_host(_gathered(leaf)) if is_dtensor(leaf) else leaf, state)
 
@@ -177,10 +179,15 @@ def _whole(state: Mapping[Any, Any]) -> State:
 
     def gathered(leaf: Any) -> Any:
         leaf = _gathered(leaf)
-        return move_to_host(leaf) if keeps else None
+        if not keeps:
+            return None
+        return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
 
     whole = {key: map_leaves(gathered, value) for key, value in state.items()}
     return whole if keeps else {}
+
+
+_class_name = attrgetter("__class__.__name__")
 
 
 def _gathered(leaf: Any) -> Any:
@@ -190,7 +197,7 @@ def _gathered(leaf: Any) -> Any:
     device = leaf.device_mesh.device_type  # its shard may be in host memory, which the mesh cannot exchange
     leaf = leaf.detach().to(device)
     placements = list(leaf.placements)
-    if any(type(each).__name__ == "_StridedShard" for each in placements):  # of tensor parallelism and FSDP together
+    if "_StridedShard" in map(_class_name, placements):  # of tensor parallelism and FSDP together
         from torch.distributed.tensor import Replicate
 
         placements[0] = Replicate()  # torch does both dimensions in this order too, and warns of it
