@@ -100,8 +100,13 @@ class NamedCheckpoint(Checkpoint):
             version += 1
         return path
 
-    def _free_path(self, trainer: Trainer, metrics: dict[str, Any], filename: str) -> str:
-        """Return a path that is free, as this rank alone sees it."""
+    def _exception_path(self, trainer: Trainer) -> str:
+        """Return a free path for what is saved when a fit ends by an exception, the same on each rank."""
+        place = {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        metrics, filename = {**trainer.callback_metrics, **place}, self.filename
+        if trainer.world_size > 1 and any(name not in place for name, _ in GROUP.findall(filename or "")):
+            filename = None  # a metric may differ from rank to rank, and nothing is exchanged now
+        filename = f"exception-{filename or f'epoch={trainer.current_epoch}-step={trainer.global_step}'}"
         store, path, version = trainer.strategy.checkpoint_io, self.format_checkpoint_name(metrics, filename), 0
         while self.enable_version_counter and (store.exists(path) or store.link_target(path) is not None):
             path = self.format_checkpoint_name(metrics, filename, ver=self.STARTING_VERSION + version)

@@ -59,7 +59,8 @@ class ModelCheckpoint(StoredCheckpoint):
             means never.
         save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: when the
             epoch ends, unless validation runs at other times.
-        save_on_exception: save ``exception-...`` with ``filename`` behind it when the run ends by an exception.
+        save_on_exception: save ``exception-...`` with ``filename`` behind it when the run ends by an exception; with
+            several processes the epoch and the step, if ``filename`` has metrics.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
 
     Attributes:
@@ -264,12 +265,7 @@ class ModelCheckpoint(StoredCheckpoint):
         saved = self._written_at_step == trainer.progress.global_step
         begun = trainer.progress.has_trained  # in set-up the steps may be those of an earlier fit
         if self.save_on_exception and begun and not saved and self._may_save(trainer):
-            name = f"exception-{self.filename or f'epoch={trainer.current_epoch}-step={trainer.global_step}'}"
-            metrics = {**trainer.callback_metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
-            base, path = self.format_checkpoint_name(metrics, name), ""
-            if trainer.is_global_zero:  # it alone writes the file, and one of the others may be dead
-                path = self._free_path(trainer, metrics, name)
-            rank_zero_info(save_after_exception(trainer, path or base, base, self.save_weights_only))
+            rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
         elif self.save_on_exception and self._may_save(trainer) and not begun:
             rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
 

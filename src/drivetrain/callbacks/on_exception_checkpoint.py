@@ -11,6 +11,7 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callback import Checkpoint
 from drivetrain.callbacks._checkpoint_arguments import check_place
 from drivetrain.errors import ConfigurationError
+from drivetrain.strategies import rank_files
 from drivetrain.trainer.after_exception import save_after_exception
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ class OnExceptionCheckpoint(Checkpoint):
 
     It replaces the checkpoint of an earlier run only when it is complete. In the next run, ``ckpt_path="last"`` finds
     it. Before training it saves nothing and logs a line. With several processes each writes its own part, because one
-    of them may be dead: see docs/checkpoints.md. Then a complete file that it replaces is copied to
-    ``on_exception-earlier.ckpt`` before, because the new one may lack the part of the dead process.
+    of them may be dead: see docs/checkpoints.md.
 
     Args:
         dirpath: the folder.
@@ -56,7 +56,8 @@ class OnExceptionCheckpoint(Checkpoint):
         return os.path.join(self.dirpath, self.filename + self.FILE_EXTENSION)
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        return [self.ckpt_path] if trainer.strategy.checkpoint_io.exists(self.ckpt_path) else []
+        store, path = trainer.strategy.checkpoint_io, self.ckpt_path
+        return [*filter(store.exists, [path]), *rank_files.find_unfinished(store, path)]
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         begun = trainer.progress.has_trained  # in set-up the steps may be those of an earlier fit

@@ -13,12 +13,14 @@ import contextlib
 import glob
 import os
 import re
+import shutil
 import uuid
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base import files
 from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
@@ -31,6 +33,7 @@ _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
 _CHUNK = 2**20  # bytes
 
 LISTED = "rank_files"  # the entry of the main file that lists them
+UNFINISHED = ".incomplete"  # ends the name of a checkpoint that lacks the part of a rank
 
 Entry = dict[str, Any]
 """What the main file lists of a rank file: ``name``, and where it is a local file ``size`` in bytes and ``crc32``."""
@@ -183,6 +186,34 @@ def remove_others(store: CheckpointIO, path: str | Path, kept: Collection[str] =
     for file in _found(store, path):
         if os.path.basename(file) not in kept:
             store.remove_checkpoint(file)
+
+
+def unfinished(path: str, save_id: str) -> str:
+    """Return where ranks that save alone write the checkpoint ``path`` until the parts of all are there."""
+    return f"{path}.{save_id}{UNFINISHED}"
+
+
+def find_unfinished(store: CheckpointIO, path: str) -> list[str]:
+    """Return what saves to ``path`` have not finished."""
+    folder, name = os.path.split(path)
+    return store.find(folder, f"{glob.escape(name)}.*{UNFINISHED}")
+
+
+def remove_unfinished(store: CheckpointIO, path: str, kept: str) -> None:
+    """Remove what earlier saves to ``path`` have not finished, but not ``kept``."""
+    for begun in find_unfinished(store, path):
+        if begun != kept:
+            shutil.rmtree(begun) if os.path.isdir(begun) else store.remove_checkpoint(begun)
+
+
+def finish(store: CheckpointIO, begun: str, path: str) -> None:
+    """Give ``begun`` the name ``path``."""
+    if os.path.isfile(begun):
+        files.move(Path(begun), Path(path))
+        files.sync_directory(Path(path).parent)
+    else:  # the store keeps it elsewhere
+        store.copy(begun, path)
+        store.remove_checkpoint(begun)
 
 
 def missing(store: CheckpointIO, entries: Sequence[Entry], path: str) -> str:

@@ -19,11 +19,9 @@ from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import json_tree, sharded
 from drivetrain.checkpoints.file import TorchCheckpointIO, refused_here
 from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.strategies import rank_files
 from drivetrain.strategies.sharded_state import boxes_of, is_dtensor, local_shard
 from drivetrain.strategies.strategy import Strategy
-
-EARLIER = "-earlier"
-"""Behind the name of a complete checkpoint that the one of a later exception has replaced."""
 
 
 def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -77,12 +75,11 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
         raise
 
 
-def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, save_id: str) -> bool:
+def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, save_id: str) -> str:
     """Write what this rank has of ``checkpoint`` without an exchange with the others, one of which may be dead.
 
     Each rank writes into a folder beside ``path``. The rank that finds the parts of all others there renames it to
-    ``path``. A checkpoint of that name is kept as ``...-earlier``. If a rank cannot write its part, the folder keeps
-    its name, which ends with ``.incomplete``, and what was at ``path`` stays.
+    ``path``. If a rank cannot write its part, the folder keeps its name, and what was at ``path`` stays.
 
     Args:
         strategy: of the fit; its ``state_dict_type`` does not matter.
@@ -91,13 +88,13 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
         save_id: eight digits, the same on all ranks that are at the same place of the same fit.
 
     Returns:
-        Whether the checkpoint is complete.
+        What is missing; "" if the checkpoint is complete.
 
     Raises:
         OSError: this rank could not write its part.
     """
     final = Path(os.path.expanduser(path))
-    folder = incomplete_folder(final, save_id)
+    folder = Path(rank_files.unfinished(str(final), save_id))
     sharded.prepare(folder, new=False)
     names, rank = _Names(checkpoint), strategy.global_rank
     tree = json_tree.encode(dict(checkpoint), names.of)
@@ -115,27 +112,29 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
         sharded.commit(folder, save_id, everyones[0]["tree"], all_written)
         for each in range(strategy.world_size):
             (folder / f"{each}.part").unlink()
-        _move_earlier_away(final)
-        files.move(folder, final)
-    except (FileNotFoundError, IsADirectoryError, CheckpointError):
+        _replace(folder, final)
+    except (FileNotFoundError, IsADirectoryError, CheckpointError) as error:
         # A part is missing; or another rank, which came at the same time, has renamed the folder.
-        return not folder.exists() and sharded.is_checkpoint(final)
-    return True
+        if folder.exists() or not sharded.is_checkpoint(final):
+            return str(getattr(error, "filename", None) or error)
+    return ""
 
 
-def incomplete_folder(path: str | Path, save_id: str) -> Path:
-    """Return where ranks that save alone write their parts of ``path`` until all are there."""
-    final = Path(os.path.expanduser(path))
-    return final.with_name(f"{final.name}.{save_id}.incomplete")
+def _replace(folder: Path, path: Path) -> None:
+    """Rename ``folder`` to ``path``, in the place of what is there."""
+    kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds it if this process is killed
+    if os.path.lexists(path):
+        _remove(kept)
+        files.move(path, kept)
+    files.move(folder, path)
+    _remove(kept)
 
 
-def _move_earlier_away(path: Path) -> None:
-    if not os.path.lexists(path):
-        return
-    kept = path.with_name(f"{path.stem}{EARLIER}{path.suffix}")
-    if kept.is_dir() and not kept.is_symlink():
-        shutil.rmtree(kept)
-    files.move(path, kept)
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _prepared(path: str | Path) -> tuple[str | None, str | None]:

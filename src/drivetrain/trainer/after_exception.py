@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from drivetrain.base.introspect import defined_by_user, overrides
-from drivetrain.base.rank_zero import any_rank_info, rank_zero_info, rank_zero_warn
+from drivetrain.base.rank_zero import any_rank_info
 from drivetrain.checkpoints.file import TorchCheckpointIO
-from drivetrain.checkpoints.io import CheckpointIO, wait_for
+from drivetrain.checkpoints.io import wait_for
 from drivetrain.errors import CheckpointError
+from drivetrain.strategies import rank_files
 from drivetrain.strategies.group import LoneGroup
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.checkpoint import dump
@@ -22,16 +23,15 @@ from drivetrain.trainer.rank_parts import own_part
 from drivetrain.trainer.shown import saving
 
 
-def save_after_exception(trainer: Any, path: str, base: str = "", weights_only: bool = False) -> str:
+def save_after_exception(trainer: Any, path: str, weights_only: bool = False) -> str:
     """Save ``path`` when a fit ends by an exception; with several ranks without an exchange, which the dead would hang.
 
-    Each rank writes what only it knows, under a name that follows from where it was; rank 0 lists the names that the
-    others use if they were there too. A run that resumes finds out if one was elsewhere, or could not write.
+    Each rank writes its part beside ``path``, under a name that follows from where it was. The rank that finds the
+    parts of all others there completes ``path``; until then, what was at ``path`` before stays.
 
     Args:
         trainer: of the fit.
-        path: of the checkpoint.
-        base: what the names of the other ranks' files begin with; "": ``path``.
+        path: of the checkpoint, the same on all ranks.
         weights_only: leave out what only resuming needs.
 
     Returns:
@@ -41,59 +41,83 @@ def save_after_exception(trainer: Any, path: str, base: str = "", weights_only: 
     if strategy.world_size == 1 or run.ends_together:
         trainer.save_checkpoint(path, weights_only)
         return f"Saved {path}."
-    if _is_sharded(strategy):
-        return _save_shards(trainer, base or path, weights_only)
-    if not _is_replica(strategy):
+    if is_sharded := _is_sharded(strategy):
+        save, how = _save_shards, "a folder into which each rank has written its shards"
+    elif _is_replica(strategy):
+        save, how = _save_replica, "each rank by itself"
+    else:
         return (
             f"{path} was not saved: {type(strategy).__name__} would need the state of the rank that has failed. "
             "The newest complete checkpoint stays."
         )
     with saving(), _alone(strategy):
-        state = dump(trainer, weights_only)
-        names = f"{base or path}.{_place_of(trainer, state)}.rank"
-        store = strategy.checkpoint_io
+        missing = save(trainer, path, weights_only)
+    if missing:
+        return (
+            f"{path} is not complete yet: rank {strategy.global_rank} has written its part, and {missing} is missing. "
+            "The last rank completes it; if one of them is dead, the newest complete checkpoint stays."
+        )
+    if not strategy.is_global_zero and (is_sharded or not weights_only):
+        any_rank_info(f"Saved {path}, {how}.")  # the callbacks log what rank 0 has done
+    return f"Saved {path}, {how}."
+
+
+def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
+    """Save ``path`` as a file beside which each rank writes its part; return what is missing, "" if it is complete."""
+    strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
+    state = dump(trainer, weights_only)
+    if weights_only:
         if strategy.is_global_zero:
-            others = [] if weights_only else range(1, strategy.world_size)
-            entries = [{"name": f"{os.path.basename(names)}{rank}"} for rank in others]
-            _keep_earlier(store, path)
-            store.save_checkpoint({**state, "rank_files": entries} if entries else state, path)
+            store.save_checkpoint(state, path)
             wait_for(store, path)
-        elif not weights_only:
-            path = f"{names}{strategy.global_rank}"
-            store.save_checkpoint(own_part(state), path)
-            wait_for(store, path)
-    return f"Saved {path}, each rank by itself."
+        return ""
+    save_id = _place_of(trainer, state)
+    begun, parts = rank_files.unfinished(path, save_id), _parts(strategy, path, save_id)
+    if strategy.is_global_zero:
+        rank_files.remove_unfinished(store, path, begun)
+        state["rank_files"] = [{"name": os.path.basename(part)} for part in parts]
+    own = begun if strategy.is_global_zero else parts[strategy.global_rank - 1]
+    store.save_checkpoint(state if strategy.is_global_zero else own_part(state), own)
+    wait_for(store, own)
+    missing = next((each for each in (*parts, begun) if not store.exists(each)), "")
+    if missing:
+        return "" if missing == own else missing  # its own was there: another rank has completed the checkpoint
+    try:
+        rank_files.finish(store, begun, path)
+    except (FileNotFoundError, CheckpointError):
+        if store.exists(begun):
+            raise
+    rank_files.remove_others(store, path, set(map(os.path.basename, parts)))
+    return ""
+
+
+def _parts(strategy: Strategy, path: str, save_id: str) -> list[str]:
+    """Return the files of the ranks from 1 on."""
+    return [f"{path}.{save_id}.rank{rank}" for rank in range(1, strategy.world_size)]
 
 
 def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save ``path`` as a folder into which each rank writes its shards; it is complete when all ranks have."""
+    """Save ``path`` as a folder into which each rank writes its shards; return what is missing, as above."""
     from drivetrain.strategies import sharded_files  # here, because few runs need it
 
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     options = strategy.options
     strategy.options = dataclasses.replace(options, state_dict_type="sharded")
     try:
-        with saving(), _alone(strategy):
-            state = dump(trainer, weights_only)
-            save_id = _place_of(trainer, state)
-            names = f"{path}.{save_id}.rank"
-            if not weights_only and not strategy.is_global_zero:
-                store.save_checkpoint(own_part(state), f"{names}{strategy.global_rank}")
-            entries = [{"name": f"{os.path.basename(names)}{rank}"} for rank in range(1, strategy.world_size)]
-            state = state if weights_only else {**state, "rank_files": entries}
-            is_complete = sharded_files.save_alone(strategy, state, path, save_id)
+        state = dump(trainer, weights_only)
+        save_id = _place_of(trainer, state)
+        parts = [] if weights_only else _parts(strategy, path, save_id)
+        if strategy.is_global_zero:
+            rank_files.remove_unfinished(store, path, rank_files.unfinished(path, save_id))
+        elif parts:
+            store.save_checkpoint(own_part(state), parts[strategy.global_rank - 1])
+        if parts:
+            state["rank_files"] = [{"name": os.path.basename(part)} for part in parts]
+        if not (missing := sharded_files.save_alone(strategy, state, path, save_id)):
+            rank_files.remove_others(store, path, set(map(os.path.basename, parts)))
     finally:
         strategy.options = options
-    if is_complete:
-        text = f"Saved {path}, a folder into which each rank has written its shards."
-        if not strategy.is_global_zero:
-            any_rank_info(text)  # the callbacks log what rank 0 has done
-        return text
-    return (
-        f"Rank {strategy.global_rank} saved its shards of {path} in "
-        f"{sharded_files.incomplete_folder(path, save_id)}. The last rank that does so completes {path}; if one of "
-        "them is dead, its shards are lost, and the newest complete checkpoint stays."
-    )
+    return missing
 
 
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
@@ -116,28 +140,6 @@ def _is_sharded(strategy: Strategy) -> bool:
     return not any(defined_by_user(strategy, name) for name in state) and not overrides(
         store, "save_checkpoint", TorchCheckpointIO
     )
-
-
-def _keep_earlier(store: CheckpointIO, path: str) -> None:
-    """Copy a complete checkpoint that is to be replaced: the new one may lack the part of a rank that has died.
-
-    The earlier copy is replaced by it. One that is itself incomplete is not kept.
-    """
-    from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
-    from drivetrain.strategies.sharded_files import EARLIER
-
-    if not store.exists(path):
-        return
-    base, extension = os.path.splitext(path)
-    kept = f"{base}{EARLIER}{extension}"
-    try:
-        listed = store.load_checkpoint(path).get("rank_files", ())
-        folder = os.path.dirname(path)
-        if all(store.exists(os.path.join(folder, each["name"])) for each in listed):
-            rank_files.copy(store, path, kept)
-            rank_zero_info(f"The earlier {path} is now {kept}.")
-    except CheckpointError as error:  # it is damaged, or there is no room: the fit that fails now is saved all the same
-        rank_zero_warn(f"The earlier {path} was not kept: {error}")
 
 
 def _is_replica(strategy: Strategy) -> bool:

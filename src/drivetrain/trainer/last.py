@@ -131,7 +131,8 @@ def _in_folders_of_runs(trainer: Trainer) -> set[str]:
     for callback in callbacks:
         extension = getattr(callback, "FILE_EXTENSION", ".ckpt")
         folders.update((folder, extension) for folder in callback.save_folders(trainer))
-    return {path for folder, extension in folders for path in store.find(folder, f"*{extension}")}
+    found = {path: end for folder, end in folders for path in store.find(folder, f"*{end}*")}  # one request for both
+    return {path for path, end in found.items() if path.endswith((end, rank_files.UNFINISHED))}
 
 
 class _Found:
@@ -199,6 +200,10 @@ class _Found:
     def can_be_used(self, path: str) -> bool:
         """Whether ``path`` can be resumed from; otherwise the reason is noted."""
         trainer, store = self._trainer, self._store
+        if path.endswith(rank_files.UNFINISHED):
+            lost = rank_files.missing(store, (self._entry(path) or {}).get("rank_files", ()), path)
+            self.unfinished.append(f"the save of {path} was not finished" + (f" ({lost} is missing)" if lost else ""))
+            return False
         if trainer.strategy.reads_folder(path):
             return True
         if _reads_itself(store) and not files.is_remote(path) and os.path.isdir(path):
