@@ -32,6 +32,18 @@ print(len(new), *sorted(name for name in new if name.split(".")[0] in {HEAVY!r})
     assert int(count) <= most
 
 
+def test_importing_sets_off_no_collection_of_all_objects_and_leaves_the_collector_as_it_was() -> None:
+    code = """
+import gc, torch
+{}
+before = gc.get_stats()[2]
+from drivetrain import Trainer, LightningModule
+print(gc.get_stats()[2] == before, gc.isenabled())
+"""
+    assert run(code.format("")) == "True True"
+    assert run(code.format("gc.disable()")) == "True False"
+
+
 def test_importing_writes_no_file_opens_no_socket_and_leaves_the_environment_alone() -> None:
     code = """
 import os, sys, torch, torch.utils.data, torch.optim.lr_scheduler

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 _offered: dict[str, tuple[str, ...]] = {}  # by package, its public names
@@ -36,11 +38,26 @@ def lazy(
                 start = _message(start, package, name)
             # With the name set, and no object, Python does not add a suggestion of its own.
             raise AttributeError(start, name=name)
-        value = getattr(importlib.import_module(f".{files[name]}", package), name)
+        value = getattr(_imported(f".{files[name]}", package), name)
         setattr(sys.modules[package], name, value)
         return value
 
     return get, lambda: public_names(package, _offered[package])
+
+
+def _imported(name: str, package: str) -> ModuleType:
+    """Import a module without a garbage collection meanwhile.
+
+    ``import torch`` leaves so many objects that a few thousand more set off a collection of all, which takes twice as
+    long as the import itself and finds nothing: what modules define stays.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(name, package)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _is_private_module(package: str, name: str) -> bool:
