@@ -21,6 +21,7 @@ class Adapted:
     lightning_module: Any
     model: Any
     driver: Any
+    global_rank: int
     world_size: int
     precision_plugin: Any
     bind: Any

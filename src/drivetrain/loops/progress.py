@@ -310,6 +310,10 @@ class Progress:
         self.batches_done, self.batch_idx = batches, batches - 1
         self.resumed_batches = self.total_batches
 
+    def count_epochs_as(self, epochs: int) -> None:
+        """So many epochs are done, for the next fit: an earlier generation begins with the last one again."""
+        self.current_epoch = epochs
+
     def expect_batches(self, count: float) -> None:
         """The number of training batches of an epoch is known now, or is another one."""
         self.num_training_batches = count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import namedtuple
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningModule, Trainer
@@ -24,6 +26,7 @@ from drivetrain.legacy.v1_3 import (
     SingleDevicePlugin,
     TrainingTypePlugin,
 )
+from drivetrain.legacy.v1_3.training_type_plugin import NEVER_CALLED
 
 Batch = namedtuple("Batch", "x y")
 
@@ -535,12 +538,12 @@ IN_A_RUN = {
         "test_step", "validation_step", "training_step", "training_step_end", "validation_step_end", "test_step_end",
         "process_dataloader", "save_checkpoint", "setup", "setup_environment", "setup_optimizers",
         "setup_precision_plugin", "setup_training_type_plugin", "teardown", "to_device", "barrier", "start_training",
-        "start_evaluating", "start_predicting", "run_optimizer_step",
+        "start_evaluating", "start_predicting", "run_optimizer_step", "post_training_step",
     ],
     PrecisionPlugin: [
         "connect", "backward", "pre_optimizer_step", "post_optimizer_step", "clip_gradients", "clip_grad_by_norm",
         "train_step_context", "val_step_context", "test_step_context", "predict_step_context", "pre_dispatch",
-        "dispatch", "post_dispatch",
+        "dispatch", "post_dispatch", "clip_grad_by_value", "master_params",
     ],
     DDPPlugin: [
         "connect", "setup_environment", "setup", "model_to_device", "init_optimizers", "pre_dispatch", "dispatch",
@@ -549,7 +552,8 @@ IN_A_RUN = {
         "test_step", "predict_step", "training_step_end", "validation_step_end", "test_step_end", "pre_backward",
         "post_backward", "optimizer_step", "post_optimizer_step", "barrier", "broadcast", "reduce", "all_gather",
         "process_dataloader", "on_save", "save_checkpoint", "lightning_module_state_dict", "optimizer_state",
-        "model_sharded_context", "block_backward_sync", "reduce_boolean_decision",
+        "model_sharded_context", "block_backward_sync", "reduce_boolean_decision", "configure_ddp",
+        "pre_configure_ddp", "init_ddp_connection", "post_training_step",
     ],
 }  # fmt: skip
 
@@ -570,6 +574,8 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     calls: dict[str, list[str]] = {cls.__name__: [] for cls in IN_A_RUN}
     kind, precision, plugin = (recording(cls, names, calls[cls.__name__]) for cls, names in IN_A_RUN.items())
     arguments: dict[str, Any] = {"gradient_clip_val": 1.0, "accumulate_grad_batches": 2, "limit_val_batches": 1.0}
+    by_value = {**arguments, "gradient_clip_algorithm": "value"}
+    quiet(accelerator=kind(precision(), plugin()), **by_value).fit(Net(), loader(), loader())
     trainer = quiet(accelerator=kind(precision(), plugin()), **arguments)
     trainer.fit(Uses(), loader(), loader())
     trainer.save_checkpoint(tmp_path_factory.mktemp("members") / "a.ckpt")
@@ -585,6 +591,83 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 )  # fmt: skip
 def test_e2_an_override_of_any_member_is_called_by_a_trainer(called: dict[str, set[str]], cls: type, name: str) -> None:
     assert name in called[cls.__name__]
+
+
+OF_TODAY = {
+    "as_settings", "calls_sharded_hook", "make_today", "settings", "strategy_arguments", "take_precision",
+    "connect_precision_plugin", "connect_training_type_plugin", "determine_ddp_device_ids",
+}  # fmt: skip
+"""Members that only this version has, or that only programs call."""
+
+
+@pytest.mark.parametrize("cls", IN_A_RUN, ids=lambda cls: cls.__name__)
+def test_no_member_is_missing_from_the_table_above(cls: type) -> None:
+    bases = [base for base in cls.__mro__ if base.__module__.startswith("drivetrain.legacy")]
+    own = {name for base in bases for name, value in vars(base).items() if inspect.isfunction(value)}
+    assert {name for name in own if not name.startswith("_")} - OF_TODAY == set(IN_A_RUN[cls])
+
+
+@pytest.mark.parametrize("name", sorted(NEVER_CALLED))
+def test_an_override_that_is_never_called_is_warned_of_by_name(name: str) -> None:
+    with pytest.warns(UserWarning, match=f"Own overrides {name}, which is never called"):
+        type("Own", (DDPPlugin,), {name: lambda self: None})
+
+
+class WrapsItself(DDPPlugin):
+    """Wraps the model as plugins of that time did."""
+
+    def pre_configure_ddp(self) -> None:
+        self._ddp_kwargs["find_unused_parameters"] = False
+
+    def configure_ddp(self) -> None:
+        self.pre_configure_ddp()
+        self._model = DistributedDataParallel(
+            self.model, device_ids=self.determine_ddp_device_ids(), bucket_cap_mb=7, **self._ddp_kwargs
+        )
+        self._register_ddp_hooks()
+
+
+class ChangesArguments(DDPPlugin):
+    def pre_configure_ddp(self) -> None:
+        self._ddp_kwargs |= {"find_unused_parameters": False, "bucket_cap_mb": 7}
+
+
+@pytest.mark.parametrize("plugin", [WrapsItself, ChangesArguments])
+def test_the_model_is_wrapped_as_the_plugin_says(plugin: type[DDPPlugin]) -> None:
+    class Looks(Net):
+        def on_train_start(self) -> None:
+            wrapper = self.trainer.strategy.model
+            assert isinstance(wrapper, DistributedDataParallel)
+            seen.append((wrapper.find_unused_parameters, wrapper.bucket_bytes_cap >> 20))
+
+    seen: list[Any] = []
+    model, plain = Looks(), Net()
+    quiet(accelerator=CPUAccelerator(PrecisionPlugin(), plugin())).fit(model, loader())
+    quiet().fit(plain, loader())
+    assert seen == [(False, 7)]
+    assert torch.equal(model.net.weight, plain.net.weight)
+
+
+def test_the_processes_meet_as_the_plugin_says() -> None:
+    class Meets(DDPPlugin):
+        def init_ddp_connection(self, global_rank: Any = None, world_size: Any = None) -> None:
+            seen.append((global_rank, world_size, torch.distributed.is_initialized()))
+            super().init_ddp_connection(global_rank, world_size)
+            seen.append(torch.distributed.is_initialized())
+
+    seen: list[Any] = []
+    quiet(accelerator=CPUAccelerator(PrecisionPlugin(), Meets())).fit(Net(), loader())
+    assert seen == [(0, 1, False), True]
+
+
+def test_the_epoch_ends_for_an_accelerator_that_takes_no_argument() -> None:
+    class Ends(CPUAccelerator):
+        def on_train_epoch_end(self) -> None:  # type: ignore[override]
+            calls.append("on_train_epoch_end")
+
+    calls: list[str] = []
+    quiet(accelerator=Ends(PrecisionPlugin(), SingleDevicePlugin())).fit(Net(), loader())
+    assert calls == ["on_train_epoch_end"]
 
 
 def test_a_plugin_of_ones_own_from_the_base_class() -> None:

@@ -22,6 +22,8 @@ class ModelCheckpoint(later.ModelCheckpoint):
         kwargs: today's arguments.
     """
 
+    watched_by_default = ("val_loss", "checkpoint_on")
+
     def __init__(
         self,
         filepath: str | None = None,

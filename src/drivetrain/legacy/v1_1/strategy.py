@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import defined_by_user, positional_arity
+from drivetrain.base.introspect import defined_by_user
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError
 from drivetrain.legacy.v1_1.results import Result
@@ -26,7 +26,6 @@ class _Run(Stepped):
     """Set-up, the run and its end."""
 
     environment: Any = None
-    takes: dict[str, bool]
     results_of: frozenset[str]
     log_of_run: Any = None
 
@@ -45,7 +44,7 @@ class _Run(Stepped):
 
     def _meet(self) -> None:
         slurm = "SLURM" in type(self.cluster_environment).__name__  # type: ignore[attr-defined]
-        self.source.init_ddp_connection(self.global_rank, self.world_size, slurm)  # type: ignore[attr-defined]
+        self.source.init_ddp_connection(self.global_rank, self.world_size, slurm)
 
     def setup(self, trainer: Any) -> None:
         self.trainer = self.source.trainer = trainer
@@ -88,13 +87,6 @@ class _Run(Stepped):
         self.log_of_run = None
         super().teardown()
         self.trainer = None  # the accelerator's next set-up may be in a loop of the user's
-
-    def call(self, name: str, argument: Any) -> Any:
-        """Call a method of the accelerator with ``argument``, or with none if that is how it is written."""
-        if name not in self.takes:
-            self.takes[name] = positional_arity(getattr(self.source, name)) > 0
-        method = getattr(self.source, name)
-        return method(argument) if self.takes[name] else method()
 
 
 class _Steps(_Run):

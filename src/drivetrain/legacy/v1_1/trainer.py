@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drivetrain.legacy.v1_1 import flags
+from drivetrain.legacy.v1_1._callbacks import ModelCheckpoint
 from drivetrain.legacy.v1_3.trainer import FlaggedTrainer, signature_of
 
 
@@ -16,6 +17,7 @@ class Trainer(FlaggedTrainer):
     """
 
     flags_of_that_time = flags.FLAGS
+    default_checkpoint = ModelCheckpoint
 
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)

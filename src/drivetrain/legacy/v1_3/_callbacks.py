@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import drivetrain.callbacks
 from drivetrain.base.rank_zero import rank_zero_warn
@@ -11,11 +11,15 @@ from drivetrain.base.rank_zero import rank_zero_warn
 class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
     """Today's, which also takes ``every_n_val_epochs`` and ``period``.
 
+    Without ``monitor``, it watches "val_loss" from the first save on at which that was logged.
+
     Args:
-        save_top_k: ``None``: only the last checkpoint.
+        save_top_k: ``None``: only one checkpoint.
         every_n_val_epochs, period: today's ``every_n_epochs``.
         kwargs: today's arguments.
     """
+
+    watched_by_default: ClassVar[tuple[str, ...]] = ("val_loss",)
 
     def __init__(
         self,
@@ -41,6 +45,27 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
             dirpath, filename, monitor, verbose, save_last, 1 if save_top_k is None else save_top_k,
             save_weights_only=save_weights_only, mode=mode, **kwargs,
         )  # fmt: skip
+        self._key = super().state_key
+
+    @property
+    def state_key(self) -> str:
+        return self._key  # with the monitor that was passed, whichever was found meanwhile
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.monitor = self.monitor or state_dict.get("monitor")
+        super().load_state_dict(state_dict)
+
+    def _monitor_candidates(self, trainer: Any) -> dict[str, Any]:
+        metrics = super()._monitor_candidates(trainer)
+        found = next((name for name in self.watched_by_default if name in metrics), None)
+        if self.monitor is None and found is not None:
+            rank_zero_warn(
+                f"ModelCheckpoint without monitor watches {found!r}, because it was logged; this is deprecated. Write "
+                f"ModelCheckpoint(monitor={found!r}).",
+                FutureWarning,
+            )
+            self.monitor, self.best_k_models = found, {}
+        return metrics
 
 
 class EarlyStopping(drivetrain.callbacks.EarlyStopping):

@@ -80,6 +80,10 @@ class _Facts(_Parts):
         model: nn.Module = self.training_type_plugin.model
         return model
 
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        self.training_type_plugin.model = model
+
     @property
     def lightning_module(self) -> Any:
         """The user's module."""
@@ -279,6 +283,10 @@ class _Steps(_Life):
         with getattr(precision, context)(), getattr(plugin, context)():
             return getattr(plugin, name)(*step_kwargs.values())
 
+    def post_training_step(self) -> None:
+        """The module's ``training_step`` has run: called before :meth:`training_step_end`."""
+        self.training_type_plugin.post_training_step()
+
     def training_step_end(self, output: Any) -> Any:
         """Return the output of ``training_step``; a module's own ``training_step_end`` replaces this."""
         return self.training_type_plugin.training_step_end(output)
@@ -377,7 +385,7 @@ class Accelerator(_Steps):
         """Called after the callbacks' and the module's hook of this name; so are the two others."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
-        """An epoch of training has ended."""
+        """An epoch of training has ended; an override may be written without ``outputs``, which are ``None``."""
 
     def on_train_end(self) -> None:
         """Training has ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ from drivetrain.callback import Callback
 from drivetrain.callbacks import (
     DeviceStatsMonitor,
     GradientAccumulationScheduler,
-    ModelCheckpoint,
     ModelSummary,
 )
 from drivetrain.errors import ConfigurationError, did_you_mean, shown
@@ -148,9 +146,6 @@ def _callbacks(flags: Mapping[str, Any]) -> list[Any]:
     callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
     if isinstance(flags["checkpoint_callback"], Callback):
         callbacks.append(flags["checkpoint_callback"])
-    complete = flags["checkpoint_callback"] is False or any(isinstance(each, ModelCheckpoint) for each in callbacks)
-    if flags["weights_save_path"] and not complete:
-        callbacks.append(ModelCheckpoint(dirpath=os.path.join(flags["weights_save_path"], "checkpoints")))
     if isinstance(flags["accumulate_grad_batches"], dict):
         callbacks.append(GradientAccumulationScheduler(flags["accumulate_grad_batches"]))
     more: list[tuple[Any, Callable[[], Any]]] = [

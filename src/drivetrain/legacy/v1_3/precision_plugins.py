@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import is_own_class
+from drivetrain.base.introspect import defined_by_user, is_own_class
 from drivetrain.errors import ConfigurationError, described, did_you_mean
 from drivetrain.precision.precision import Precision, PrecisionRegistry
 
@@ -56,6 +56,7 @@ class _Clipping(_Contexts):
     """How gradients are clipped."""
 
     accelerator: Any = None
+    master_params: Callable[[Any], Iterator[nn.Parameter]]
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float | None, gradient_clip_algorithm: str = "norm", model: Any = None
@@ -74,6 +75,8 @@ class _Clipping(_Contexts):
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> Any:
         """Clip the gradients by their total norm, and return the norm before."""
         strategy = self.accelerator.strategy
+        if defined_by_user(self, "master_params"):
+            return nn.utils.clip_grad_norm_(list(self.master_params(optimizer)), clip_val)
         return strategy.usual.clip_gradients_norm(strategy.lightning_module, optimizer, clip_val)
 
 

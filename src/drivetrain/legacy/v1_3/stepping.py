@@ -143,6 +143,14 @@ class Stepped(_Steps):
     """The mixin's gradients, exchange, and what else both generations' accelerators are asked for in the same way."""
 
     storage_options: Any = None
+    takes: dict[str, bool]
+
+    def call(self, name: str, argument: Any) -> Any:
+        """Call a method of the accelerator with ``argument``, or with none if that is how it is written."""
+        if name not in self.takes:
+            self.takes[name] = positional_arity(getattr(self.source, name)) > 0
+        method = getattr(self.source, name)
+        return method(argument) if self.takes[name] else method()
 
     def index_of(self, optimizer: Any) -> int:
         """Return the position of ``optimizer`` among those of the run; 0 for one that is not among them."""
@@ -188,8 +196,8 @@ class Stepped(_Steps):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return dict(self.source.optimizer_state(optimizer))
 
-    def on_train_epoch_end(self, outputs: Any = None) -> None:
-        self.source.on_train_epoch_end(outputs)
+    def on_train_epoch_end(self) -> None:
+        self.call("on_train_epoch_end", None)
 
     def on_train_end(self) -> None:
         self.source.on_train_end()

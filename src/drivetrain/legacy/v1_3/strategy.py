@@ -23,7 +23,7 @@ class _SetUp(Stepped):
     pre_dispatch: Callable[[Any], None]
 
     def connect(self, module: nn.Module) -> None:
-        self.done = frozenset()
+        self.done, self.takes = frozenset(), {}
         self.source.connect(module)
 
     def setup_environment(self) -> None:
@@ -85,7 +85,10 @@ class _Steps(_Life):
         return self.ask("predict_step", named(args, kwargs))
 
     def ask(self, name: str, arguments: dict[str, Any]) -> Any:
-        return getattr(self.source, name)(arguments)
+        output = getattr(self.source, name)(arguments)
+        if name == "training_step":
+            self.source.post_training_step()
+        return output
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         return self.source.batch_to_device(batch, device, dataloader_idx)
@@ -121,6 +124,22 @@ class Composed(_Gradients):
 
     def model_to_device(self) -> None:
         self.source.training_type_plugin.model_to_device()
+
+    def _meet(self) -> None:
+        plugin = self.source.training_type_plugin
+        if hasattr(plugin, "init_ddp_connection"):
+            plugin.init_ddp_connection(self.global_rank, self.world_size)
+        else:
+            self.usual._meet()
+
+    def _wrapped(self, module: nn.Module) -> Any:
+        plugin = self.source.training_type_plugin
+        if not hasattr(plugin, "configure_ddp"):
+            return self.usual._wrapped(module)
+        self._averaged = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+        self.model = module
+        plugin.configure_ddp()
+        return self.model
 
     def clip_gradients_norm(
         self, module: nn.Module, optimizer: Optimizer, max_norm: float, *args: Any, **kwargs: Any

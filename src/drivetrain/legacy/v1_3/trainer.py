@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import drivetrain.callbacks
 from drivetrain.base.introspect import near_misses, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.legacy.v1_3 import arguments, flags
+from drivetrain.legacy.v1_3._callbacks import ModelCheckpoint
+from drivetrain.legacy.v1_3.last_steps import LastSteps, with_last_steps
 from drivetrain.legacy.v1_3.properties import Asked
+from drivetrain.loops.progress import TrainerStatus
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.trainer.job import Job
@@ -21,6 +27,7 @@ class _Flagged(Asked):
     """The constructor with the flags of that time."""
 
     flags_of_that_time: ClassVar[Mapping[str, Any]] = flags.FLAGS
+    default_checkpoint: ClassVar[Any] = ModelCheckpoint
     resume_from_checkpoint: Any = None
 
     @staticmethod
@@ -34,12 +41,21 @@ class _Flagged(Asked):
         self._flags = {**flags.FLAGS, **self.flags_of_that_time, **given}
         self.resume_from_checkpoint = given.get("resume_from_checkpoint")
         super().__init__(**settings)
+        self.logbook = LastSteps(self.logbook.sum_dtype)
+        self._callbacks = [self._of_that_time(each, settings["callbacks"]) for each in self._callbacks]
         rate = given.get("progress_bar_refresh_rate")
         for bar in (each for each in self._callbacks if rate and hasattr(each, "refresh_rate")):
             bar.refresh_rate = rate
         for hook in ("on_init_start", "on_init_end"):
             for callback in (each for each in self._callbacks if callable(getattr(each, hook, None))):
                 getattr(callback, hook)(self)
+
+    def _of_that_time(self, callback: Any, given: Sequence[Any]) -> Any:
+        """Return a default callback as the class that it was; one that was passed stays as it is."""
+        if type(callback) is not drivetrain.callbacks.ModelCheckpoint or any(each is callback for each in given):
+            return callback
+        folder = self._flags["weights_save_path"]
+        return self.default_checkpoint(dirpath=None if not folder else os.path.join(folder, "checkpoints"))
 
 
 class _Tunes(_Flagged):
@@ -114,6 +130,22 @@ class _Remembers(_Tunes):
             return val_loaders, more
         return loaders, more
 
+    _ended_fit = False
+
+    @contextmanager
+    def _from_last_epoch(self, ckpt_path: Any) -> Iterator[None]:
+        """Context of a fit: a further one begins with the index of the last epoch, so it trains one epoch at least."""
+        progress, epochs = self.progress, self.progress.current_epoch
+        if self._ended_fit and ckpt_path is None and epochs > 0:
+            progress.count_epochs_as(epochs - 1)
+        self._ended_fit = False
+        try:
+            yield
+        finally:
+            self._ended_fit = progress.status is TrainerStatus.FINISHED
+            if progress.current_epoch < epochs and self._ended_fit:  # it had nothing to train
+                progress.count_epochs_as(epochs)
+
 
 class _Calls(_Remembers):
     """The entry points with the arguments of that time."""
@@ -137,7 +169,8 @@ class _Calls(_Remembers):
             train_dataloaders = CombinedLoader(train_dataloaders, mode)
         more.setdefault("ckpt_path", self.resume_from_checkpoint)
         self._fitted = (model, datamodule, val_dataloaders)
-        super().fit(model, train_dataloaders, val_dataloaders, datamodule, **more)
+        with self._from_last_epoch(more["ckpt_path"]):
+            super().fit(model, train_dataloaders, val_dataloaders, datamodule, **more)
         return 1
 
     def validate(
@@ -149,7 +182,8 @@ class _Calls(_Remembers):
         if _has_nothing_to_do(model or self.lightning_module, "validate", "validation_step"):
             return []
         dataloaders, more = self._data_of_fit("validate", model, dataloaders, args, more)
-        return super().validate(model, dataloaders, *args, **_best_of(model, more))
+        results = super().validate(model, dataloaders, *args, **_best_of(model, more))
+        return with_last_steps(results, self.callback_metrics)
 
     def test(
         self, model: Any = None, dataloaders: Any = None, *args: Any, test_dataloaders: Any = None, **more: Any
@@ -160,7 +194,8 @@ class _Calls(_Remembers):
         if _has_nothing_to_do(model or self.lightning_module, "test", "test_step"):
             return []
         dataloaders, more = self._data_of_fit("test", model, dataloaders, args, more)
-        return super().test(model, dataloaders, *args, **_best_of(model, more))
+        results = super().test(model, dataloaders, *args, **_best_of(model, more))
+        return with_last_steps(results, self.callback_metrics)
 
     def predict(self, model: Any = None, dataloaders: Any = None, *args: Any, **more: Any) -> Any:
         """Predict on the loaders."""

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base.introspect import is_own_class
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
 
 
@@ -79,8 +81,14 @@ class _Facts:
 
     @property
     def model(self) -> Any:
-        """The model as it is wrapped."""
+        """The model as it is wrapped; a ``configure_ddp`` of the user's may set it, or ``_model``."""
         return self.strategy.model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        self.strategy.model = model
+
+    _model = model
 
     @property
     def results(self) -> Any:
@@ -238,6 +246,9 @@ class _Steps(_Life):
         """Run the module's ``predict_step``."""
         return self.strategy.run_module("predict_step", *args)
 
+    def post_training_step(self) -> None:
+        """The module's ``training_step`` has run, and its loss is not used yet."""
+
     def training_step_end(self, output: Any) -> Any:
         """Return the output of ``training_step``."""
         return output
@@ -272,8 +283,24 @@ class _Steps(_Life):
         """The optimizer has been stepped, or left out."""
 
 
+NEVER_CALLED = frozenset({
+    "configure_sync_batchnorm", "determine_ddp_device_ids", "mp_spawn_kwargs", "new_process", "reconciliate_processes",
+    "restore_model_state_from_ckpt_path", "rpc_enabled", "set_world_ranks", "setup_distributed",
+    "transfer_distrib_spawn_state_on_fit_end", "update_global_step",
+})  # fmt: skip
+"""Members that plugins of that time had, and whose work today's strategy does by itself."""
+
+
 class TrainingTypePlugin(_Steps):
     """How a model is spread over devices, and the base of all others: a subclass may override any method."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if (ignored := sorted(NEVER_CALLED & vars(cls).keys())) and not is_own_class(cls):
+            rank_zero_warn(
+                f"{cls.__name__} overrides {', '.join(ignored)}, which is never called: today's strategy does this by "
+                "itself. Override setup_environment, init_ddp_connection or configure_ddp."
+            )
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for every rank."""

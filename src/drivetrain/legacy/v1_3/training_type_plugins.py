@@ -92,6 +92,30 @@ class DDPPlugin(ParallelPlugin):
     def settings(self) -> dict[str, Any]:
         return {name: value for name, value in self._jobs.items() if value is not None}
 
+    def init_ddp_connection(self, global_rank: int | None = None, world_size: int | None = None) -> None:
+        """Let the processes meet."""
+        self.strategy.usual._meet()
+
+    def pre_configure_ddp(self) -> None:
+        """The model is about to be wrapped: an override may change ``self._ddp_kwargs``."""
+
+    def configure_ddp(self) -> None:
+        """Wrap ``self.model`` in what exchanges gradients; an override may set ``self.model`` itself."""
+        self.pre_configure_ddp()
+        strategy = self.strategy
+        strategy.ddp_arguments = dict(self._ddp_kwargs)
+        strategy.model = strategy.usual._wrapped(strategy.model)
+
+    def determine_ddp_device_ids(self) -> list[int] | None:
+        """Return the index of this process's GPU, in a list; ``None`` on the CPU."""
+        index = self.root_device.index
+        return None if index is None else [index]
+
+    def _register_ddp_hooks(self) -> None:
+        state, hook, wrapper = self.strategy.comm
+        if hook is not None:
+            self.model.register_comm_hook(state, hook if wrapper is None else wrapper(hook))
+
 
 class DDPSpawnPlugin(DDPPlugin):
     """:class:`DDPPlugin` whose processes are started from this one."""
