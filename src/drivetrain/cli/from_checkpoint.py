@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from drivetrain.base.introspect import taken
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.checkpoints.references import find_open, name_of
 from drivetrain.errors import CheckpointError, described
@@ -31,7 +32,7 @@ WRITTEN = "lightning.pytorch.cli.instantiate_module"
 """The value of ``_instantiator``: the name that Lightning's files have there, so that it reads ours, too."""
 
 _KNOWN = frozenset({WRITTEN, "pytorch_lightning.cli.instantiate_module"})
-_MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", "typeshed_client"})
+_MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", "typeshed_client", "importlib"})
 
 
 def hyperparameters(
@@ -75,13 +76,13 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
     """Return ``config`` with the model's hyperparameters of a checkpoint, which win; one line says which they replace.
 
     Args:
-        parser: of the whole command line.
-        config: what it parsed, with a subcommand.
+        parser: of the subcommand.
+        config: what it parsed.
         path: the checkpoint.
         any_class: whether the configuration names the model's class.
 
     Raises:
-        CheckpointError: they name what a file may not name.
+        CheckpointError: they name what a file may not name, or do not fit the model.
     """
     from drivetrain.module.loading import hyperparameters_in
 
@@ -91,32 +92,39 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
         return config
     values.pop(INSTANTIATOR, None)
     class_path = values.pop(CLASS_PATH, None)
-    subcommand = config["subcommand"]
-    before = config[subcommand]["model"]
-    if not values or (any_class and class_path is None and "class_path" not in before):
+    before = config.get("model")
+    if not values or not before or (any_class and class_path is None and "class_path" not in before):
         return config
     if class_path is None:
-        current = as_plain(parser, config).get(subcommand, {}).get("model") or {}
+        current = as_plain(parser, config).get("model") or {}
         current = current.get("init_args", current)
     else:
         check_names({"class_path": class_path})
         of_class = _parser_of(_imported(class_path))
         current = as_plain(of_class, of_class.get_defaults()).get("module") or {}
     check_names({name: value for name, value in values.items() if _differs(value, current.get(name))})
-    if any_class:
-        model: dict[str, Any] = {"class_path": class_path or before["class_path"], "init_args": values}
-    else:
-        model = {name: value for name, value in values.items() if name in before}
-    with _nothing_imported():
-        taken: Namespace = parser.parse_object({subcommand: {"model": model}}, config)
-    changed = [name for name, value in taken[subcommand]["model"].items() if before.get(name) != value]
+    try:
+        with _nothing_imported(), _raising(parser):
+            if any_class:
+                model = _of_class(class_path or before["class_path"], values, class_path is not None)
+            else:
+                model = {name: value for name, value in values.items() if name in before}
+                _check_groups(_options(parser, "model"), model)
+            result: Namespace = parser.parse_object({"model": model}, config)
+    except Exception as error:  # of the parser, whose values come from the file
+        raise CheckpointError(
+            f"The hyperparameters in {path} do not fit the model of this command line: {', '.join(map(str, values))}. "
+            "With --ckpt_path the model is configured as they say. Pass a checkpoint of this model, or leave "
+            f"--ckpt_path out and load the weights in the program. The parser's error:\n{error}"
+        ) from error
+    changed = [name for name, value in result["model"].items() if before.get(name) != value]
     if changed:
         names = dict.fromkeys(name.removeprefix("init_args.").partition(".")[0] for name in changed)
         rank_zero_info(
             f"The model is configured as in {path}; taken from there: {', '.join(names)}. To train its weights with "
             "other values, leave --ckpt_path out and load the checkpoint in the program."
         )
-    return taken
+    return result
 
 
 def class_to_build(cls: type, saved: dict[str, Any]) -> type | None:
@@ -162,7 +170,7 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
         CheckpointError: they name what may not be named, or do not fit the class.
     """
     parser = _parser_of(cls, given)
-    options = {action.dest.removeprefix("module.") for action in parser._actions}
+    options = _options(parser, "module")
     defaults = as_plain(parser, parser.get_defaults()).get("module") or {}
     kept = {key: value for key, value in saved.items() if key not in given and _differs(value, defaults.get(key))}
     check_names(kept)
@@ -276,6 +284,52 @@ class _Refuses:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if threading.get_ident() == self._thread and name.partition(".")[0] not in _MODULES_OF_THE_PARSER:
             raise ImportError(f"the program has not imported {name!r}, and a checkpoint may not do that")
+
+
+def _options(parser: ArgumentParser, key: str) -> set[str]:
+    """Return the names of the options below ``key``; those of an argument that is a data class have a dot."""
+    names = (action.dest.removeprefix(f"{key}.") for action in parser._actions)
+    return {name for name in names if not name.endswith(".help")}  # which an argument that is an object has, too
+
+
+def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) -> dict[str, Any]:
+    """Return the description of a model by its class.
+
+    Args:
+        class_path: the class.
+        values: the hyperparameters.
+        is_described: whether they are the class's arguments, as LightningCLI saves them; else those of another name
+            are left out.
+    """
+    cls = _found(class_path)
+    if not isinstance(cls, type):  # a function that returns the model
+        return {"class_path": class_path, "init_args": dict(values)}
+    options = _options(_parser_of(cls), "module")
+    _check_groups(options, values)
+    known = {name: value for name, value in values.items() if name in options}
+    others = {name: value for name, value in values.items() if name not in options} if is_described else {}
+    by_kwargs = {"dict_kwargs": others} if others and len(taken(cls, others)) == len(others) else {}
+    return {"class_path": class_path, "init_args": known if by_kwargs else {**known, **others}, **by_kwargs}
+
+
+def _check_groups(options: Collection[str], values: Mapping[str, Any]) -> None:
+    """Check that each argument whose fields are options of their own, a data class, gets fields.
+
+    The parser takes anything else for such an argument, and fails when it builds the object.
+    """
+    for name, value in values.items():
+        if not isinstance(value, Mapping) and any(option.startswith(f"{name}.") for option in options):
+            raise TypeError(f"The argument {name!r} is made of several options, and the file has {described(value)}.")
+
+
+@contextmanager
+def _raising(parser: ArgumentParser) -> Iterator[None]:
+    """Context in which ``parser`` raises its errors, where it else ends the program."""
+    exits, parser.exit_on_error = parser.exit_on_error, False
+    try:
+        yield
+    finally:
+        parser.exit_on_error = exits
 
 
 @contextmanager

@@ -393,7 +393,10 @@ class LightningCLI:
         if path is not None and os.path.isfile(path):  # "best" and "last" are known later
             from drivetrain.cli.from_checkpoint import with_hyperparameters
 
-            self.config = with_hyperparameters(self.parser, self.config, str(path), self.subclass_mode_model)
+            taken = with_hyperparameters(
+                self._own_parser(), self._own(self.config), str(path), self.subclass_mode_model
+            )
+            self.config[self.subcommand] = taken
 
     def _instantiators(self) -> list[tuple[Callable[..., Any], type, bool]]:
         """Return what makes the model and the data module, for the parser."""
