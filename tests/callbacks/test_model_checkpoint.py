@@ -158,6 +158,72 @@ def test_join_and_equals_characters_are_the_classes() -> None:
     assert Own().format_checkpoint_name({"epoch": 1, "step": 2}) == "epoch:1_step:2.ckpt"
 
 
+class Limited(ModelCheckpoint):
+    """Whose names are asked for a few times only, so that an endless loop is an error."""
+
+    asked = 0
+
+    def _limit(self) -> None:
+        self.asked += 1
+        assert self.asked < 50
+
+
+class OfTheEpochAndMetrics(Limited):
+    def format_checkpoint_name(self, epoch: int, metrics: dict[str, Any], ver: int | None = None) -> str:  # type: ignore[override]
+        self._limit()
+        assert isinstance(epoch, int)
+        assert isinstance(metrics["score"], torch.Tensor)
+        return os.path.join(self.dirpath or "", f"e{epoch}" + ("" if ver is None else f"_{ver}") + ".ckpt")
+
+
+class OfTheEpochAndStep(Limited):
+    def format_checkpoint_name(self, epoch: int, step: int, metrics: Any, ver: int | None = None) -> str:  # type: ignore[override]
+        self._limit()
+        assert step == 4 * (epoch + 1)
+        return os.path.join(self.dirpath or "", f"e{epoch}" + ("" if ver is None else f"_{ver}") + ".ckpt")
+
+
+class OfMetrics(Limited):
+    def format_checkpoint_name(self, metrics: dict[str, Any], ver: int | None = None) -> str:  # type: ignore[override]
+        self._limit()
+        version = "" if ver is None else f"_{ver}"
+        return os.path.join(self.dirpath or "", f"e{metrics['epoch']}{version}.ckpt")
+
+
+@pytest.mark.parametrize("cls", [OfTheEpochAndMetrics, OfTheEpochAndStep, OfMetrics])
+def test_an_override_of_earlier_years_gets_the_arguments_that_it_names(tmp_path: Path, cls: Any) -> None:
+    for _ in range(3):
+        fit(tmp_path, cls(tmp_path / "own", monitor="score", save_top_k=-1, save_last=True), [1.0, 2.0])
+    assert files(tmp_path / "own") == [
+        "e0.ckpt", "e0_1.ckpt", "e0_2.ckpt", "e1.ckpt", "e1_1.ckpt", "e1_2.ckpt", "last-v1.ckpt", "last-v2.ckpt",
+        "last.ckpt",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("save_on_exception", [False, True])
+def test_an_override_without_versions_replaces_no_file_and_ends(tmp_path: Path, save_on_exception: bool) -> None:
+    class Same(Limited):
+        def format_checkpoint_name(
+            self, metrics: Any, filename: Any = None, ver: Any = None, prefix: Any = None
+        ) -> str:
+            self._limit()
+            return os.path.join(self.dirpath or "", "same.ckpt")
+
+    for _ in range(3):
+        fit(tmp_path, Same(tmp_path / "own", monitor="score"), [1.0], max_epochs=1)
+    assert files(tmp_path / "own") == ["same-v1.ckpt", "same-v2.ckpt", "same.ckpt"]
+    if save_on_exception:
+
+        class Fails(Callback):
+            def on_train_batch_end(self, *args: Any) -> None:
+                raise ZeroDivisionError
+
+        saves = Same(tmp_path / "own", save_on_exception=True)
+        with pytest.raises(ZeroDivisionError):
+            fit(tmp_path, saves, [1.0], callbacks=[saves, Fails()])
+        assert "same-v3.ckpt" in files(tmp_path / "own")
+
+
 # ---- where and when --------------------------------------------------------------------------------------------------
 
 

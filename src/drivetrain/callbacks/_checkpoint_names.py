@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from drivetrain.base import files
+from drivetrain.base.introspect import signature_of, taken
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.spelling import warn_if_misspelt
 from drivetrain.callback import Checkpoint
@@ -89,16 +90,14 @@ class NamedCheckpoint(Checkpoint):
         metrics: dict[str, Any],
         replaceable: Sequence[str],
         filename: str | None,
-        taken: Sequence[str] = (),
+        others: Sequence[str] = (),
     ) -> str:
         """Return a path that is free, or that of a file which may be replaced."""
-        path, version = self.format_checkpoint_name(metrics, filename), self.STARTING_VERSION
-        while self.enable_version_counter and (
-            path in taken or (path not in replaceable and self.file_exists(path, trainer))
-        ):
-            path = self.format_checkpoint_name(metrics, filename, ver=version)
-            version += 1
-        return path
+
+        def is_taken(path: str) -> bool:
+            return path in others or (path not in replaceable and self.file_exists(path, trainer))
+
+        return self._free_name(metrics, filename, is_taken)
 
     def _exception_path(self, trainer: Trainer) -> str:
         """Return a free path for what is saved when a fit ends by an exception, the same on each rank."""
@@ -107,11 +106,39 @@ class NamedCheckpoint(Checkpoint):
         if trainer.world_size > 1 and any(name not in place for name, _ in GROUP.findall(filename or "")):
             filename = None  # a metric may differ from rank to rank, and nothing is exchanged now
         filename = f"exception-{filename or f'epoch={trainer.current_epoch}-step={trainer.global_step}'}"
-        store, path, version = trainer.strategy.checkpoint_io, self.format_checkpoint_name(metrics, filename), 0
-        while self.enable_version_counter and (store.exists(path) or store.link_target(path) is not None):
-            path = self.format_checkpoint_name(metrics, filename, ver=self.STARTING_VERSION + version)
+        store = trainer.strategy.checkpoint_io
+        return self._free_name(
+            metrics, filename, lambda path: store.exists(path) or store.link_target(path) is not None
+        )
+
+    def _free_name(self, metrics: dict[str, Any], filename: str | None, is_taken: Callable[[str], bool]) -> str:
+        path = first = self._name(metrics, filename)
+        version, seen = self.STARTING_VERSION, set[str]()
+        while self.enable_version_counter and is_taken(path):
+            seen.add(path)
+            path = self._name(metrics, filename, ver=version)
+            if path in seen:  # the user's format_checkpoint_name makes the same name for every version
+                base, extension = os.path.splitext(first)
+                path = f"{base}{self.CHECKPOINT_JOIN_CHAR}v{version}{extension}"
             version += 1
         return path
+
+    def _name(self, metrics: dict[str, Any], filename: str | None, **ver: int) -> str:
+        """Return what ``format_checkpoint_name`` does; an override of earlier years gets the arguments that it names.
+
+        Those took the epoch and the step, or no ``filename``, and were not asked for names that are not the
+        constructor's.
+        """
+        method: Any = self.format_checkpoint_name
+        parameters = signature_of(method).parameters
+        variadic = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters.values())
+        if variadic or "metrics" not in parameters or "filename" in parameters:
+            return str(method(metrics, filename, **ver))
+        if filename != self.filename:
+            return NamedCheckpoint.format_checkpoint_name(self, metrics, filename, **ver)
+        counts = {name: int(metrics[name]) for name in ("epoch", "step") if name in metrics}
+        given: dict[str, Any] = {"metrics": metrics, **counts, "ver": None, **ver}
+        return str(method(**taken(method, given)))
 
     def _check_names(self, trainer: Trainer, metrics: dict[str, Any], *templates: str | None, validated: bool) -> None:
         """Check that the metrics which names of files hold are there.

@@ -396,7 +396,7 @@ class LightningCLI:
             taken = with_hyperparameters(
                 self._own_parser(), self._own(self.config), str(path), self.subclass_mode_model
             )
-            self.config[self.subcommand] = taken
+            self.config[str(self.subcommand)] = taken
 
     def _instantiators(self) -> list[tuple[Callable[..., Any], type, bool]]:
         """Return what makes the model and the data module, for the parser."""

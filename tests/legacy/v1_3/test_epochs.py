@@ -146,3 +146,36 @@ def test_checkpoints_are_saved_after_the_validation_and_named_as_then(
     )
     trainer.fit(Watched(), loader())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch=0-step=1.ckpt", "epoch=1-step=3.ckpt"]
+
+
+@pytest.mark.parametrize("checkpoint_class", [later.ModelCheckpoint, earlier.ModelCheckpoint])
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((3, 7, {"loss": 1}, 2), {}),
+        ((3, {"loss": 1, "step": 7}, 2), {}),
+        (({"loss": 1, "epoch": 3, "step": 7}, 2), {}),
+        (({"loss": 1, "epoch": 3, "step": 7}, None, 2), {}),
+        ((), {"epoch": 3, "step": 7, "metrics": {"loss": 1}, "ver": 2}),
+        ((3,), {"metrics": {"loss": 1, "step": 7}, "ver": 2}),
+    ],
+)
+def test_a_checkpoints_name_is_made_with_the_arguments_of_then(
+    checkpoint_class: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    checkpoint = checkpoint_class(filename="{epoch}-{step}-{loss}")
+    assert checkpoint.format_checkpoint_name(*args, **kwargs) == "epoch=3-step=7-loss=1-v2.ckpt"
+
+
+def test_an_override_of_then_calls_its_base_with_the_arguments_of_then(tmp_path: Path) -> None:
+    class Own(earlier.ModelCheckpoint):
+        def format_checkpoint_name(self, epoch: int, metrics: Any, ver: Any = None) -> str:
+            assert isinstance(epoch, int)
+            return str(super().format_checkpoint_name(epoch, metrics, ver)).replace("epoch", "e")
+
+    for _ in range(2):
+        checkpoint = Own(dirpath=str(tmp_path), filename="{epoch}", monitor="val_loss", save_top_k=-1)
+        v1_1.Trainer(
+            max_epochs=1, logger=False, callbacks=[checkpoint], enable_progress_bar=False, enable_model_summary=False
+        ).fit(Watched(), loader())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e=0-v1.ckpt", "e=0.ckpt"]

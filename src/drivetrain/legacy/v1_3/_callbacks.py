@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import drivetrain.callbacks
@@ -66,6 +67,17 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
             )
             self.monitor, self.best_k_models = found, {}
         return metrics
+
+    def format_checkpoint_name(self, *args: Any, **kwargs: Any) -> str:
+        """Today's, which may also get the epoch, or the epoch and the step, before the metrics, and ``ver`` after."""
+        counts = dict(zip(("epoch", "step"), takewhile(lambda value: isinstance(value, int), args), strict=False))
+        given = dict(zip(("metrics", "filename", "ver"), args[len(counts) :], strict=False))
+        if isinstance(given.get("filename"), int):
+            given["ver"] = given.pop("filename")
+        given.update(kwargs)
+        counts.update({name: given.pop(name) for name in ("epoch", "step") if name in given})
+        given["metrics"] = {**counts, **given["metrics"]}
+        return super().format_checkpoint_name(**given)
 
 
 class EarlyStopping(drivetrain.callbacks.EarlyStopping):
