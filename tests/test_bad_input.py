@@ -43,6 +43,7 @@ from drivetrain.loggers import CSVLogger, TensorBoardLogger
 from drivetrain.loggers.tensorboard import _WRITER_ARGUMENTS
 from drivetrain.plugins.precision import MixedPrecision
 from drivetrain.strategies import SingleDeviceStrategy
+from drivetrain.tuner import Tuner
 
 NAN = float("nan")
 
@@ -171,7 +172,7 @@ def of_lightning(name: str, base: type = object) -> type:
     return type(name, (base,), {"__module__": "lightning.pytorch.anywhere"})
 
 
-IMPORT = "Import it from drivetrain, or run the program unchanged with `drivetrain exec`."
+IMPORT = "import it from drivetrain, or run the program unchanged with `drivetrain exec`"
 
 ARGUMENTS = [
     # each by its own rule
@@ -268,11 +269,11 @@ ARGUMENTS = [
          "the class MixedPrecision itself", "Write MixedPrecision(...)."),
     # objects of Lightning's classes
     case("its strategy", {"strategy": of_lightning("DDPStrategy")()}, "a strategy is a name or a Strategy instance",
-         "Its DDPStrategy is that of the package lightning.", IMPORT),
+         "Its DDPStrategy is that of the package lightning:", f"{IMPORT}."),
     case("its accelerator", {"accelerator": of_lightning("CPUAccelerator")()}, "there is no such accelerator",
-         "Its CPUAccelerator is that of the package lightning.", IMPORT),
+         "Its CPUAccelerator is that of the package lightning:", f"{IMPORT}."),
     case("its callback", {"callbacks": of_lightning("EarlyStopping")()}, "Trainer(callbacks=...) got",
-         f"Its EarlyStopping is that of the package lightning. {IMPORT}", "Pass instances of drivetrain.Callback."),
+         f"(its EarlyStopping is that of the package lightning: {IMPORT}", "Pass instances of drivetrain.Callback."),
     # devices
     case("no device", {"devices": 0}, "names no device", "devices=0", 'Write devices=1 or devices="auto".'),
     case("a bool of devices", {"devices": True}, "names no device", "devices=True",
@@ -371,8 +372,17 @@ UPFRONT = [
     case("no model", lambda b: b.trainer().fit(None, LOADER), "trainer.fit needs a LightningModule", "not None",
          "Subclass drivetrain.LightningModule."),
     case("a module of Lightning's", lambda b: b.trainer().fit(type("Own", (of_lightning("LightningModule"),), {})()),
-         "trainer.fit needs a LightningModule, not an Own", "Its LightningModule is that of the package lightning.",
+         "trainer.fit needs a LightningModule, not an Own", "(its LightningModule is that of the package lightning:",
          "Subclass drivetrain.LightningModule."),
+    case("a data module of Lightning's as loader", lambda b: b.trainer().fit(b.net(), of_lightning("Data")()),
+         "(its Data is that of the package lightning:", "`drivetrain exec`), which cannot be iterated.",
+         "Give a DataLoader or another iterable."),
+    case("a loader of Lightning's",
+         lambda b: b.trainer().fit(b.net(), of_lightning("CombinedLoader", DataLoader)([1])),
+         "train_dataloaders=...) got", "(its CombinedLoader is that of the package lightning:",
+         "Write drivetrain.data.CombinedLoader(loaders, mode)."),
+    case("a Trainer of Lightning's", lambda b: Tuner(of_lightning("Trainer")()), "Tuner needs a Trainer, not a Trainer",
+         "(its Trainer is that of the package lightning:", "Write Tuner(drivetrain.Trainer())."),
     case("a plain module", lambda b: b.trainer().fit(nn.Linear(4, 1), LOADER), "trainer.fit needs a LightningModule",
          "not a Linear: Linear(in_features=4", "Subclass drivetrain.LightningModule."),
     case("only a loader", lambda b: b.trainer().validate(LOADER), "trainer.validate needs a LightningModule",

@@ -174,15 +174,16 @@ def described(value: Any) -> str:
     An object of Lightning's classes, whose names are the same here, is described with their package.
     """
     if isinstance(value, type):
-        return f"the class {value.__name__} itself{_after(whose(value))}"
+        return f"the class {value.__name__} itself{_in_parentheses(whose(value))}"
     if value is None:
         return "None"
     name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}: {shown(value)}{_after(whose(value))}"
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}: {shown(value)}{_in_parentheses(whose(value))}"
 
 
-def _after(text: str) -> str:
-    return f". {text[:-1]}" if text else ""  # the message goes on with a full stop
+def _in_parentheses(sentences: str) -> str:
+    """Return ``sentences`` for the middle of another one."""
+    return f" ({sentences[0].lower()}{sentences[1:-1]})" if sentences else ""
 
 
 def whose(value: Any) -> str:
@@ -190,7 +191,7 @@ def whose(value: Any) -> str:
     for cls in (value if isinstance(value, type) else type(value)).__mro__:
         if (package := cls.__module__.partition(".")[0]) in _LIGHTNING:
             return (
-                f"Its {cls.__name__} is that of the package {package}. Import it from drivetrain, or run the program "
+                f"Its {cls.__name__} is that of the package {package}: import it from drivetrain, or run the program "
                 "unchanged with `drivetrain exec`."
             )
     return ""

@@ -195,3 +195,10 @@ def test_a_module_of_ours_loads_under_lightning(ours: Any, tmp_path: Path) -> No
     assert same(answer["weights"], dict(net.state_dict()))
     assert answer["hparams"] == dict(net.hparams)
     assert answer["hparams"] == {"width": 5, "lr": 0.01, "betas": (0.8, 0.95), "manual": False, "depth": [1, 2]}
+
+
+def test_its_objects_are_refused_with_the_name_of_their_package(tmp_path: Path) -> None:
+    command = [PYTHON, "-W", "ignore", HERE / "lightning_objects.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "taken or not named" not in done.stdout

@@ -123,7 +123,7 @@ class NamedCheckpoint(Checkpoint):
             version += 1
         return path
 
-    def _name(self, metrics: dict[str, Any], filename: str | None, **ver: int) -> str:
+    def _name(self, metrics: dict[str, Any], filename: str | None, ver: int | None = None) -> str:
         """Return what ``format_checkpoint_name`` does; an override of earlier years gets the arguments that it names.
 
         Those took the epoch and the step, or no ``filename``, and were not asked for names that are not the
@@ -133,11 +133,11 @@ class NamedCheckpoint(Checkpoint):
         parameters = signature_of(method).parameters
         variadic = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters.values())
         if variadic or "metrics" not in parameters or "filename" in parameters:
-            return str(method(metrics, filename, **ver))
+            return str(method(metrics, filename) if ver is None else method(metrics, filename, ver=ver))
         if filename != self.filename:
-            return NamedCheckpoint.format_checkpoint_name(self, metrics, filename, **ver)
-        counts = {name: int(metrics[name]) for name in ("epoch", "step") if name in metrics}
-        given: dict[str, Any] = {"metrics": metrics, **counts, "ver": None, **ver}
+            return NamedCheckpoint.format_checkpoint_name(self, metrics, filename, ver)
+        given: dict[str, Any] = {"metrics": metrics, "ver": ver}
+        given.update({name: int(metrics[name]) for name in ("epoch", "step") if name in metrics})
         return str(method(**taken(method, given)))
 
     def _check_names(self, trainer: Trainer, metrics: dict[str, Any], *templates: str | None, validated: bool) -> None:

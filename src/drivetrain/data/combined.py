@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from drivetrain.base.tree import leaves, map_leaves
-from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean
+from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean, whose
 
 _INF = float("inf")
 _END = object()  # what next() returns at a loader's end: None may be a batch
@@ -370,8 +370,10 @@ def check_iterable(loader: Any, start: str) -> None:
     """Check that ``loader`` yields batches. ``start`` begins the message if it does not.
 
     Raises:
-        ConfigurationError: it cannot be iterated, or is a text.
+        ConfigurationError: it cannot be iterated, is a text, or Lightning's, whose batches come with their numbers.
     """
+    if any(cls.__name__ == "CombinedLoader" and whose(cls) for cls in type(loader).__mro__):  # Lightning's
+        raise WrongTypeError(f"{start} {described(loader)}. Write drivetrain.data.CombinedLoader(loaders, mode).")
     if hasattr(loader, "__iter__") and not isinstance(loader, (str, bytes, type)):
         return
     cure = "Give a DataLoader or another iterable."

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from drivetrain.callbacks._tuned_attribute import set_tuned, tuned_name
 from drivetrain.callbacks.batch_size_finder import BatchSizeFinder
 from drivetrain.callbacks.lr_finder import LearningRateFinder, LRSweep
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, WrongTypeError, described
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
+from drivetrain.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback
     from drivetrain.module.datamodule import LightningDataModule
     from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 Method = Literal["fit", "validate", "test", "predict"]
 
@@ -39,6 +39,8 @@ class Tuner:
     """
 
     def __init__(self, trainer: Trainer) -> None:
+        if not isinstance(trainer, Trainer):
+            raise WrongTypeError(f"Tuner needs a Trainer, not {described(trainer)}. Write Tuner(drivetrain.Trainer()).")
         self._trainer = trainer
 
     def lr_find(
