@@ -206,9 +206,10 @@ GROUPS = {
         "callbacks/test_on_exception_checkpoint.py",
     ),
     "ranks": (
-        "distributed", "trainer/test_rank_parts.py", "trainer/test_comparison.py", "strategies",
-        "callbacks/test_requeue.py", "loops/test_stop.py", "testing/test_fake.py", "compat/test_fabric_strategies.py",
-        "compat/test_fabric_sharded.py", "clusters/test_environment.py", "legacy/v1_1/test_ranks.py",
+        "distributed", "trainer/test_rank_parts.py", "trainer/test_other_ranks.py", "trainer/test_comparison.py",
+        "strategies", "callbacks/test_requeue.py", "loops/test_stop.py", "testing/test_fake.py",
+        "compat/test_fabric_strategies.py", "compat/test_fabric_sharded.py", "clusters/test_environment.py",
+        "legacy/v1_1/test_ranks.py",
         "legacy/v1_3/test_ranks.py", "familiar/test_training_on_ranks.py", "familiar/test_engine_on_ranks.py",
     ),
     "alone": ("trainer/test_resume.py", "test_wheel.py", "budget", "loops/test_restart_points.py", "test_sweep.py"),

@@ -192,12 +192,11 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def differences(one: Path, other: Path) -> list[str]:
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """What two checkpoints differ in: weights, states and groups of the optimizer."""
     found = []
     kept = ("state_dict", "optimizer_states", "global_step")
-    files = [TorchCheckpointIO().load_checkpoint(path) for path in (one, other)]
-    mine, expected = (dict(_flat({key: dict(file)[key] for key in kept})) for file in files)
+    mine, expected = (dict(_flat({key: file[key] for key in kept})) for file in (one, other))
     found += [f"{key}: only in one" for key in sorted(mine.keys() ^ expected.keys())]
     for key in mine.keys() & expected.keys():
         left, right = (torch.as_tensor(each[key]) if each[key] is not None else None for each in (mine, expected))
@@ -238,5 +237,7 @@ def test_random_programs_train_as_in_one_process(pool: Any, name: str, seed: int
         for each in seeds:
             drawn = draw(each, name in BY_SAMPLE)
             train(drawn, "", tmp_path / "alone.ckpt")
-            found = differences(tmp_path / f"{each}.ckpt", tmp_path / "alone.ckpt")
+            found = differences(
+                *map(TorchCheckpointIO().load_checkpoint, (tmp_path / f"{each}.ckpt", tmp_path / "alone.ckpt"))
+            )
             assert not found, f"program {each} of {name} differs: {found[:5]}\n{drawn}"

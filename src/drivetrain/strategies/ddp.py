@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -25,7 +25,7 @@ from drivetrain.strategies.batchnorm import TorchSyncBatchNorm
 from drivetrain.strategies.group import handle_of
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.model_averaging import ModelAveraging, model_averaging
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.placement import optimizer_to
 from drivetrain.strategies.strategy import Strategy
 
@@ -121,6 +121,7 @@ class DDPStrategy(ParallelStrategy):
         self._wraps = True
         self._sync: LayerSync | None = None  # of a fit that runs
         self._averaged: set[int] = set()  # parameters, by identity
+        self._frozen: list[nn.Parameter] = []  # the others
 
     def agreed_options(self) -> dict[str, Any]:
         state, hook, wrapper = self.comm
@@ -148,6 +149,7 @@ class DDPStrategy(ParallelStrategy):
 
     def _wrapped(self, module: nn.Module) -> DistributedDataParallel:
         self._averaged = _trained(module)
+        self._frozen = [each for each in module.parameters() if not each.requires_grad]
         group = {} if self.data is self.world else {"process_group": handle_of(self.data)}
         wrapped = self.wrapper(module, **{**group, **self.ddp_arguments, "static_graph": False})
         if self.ddp_arguments.get("static_graph"):
@@ -170,13 +172,49 @@ class DDPStrategy(ParallelStrategy):
     def bind(self, name: str) -> Callable[..., Any]:
         if name != "training_step":
             return compiled_method(self.lightning_module, name)
-        if isinstance(self.model, DistributedDataParallel) and _trained(self.lightning_module) - self._averaged:
-            # layers have thawed that it does not know of, and would leave to each rank
-            self.model = self._wrapped(self.lightning_module)
+        self._wrap_again()
         step, model = super().bind(name), self.model
         if not isinstance(model, DistributedDataParallel):
             return step
-        return step if self.lightning_module.automatic_optimization else _by_hand(step, model)
+        step = step if self.lightning_module.automatic_optimization else _by_hand(step, model)
+        return until_thawed(step, self._frozen, lambda: self.bind(name))
+
+    def _wrap_again(self) -> None:
+        """Wrap the module once more if the wrapper leaves to each rank what is trained now, or waits for what is not.
+
+        What freezes inside a window has gradients there, which only the present wrapper exchanges.
+        """
+        model = self.model
+        if not isinstance(model, DistributedDataParallel) or (trained := _trained(model)) == self._averaged:
+            return
+        in_window = not model.require_forward_param_sync and self.lightning_module.automatic_optimization
+        if in_window and not trained - self._averaged:
+            return
+        frozen = [each for each in model.parameters() if in_window and id(each) in self._averaged - trained]
+        for parameter in frozen:  # their gradients of this window are to be averaged too
+            parameter.requires_grad_(True)
+        self.model = self._wrapped(self.lightning_module)
+        if in_window:
+            self._continue_window()
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        if self.driver.rebind is not None:
+            self.driver.rebind()  # the loop holds the earlier wrapper until then
+
+    def _continue_window(self) -> None:
+        """Let a new wrapper average all gradients of an open window, also those that its rest does not add to."""
+        model = self.model
+        if not isinstance(model, DistributedDataParallel):
+            return
+        model.require_forward_param_sync = False  # as after a pass that exchanges nothing
+        if model.find_unused_parameters:
+            held = [each for each in model.parameters() if each.requires_grad and each.grad is not None]
+            with model.no_sync():
+                torch.autograd.backward(held, [torch.zeros_like(each) for each in held])
+
+    def load_open_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        super().load_open_gradients(gradients)
+        self._continue_window()
 
     def on_train_end(self) -> None:
         """Check the last backward pass: DDP reports one that missed parameters at the next, and there is no next."""
@@ -192,13 +230,20 @@ class DDPStrategy(ParallelStrategy):
         return None
 
     def _without_gradient(self) -> str:
-        named = self.lightning_module.named_parameters()
-        without = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
+        named = dict(self.lightning_module.named_parameters())
+        without = [name for name, parameter in named.items() if parameter.requires_grad and parameter.grad is None]
+        frozen = [name for name, each in named.items() if id(each) in self._averaged and not each.requires_grad]
         own = [name for name, start in _starts(installed=True).items() if start == self.start_method]
+        cure = f'strategy="{own[0] if own else "ddp"}_find_unused_parameters_true"'
+        if frozen and not without:
+            return (
+                f"{some(frozen)}: frozen in the middle of an epoch, and DDP waits for the gradients of all parameters "
+                f"that were trained when it began. Freeze them in on_train_epoch_start, or write {cure}."
+            )
         return (
             f"The loss of the last batch did not depend on {some(without) if without else 'every parameter'}, and DDP "
             "waits for the gradients of all. Use them in every batch, freeze them with requires_grad_(False), or write "
-            f'strategy="{own[0] if own else "ddp"}_find_unused_parameters_true".'
+            f"{cure}."
         )
 
     def before_manual_backward(self, loss: torch.Tensor) -> None:
@@ -268,7 +313,7 @@ class DDPStrategy(ParallelStrategy):
         return whole
 
     def teardown(self) -> None:
-        self.model = self.lightning_module  # the wrapper belongs to the run
+        self.model, self._frozen = self.lightning_module, []  # the wrapper belongs to the run
         if self._sync is not None and self.model is not None:
             self.model = self._sync.revert(self.model)
         if self._averaging is not None:
@@ -285,11 +330,17 @@ class DDPStrategy(ParallelStrategy):
     def local_passes(self) -> LocalPasses:
         from drivetrain.strategies.local_passes import DDPPasses, LocalPasses  # here, because few runs need it
 
-        model = self.model
-        return DDPPasses(model, self.data) if isinstance(model, DistributedDataParallel) else LocalPasses()
+        return DDPPasses(self) if isinstance(self.model, DistributedDataParallel) else LocalPasses()
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+        if not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        if any(each.requires_grad for each in self._frozen):
+            self._wrap_again()
+        own = self.model
+        if isinstance(own, DistributedDataParallel) and next(own.parameters()) is next(model.parameters()):
+            model = own  # in the place of one from before
+        return model.no_sync()
 
 
 def _starts(installed: bool) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,13 +99,16 @@ class GradientExchange:
         self._bucket_of: dict[int, Bucket] = {}
         self._sent = 0  # buckets, in this backward pass
         self._queued = False
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        self.trained = frozenset(map(id, trained))
-        self._fill(trained)
-        self._hooks: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
-            for parameter in trained
-        ]
+        self._hooks: list[Any] = []
+        self.include_thawed(parameters)
+
+    def include_thawed(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Exchange the gradients of those of these, too, that are trained now; the others stay in ``frozen``."""
+        parameters = list(parameters)
+        thawed = [each for each in parameters if each.requires_grad and id(each) not in self._bucket_of]
+        self._fill(thawed)
+        self._hooks += [each.register_post_accumulate_grad_hook(self._ready) for each in thawed]  # type: ignore[no-untyped-call]
+        self.frozen = [each for each in parameters if id(each) not in self._bucket_of]
 
     def _fill(self, parameters: list[nn.Parameter]) -> None:
         """Put parameters of one type and device together; the last ones get their gradients first."""
@@ -152,11 +155,6 @@ class GradientExchange:
             for bucket in self._buckets:
                 bucket.expect()
 
-    def restarted(self, parameters: Iterable[nn.Parameter]) -> GradientExchange:
-        """Return another exchange over the same ranks in place of this one."""
-        self.close()
-        return GradientExchange(parameters, self._ranks, self._start, self._wait)
-
     def close(self) -> None:
         """Leave gradients alone from now on."""
         for hook in self._hooks:
@@ -175,17 +173,21 @@ class GradientExchanges:
             earlier.close()
         self._of[id(module)] = GradientExchange(module.parameters(), ranks, start, wait)
 
+    def frozen(self, module: nn.Module | None) -> Sequence[nn.Parameter]:
+        """Return the parameters of ``module`` whose gradients are not exchanged, because they are not trained."""
+        exchange = self._of.get(id(module))
+        return () if exchange is None else exchange.frozen
+
     def include_thawed(self, module: nn.Module | None) -> None:
         """Exchange the gradients of all parameters of ``module`` that are trained now."""
-        exchange = self._of.get(id(module))
-        if module is not None and exchange is not None:
-            trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
-            if trained - exchange.trained:
-                self._of[id(module)] = exchange.restarted(module.parameters())
+        if module is not None and (exchange := self._of.get(id(module))) is not None:
+            exchange.include_thawed(module.parameters())
 
     @contextmanager
     def paused(self, module: nn.Module) -> Iterator[None]:
         """Context whose backward passes leave the gradients of ``module`` to this process."""
+        if any(each.requires_grad for each in self.frozen(module)):
+            self.include_thawed(module)
         exchange = self._of.get(id(module))
         if exchange is None:
             yield

@@ -22,7 +22,7 @@ from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup, handle_of
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.strategy import Strategy
 
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # of a parameter group; the last two are those of cyclic schedules
@@ -175,9 +175,10 @@ class HorovodStrategy(ParallelStrategy):
             self._hvd.synchronize(handle)
 
     def bind(self, name: str) -> Any:
-        if name == "training_step":
-            self._exchanges.include_thawed(self.model)
-        return super().bind(name)
+        if name != "training_step":
+            return super().bind(name)
+        self._exchanges.include_thawed(self.model)
+        return until_thawed(super().bind(name), self._exchanges.frozen(self.model), lambda: self.bind(name))
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
         return self._exchanges.paused(model)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from drivetrain.strategies.group import Group
+if TYPE_CHECKING:
+    from drivetrain.strategies.ddp import DDPStrategy
 
 _BUCKET = 32 * 2**20  # bytes that are exchanged at once, and needed for it
 
@@ -41,12 +42,15 @@ class DDPPasses(LocalPasses):
     """Those of DistributedDataParallel.
 
     Args:
-        model: the wrapper.
-        group: the ranks.
+        strategy: whose model is the wrapper; it may become another when layers thaw.
     """
 
-    def __init__(self, model: Any, group: Group) -> None:
-        self._model, self._group = model, group
+    def __init__(self, strategy: DDPStrategy) -> None:
+        self._strategy, self._group = strategy, strategy.data
+
+    @property
+    def _model(self) -> Any:
+        return self._strategy.model
 
     def begin(self) -> None:
         model = self._model
@@ -56,13 +60,12 @@ class DDPPasses(LocalPasses):
 
     @contextmanager
     def without_exchange(self) -> Iterator[None]:
-        model = self._model
-        model.require_forward_param_sync = False  # or each forward pass would take the buffers of the first rank
-        with model.no_sync():
+        with self._strategy.accumulating(self._model):
+            self._model.require_forward_param_sync = False  # or each pass would take the buffers of the first rank
             yield
 
     def exchange(self) -> None:
-        parameters = [each for each in self._model.module.parameters() if each.requires_grad]
+        parameters = [*self._model.module.parameters()]  # one that has frozen inside the window may have a gradient too
         used = torch.tensor([each.grad is not None for each in parameters], device=parameters[0].device)
         everywhere = self._group.all_gather(used.to(torch.uint8)).amax(0).tolist()
         with torch.no_grad():
@@ -122,6 +125,8 @@ class FSDPPasses(LocalPasses):
             group._training_state = type(group._training_state).IDLE
         state._root_post_backward_final_callback()  # which reduces the gradients of each group, and shards it again
         for group in self._all_groups():
+            for parameter in group.fsdp_params:  # the module has held the gathered ones, which hooks may have frozen
+                parameter.sharded_param.requires_grad_(parameter._unsharded_param.requires_grad)
             group.reshard()
 
     def _all_groups(self) -> list[Any]:

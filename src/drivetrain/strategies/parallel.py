@@ -6,12 +6,13 @@ import atexit
 import gc
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import distributed_c10d
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
@@ -292,6 +293,20 @@ def _share_alike(tensors: Sequence[torch.Tensor], group: Group) -> None:
     flat = group.broadcast(torch.cat([tensor.reshape(-1) for tensor in tensors]))
     for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(values.view_as(tensor))
+
+
+def until_thawed(
+    step: Callable[..., Any], frozen: Sequence[nn.Parameter], bind: Callable[[], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Return ``step``; once one of the ``frozen`` parameters is trained, what ``bind`` returns takes its place."""
+
+    def looking(*args: Any, **kwargs: Any) -> Any:
+        nonlocal step, frozen
+        if any(each.requires_grad for each in frozen):
+            step, frozen = bind(), ()
+        return step(*args, **kwargs)
+
+    return looking if frozen else step
 
 
 def _leave_group() -> None:

@@ -31,6 +31,7 @@ from drivetrain.strategies._xla_loader import on_device
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup
+from drivetrain.strategies.parallel import until_thawed
 from drivetrain.strategies.strategy import Strategy
 
 
@@ -217,9 +218,10 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         world.total(tensor)
 
     def bind(self, name: str) -> Any:
-        if name == "training_step":
-            self._exchanges.include_thawed(self.model)
-        return super().bind(name)
+        if name != "training_step":
+            return super().bind(name)
+        self._exchanges.include_thawed(self.model)
+        return until_thawed(super().bind(name), self._exchanges.frozen(self.model), lambda: self.bind(name))
 
     @contextmanager
     def accumulating(self, model: nn.Module) -> Iterator[None]:

@@ -440,7 +440,9 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         raise CheckpointError("The checkpoint has no random state, 'rng'. Use another one.")
     loop = own.get("restart", {})
     restart = {"rng": own.get("rng"), **loop}
-    check_restart(restart, trainer.lightning_module, complete=bool(loop) and "drivetrain_version" in checkpoint)
+    as_many = len(checkpoint.get("ranks", [checkpoint])) == trainer.world_size
+    complete = as_many and bool(loop) and "drivetrain_version" in checkpoint
+    check_restart(restart, trainer.lightning_module, complete)
     if state := own.get("rank_state"):
         with restoring(f"the strategy ({type(strategy).__name__})"):
             strategy.load_rank_state(expect(state, Mapping))
@@ -451,7 +453,7 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
     """Where this rank was: its random state, its position in the data, its gradients.
 
     Raises:
-        CheckpointError: an epoch was under way, on another number of processes.
+        CheckpointError: an epoch or a window was under way, on another number of processes.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
@@ -460,6 +462,13 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
             expect(own.get("rng"), (Mapping, type(None)), "['rng']")
             expect(own.get("restart", {}), Mapping, "['restart']")
         return own
+    shared = expect({**ranks[0], **checkpoint}.get("restart", {}), Mapping, "['restart']")
+    if "window" in shared and not batches_done:  # by hand it may reach over an epoch's end
+        raise CheckpointError(
+            f"The checkpoint was saved by {len(ranks)} processes inside a window, whose gradients each of them keeps, "
+            f"and there are {trainer.world_size}. Resume with as many, or from a checkpoint that was saved right after "
+            "an optimizer step."
+        )
     if batches_done:
         from drivetrain.trainer.stopping import end_of_epoch  # here, so that the import stays quick
 
@@ -474,4 +483,5 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
         from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
 
         rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))
-    return {"rng": checkpoint.get("rng"), "restart": {}}
+    kept = ("loaders", "callback_metrics")  # which ranks have agreed on
+    return {"rng": checkpoint.get("rng"), "restart": {key: shared[key] for key in kept if key in shared}}
