@@ -11,9 +11,11 @@ from drivetrain.strategies import sharded_state as sharded
 
 
 class FSDP2Strategy(ParallelStrategy):
-    calls_through_forward = True  # fully_shard gathers parameters around the module's __call__
-    allows_inference_mode = False  # nor can it gather them under inference mode
-    restore_checkpoint_after_setup = True  # weights are loaded into the shards
+    facts = ParallelStrategy.facts.but(
+        calls_through_forward=True,  # fully_shard gathers parameters around the module's __call__
+        allows_inference_mode=False,  # nor can it gather them under inference mode
+        restores_after_setup=True,  # weights are loaded into the shards
+    )
 
     def setup_module(self, module, move_to_device=True):
         module = super().setup_module(module, move_to_device)

@@ -195,7 +195,7 @@ def test_an_accelerator_may_leave_auto_on_some_machines(registry: Any, two_gpus:
 
 
 class MadeForXPU(SingleDeviceStrategy):
-    accelerators = frozenset({"xpu"})
+    facts = SingleDeviceStrategy.facts.but(accelerators=frozenset({"xpu"}))
 
 
 def test_s4_15_an_accelerator_and_strategies_that_are_made_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,13 +456,13 @@ def test_what_is_no_strategy(given: Any, cure: str) -> None:
 class Split(SingleDeviceStrategy):
     """Drives all devices of its machine in one process."""
 
-    drives_all_devices = True
+    facts = SingleDeviceStrategy.facts.but(drives_all_devices=True)
 
 
 class SplitOnNodes(DDPStrategy):
     """The same on every machine."""
 
-    drives_all_devices = True
+    facts = DDPStrategy.facts.but(drives_all_devices=True)
 
 
 def test_one_process_may_drive_all_devices() -> None:
@@ -490,7 +490,7 @@ def test_one_process_on_each_machine_may_drive_its_devices() -> None:
 
 def test_t56_a_distributed_strategy_says_so_itself() -> None:
     class Many(SingleDeviceStrategy):
-        is_distributed = True
+        facts = SingleDeviceStrategy.facts.but(is_distributed=True)
 
     many = replace(
         MACHINE, environment=(LocalEnvironment({"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}), "")

@@ -160,7 +160,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
         strategy, why_strategy = _auto_strategy(accelerator, devices, settings.num_nodes, environment, machine)
     else:
         strategy = given
-    check_strategy(accelerator, (cls := _class_of(strategy)).__name__, cls.accelerators)
+    check_strategy(accelerator, (cls := _class_of(strategy)).__name__, cls.facts.accelerators)
     start_method = _start_method(settings, strategy, accelerator, devices, environment)
     count, nodes = _processes_for(strategy, devices), settings.num_nodes
     processes = _processes(environment, why_environment, strategy, count, nodes, start_method)
@@ -196,7 +196,7 @@ def _class_of(strategy: Entry[Strategy] | Strategy) -> type[Strategy]:
 
 def _processes_for(strategy: Entry[Strategy] | Strategy, devices: Sequence[torch.device]) -> int:
     """Return how many processes of one machine train on these devices of it."""
-    return 1 if _class_of(strategy).drives_all_devices else len(devices)
+    return 1 if _class_of(strategy).facts.drives_all_devices else len(devices)
 
 
 def _processes(
@@ -306,8 +306,8 @@ def _environment(
 
 def _start_of(strategy: Entry[Strategy] | Strategy) -> str | None:
     if isinstance(strategy, Strategy):
-        return strategy.start_method
-    start: str | None = strategy.init_params.get("start_method", strategy.cls.start_method)
+        return strategy.facts.start_method
+    start: str | None = strategy.init_params.get("start_method", strategy.cls.facts.start_method)
     return start
 
 
@@ -324,18 +324,18 @@ def _start_method(
         ConfigurationError: the strategy, the devices and the processes that there are do not go together.
     """
     cls = _class_of(strategy)
-    if not cls.is_distributed:
+    if not cls.facts.is_distributed:
         if environment.creates_processes_externally and environment.world_size() > 1:
             raise ConfigurationError(
                 f"{cls.__name__} trains in one process, and {environment.world_size()} were started. "
                 'Write strategy="ddp", or start the program once, without a launcher.'
             )
         if _processes_for(strategy, devices) > 1 or settings.num_nodes > 1:
-            where = "in one process" if cls.drives_all_devices else "on one device"
+            where = "in one process" if cls.facts.drives_all_devices else "on one device"
             raise ConfigurationError(
                 f"{cls.__name__} trains {where}, and devices={settings.devices!r} with "
                 f"num_nodes={settings.num_nodes} means {len(devices)} on each machine. "
-                f'Write strategy="ddp", or {"num_nodes" if cls.drives_all_devices else "devices"}=1.'
+                f'Write strategy="ddp", or {"num_nodes" if cls.facts.drives_all_devices else "devices"}=1.'
             )
         return None
     if len(devices) > 1 and not accelerator.supports_several_devices:
@@ -402,7 +402,7 @@ def _devices(
             why = 'devices="auto", and the processes on this machine are'
         why = f"{why} {count}"
         cls = None if strategy is None else _class_of(strategy)
-        if count > 1 and cls is not None and not (cls.is_distributed or cls.drives_all_devices):
+        if count > 1 and cls is not None and not (cls.facts.is_distributed or cls.facts.drives_all_devices):
             count, why = 1, f"{why}; {cls.__name__} takes one"
         if count > 1 and not accelerator.supports_several_devices:
             count, why = 1, f"{why}; a job takes one of them"

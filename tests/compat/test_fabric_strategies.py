@@ -33,7 +33,7 @@ OF_SEVERAL = {"distributed_sampler_kwargs", "num_processes"}  # with one device 
 # no method: attributes, what a constructor takes, and what a program defines for itself
 NOT_OVERRIDDEN = {
     "accelerator", "checkpoint_io", "parallel_devices", "cluster_environment", "num_nodes", "process_group_backend",
-    "start_method", "register_strategies", "is_distributed", "_backward_sync_control", "module_sharded_context",
+    "facts", "register_strategies", "_backward_sync_control", "module_sharded_context",
 }  # fmt: skip
 METHODS = sorted(MEMBERS - NOT_OVERRIDDEN)
 METHODS_OF_RANKS = [name for name in METHODS if not name.endswith(("_rank", "world_size"))]

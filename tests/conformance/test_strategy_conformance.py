@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy
+from drivetrain.strategies.stepping import StepParts
 from drivetrain.testing._ranks import Ranks
 from drivetrain.testing.strategy_conformance import StrategyConformance
 
@@ -59,13 +60,11 @@ class ForgetsToCallSuper(SingleDeviceStrategy):
 
         return step
 
-    honoured_hooks = frozenset({"on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward",
-                                "on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping",
-                                "clip_gradients"})  # fmt: skip
+    facts = SingleDeviceStrategy.facts.but(honoured_hooks=StepParts.HOOKS)
 
 
 class ClaimsHooks(ForgetsToCallSuper):
-    honoured_hooks = "all"
+    facts = ForgetsToCallSuper.facts.but(honoured_hooks="all")
 
 
 class LosesOptimizerState(SingleDeviceStrategy):
@@ -170,7 +169,7 @@ class OfEarlyExchange(StrategyConformance):
 
 
 class Lonely(DDPStrategy):
-    is_distributed = False
+    facts = DDPStrategy.facts.but(is_distributed=False)
 
 
 class OfLonely(StrategyConformance):

@@ -43,7 +43,7 @@ class Weighted(LightningModule):
 class ByParts(DDPStrategy):
     """Each batch in ``pieces``; all passes exchange gradients, or with ``holds`` only the last of a window."""
 
-    honoured_hooks = StepParts.HOOKS
+    facts = DDPStrategy.facts.but(honoured_hooks=StepParts.HOOKS)
 
     def __init__(self, pieces: int, holds: bool | str) -> None:
         super().__init__()

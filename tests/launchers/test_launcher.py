@@ -127,7 +127,7 @@ def test_a_launcher_says_whether_it_works_in_a_notebook(works: bool, monkeypatch
 @pytest.mark.parametrize("known", [True, False])
 def test_a_start_method_that_nobody_answers(known: bool) -> None:
     class Own(ParallelStrategy):
-        start_method = "spwan"
+        facts = ParallelStrategy.facts.but(start_method="spwan")
 
     if known:
         define("spwan")

@@ -57,8 +57,8 @@ def test_a_configuration_may_be_a_file_or_a_mapping(installed: None, tmp_path: P
     assert strategy.config == given
     assert strategy.stage == 3
     assert DeepSpeedStrategy(config=config, stage=1).stage == 1
-    assert not strategy.allows_inference_mode
-    assert DeepSpeedStrategy(stage=2).allows_inference_mode
+    assert not strategy.facts.allows_inference_mode
+    assert DeepSpeedStrategy(stage=2).facts.allows_inference_mode
     assert given["zero_optimization"] == {"stage": 3, "overlap_comm": False}  # the user's is not changed
 
 

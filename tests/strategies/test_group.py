@@ -183,7 +183,7 @@ def test_names_that_differ_are_found_in_such_a_group() -> None:
 class OneOfMany(SingleDeviceStrategy):
     """This process is rank 517 of 1,024, of which each pair holds one model."""
 
-    is_distributed = True
+    facts = SingleDeviceStrategy.facts.but(is_distributed=True)
     global_rank, world_size = 517, 1024
 
     def make_world(self) -> Group:
@@ -272,7 +272,7 @@ def test_one_process_has_one_group_that_is_both() -> None:
 
 def test_a_strategy_of_several_ranks_must_bring_a_group() -> None:
     class Without(SingleDeviceStrategy):
-        is_distributed, world_size = True, 2
+        facts, world_size = SingleDeviceStrategy.facts.but(is_distributed=True), 2
 
     with pytest.raises(ConfigurationError, match=r"has world_size=2.*make_world\(\)"):
         Without("cpu").barrier()

@@ -263,7 +263,7 @@ def test_names_are_those_of_torchs_distributed_checkpoints(pool: Any) -> None:
 class Sharded(ParallelStrategy):
     """FSDP2, as far as these tests need it."""
 
-    restore_checkpoint_after_setup = True
+    facts = ParallelStrategy.facts.but(restores_after_setup=True)
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device)

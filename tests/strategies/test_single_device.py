@@ -172,7 +172,7 @@ def test_of_one_process_every_collective_is_the_identity() -> None:
     strategy, tensor = SingleDeviceStrategy(accelerator=CPUAccelerator()), torch.ones(2)
     assert (strategy.world_size, strategy.global_rank, strategy.local_rank, strategy.node_rank) == (1, 0, 0, 0)
     assert strategy.is_global_zero
-    assert not strategy.is_distributed
+    assert not strategy.facts.is_distributed
     assert strategy.reduce(tensor, reduce_op="sum") is tensor
     assert strategy.all_gather(tensor) is tensor
     assert strategy.broadcast(tensor) is tensor

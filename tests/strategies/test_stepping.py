@@ -264,7 +264,7 @@ def test_a_strategy_may_refuse_inference_mode(make_trainer: Any, validated: Any,
             modes.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
 
     class Careful(SingleDeviceStrategy):
-        allows_inference_mode = False
+        facts = SingleDeviceStrategy.facts.but(allows_inference_mode=False)
 
     make_trainer(strategy=Careful()).validate(Module(), loader, verbose=False)
     make_trainer().validate(Module(), loader, verbose=False)
@@ -278,7 +278,7 @@ def test_steps_may_go_through_the_call_of_a_module_that_is_its_own_wrapper(
     seen: Counter[bool] = Counter()
 
     class InPlace(SingleDeviceStrategy):
-        calls_through_forward = True
+        facts = SingleDeviceStrategy.facts.but(calls_through_forward=True)
 
         def setup_module(self, module: Any, move_to_device: bool = True) -> Any:
             module = super().setup_module(module, move_to_device)
@@ -316,7 +316,7 @@ def test_an_engine_calls_the_same_verbs(data: Any) -> None:
 class ByParts(SingleDeviceStrategy):
     """The loop's own step, put together by hand."""
 
-    honoured_hooks = StepParts.HOOKS
+    facts = SingleDeviceStrategy.facts.but(honoured_hooks=StepParts.HOOKS)
 
     def bind_step(self, parts: StepParts) -> Any:
         def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> Any:
@@ -399,7 +399,7 @@ def by_hand(module: Any, data: Any, step: Any) -> None:
 
 def test_a_step_may_make_two_optimizer_steps(make_trainer: Any, regression: Any, data: Any, loader: Any) -> None:
     class Twice(SingleDeviceStrategy):
-        honoured_hooks = StepParts.HOOKS
+        facts = SingleDeviceStrategy.facts.but(honoured_hooks=StepParts.HOOKS)
 
         def bind_step(self, parts: StepParts) -> Any:
             def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> Any:
@@ -431,7 +431,7 @@ def test_a_step_may_make_two_optimizer_steps(make_trainer: Any, regression: Any,
 
 def test_a_step_may_split_the_batch(make_trainer: Any, regression: Any, data: Any, loader: Any) -> None:
     class Splits(SingleDeviceStrategy):
-        honoured_hooks = StepParts.HOOKS
+        facts = SingleDeviceStrategy.facts.but(honoured_hooks=StepParts.HOOKS)
 
         def bind_step(self, parts: StepParts) -> Any:
             def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> Any:
@@ -463,7 +463,7 @@ def test_an_overridden_hook_that_an_own_step_does_not_call_is_refused(
     make_trainer: Any, regression: Any, loader: Any, hook: str
 ) -> None:
     class Own(ByParts):
-        honoured_hooks = HOOKS_IN_A_STEP - {hook}
+        facts = ByParts.facts.but(honoured_hooks=HOOKS_IN_A_STEP - {hook})
 
     class Module(regression):  # type: ignore[misc]
         pass
@@ -471,13 +471,13 @@ def test_an_overridden_hook_that_an_own_step_does_not_call_is_refused(
     setattr(Module, hook, lambda self, *args, **kwargs: None)
     with pytest.raises(ConfigurationError, match=f"Own owns its training step and does not call {hook}, which Module"):
         make_trainer(strategy=Own()).fit(Module(), loader)
-    Own.honoured_hooks = HOOKS_IN_A_STEP  # the control: one that calls it is not refused
+    Own.facts = Own.facts.but(honoured_hooks=HOOKS_IN_A_STEP)  # the control: one that calls it is not refused
     make_trainer(strategy=Own()).fit(Module(), loader)
 
 
 def test_a_callbacks_hook_is_refused_too(make_trainer: Any, regression: Any, loader: Any) -> None:
     class Own(ByParts):
-        honoured_hooks = frozenset()
+        facts = ByParts.facts.but(honoured_hooks=frozenset())
 
     class Looks(Callback):
         def on_after_backward(self, trainer: Any, pl_module: Any) -> None: ...
@@ -488,7 +488,7 @@ def test_a_callbacks_hook_is_refused_too(make_trainer: Any, regression: Any, loa
 
 def test_clipping_that_an_own_step_does_not_do_is_refused(make_trainer: Any, regression: Any, loader: Any) -> None:
     class Own(ByParts):
-        honoured_hooks = frozenset()
+        facts = ByParts.facts.but(honoured_hooks=frozenset())
 
     with pytest.raises(ConfigurationError, match=r"does not clip, and Trainer\(gradient_clip_val=0.5\) asks for it"):
         make_trainer(strategy=Own(), gradient_clip_val=0.5).fit(regression(), loader)
@@ -497,7 +497,7 @@ def test_clipping_that_an_own_step_does_not_do_is_refused(make_trainer: Any, reg
 
 def test_an_own_step_that_honours_all_is_believed(make_trainer: Any, regression: Any, loader: Any) -> None:
     class Own(ByParts):
-        honoured_hooks = "all"
+        facts = ByParts.facts.but(honoured_hooks="all")
 
     module = regression()
     module.optimizer_step = lambda *args: None
@@ -569,7 +569,7 @@ class Weighted(LightningModule):
 
 def test_an_own_step_weighs_the_gradients_of_all_optimizers(make_trainer: Any, loader: Any) -> None:
     class Both(SingleDeviceStrategy):
-        honoured_hooks = StepParts.HOOKS
+        facts = SingleDeviceStrategy.facts.but(honoured_hooks=StepParts.HOOKS)
 
         def bind_step(self, parts: StepParts) -> Any:
             def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> Any:
@@ -668,7 +668,7 @@ def test_gradients_of_a_window_that_is_the_strategys_own_are_saved(
     make_trainer: Any, loader: Any, tmp_path: Any
 ) -> None:
     class EveryThird(SingleDeviceStrategy):
-        honoured_hooks = StepParts.HOOKS
+        facts = SingleDeviceStrategy.facts.but(honoured_hooks=StepParts.HOOKS)
 
         def bind_step(self, parts: StepParts) -> Any:
             def step(batch: Any, batch_idx: int, index: int, last: bool, size: int) -> Any:

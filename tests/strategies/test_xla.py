@@ -81,7 +81,7 @@ def test_s4_1_it_brings_its_environment_its_store_and_its_launcher(standin: Any)
     assert type(strategy.cluster_environment) is XLAEnvironment
     assert type(strategy.checkpoint_io) is XLACheckpointIO
     assert type(SingleDeviceXLAStrategy().checkpoint_io) is XLACheckpointIO
-    assert strategy.start_method == "xla"
+    assert strategy.facts.start_method == "xla"
     assert (strategy.debug, strategy.sync_module_states) == (False, True)
     own = TorchCheckpointIO()
     assert XLAStrategy(checkpoint_io=own).checkpoint_io is own

@@ -72,7 +72,6 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     """
 
     _plain: type = plain.DeepSpeedStrategy
-    engine_class = None
     DEEPSPEED_ENV_VAR = "PL_DEEPSPEED_CONFIG_PATH"
 
     def __init__(

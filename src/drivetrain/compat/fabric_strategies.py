@@ -35,7 +35,7 @@ from drivetrain.strategies.members import NEEDS_TRAINER
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 from drivetrain.strategies.placement import place
 
-_START = 'Say how processes are started by the class attribute start_method ("popen", "spawn", ...), or launch them.'
+_START = 'Say how processes are started in facts: facts = FabricDDPStrategy.facts.but(start_method="spawn").'
 
 REFUSED = {
     "_configure_launcher": _START, "launcher": _START,
@@ -49,14 +49,14 @@ REFUSED = {
 MEMBERS = frozenset(
     {
         "accelerator", "checkpoint_io", "precision", "parallel_devices", "cluster_environment", "root_device",
-        "is_global_zero", "is_distributed", "global_rank", "local_rank", "node_rank", "world_size", "num_nodes",
-        "num_processes", "process_group_backend", "start_method", "register_strategies", "setup_environment",
-        "setup_module", "setup_optimizer", "setup_module_and_optimizers", "module_to_device", "module_init_context",
+        "is_global_zero", "global_rank", "local_rank", "node_rank", "world_size", "num_nodes", "num_processes",
+        "process_group_backend", "facts", "register_strategies", "setup_environment", "setup_module",
+        "setup_optimizer", "setup_module_and_optimizers", "module_to_device", "module_init_context",
         "module_sharded_context", "tensor_init_context", "process_dataloader", "distributed_sampler_kwargs",
         "batch_to_device", "backward", "optimizer_step", "_backward_sync_control", "clip_gradients_norm",
         "clip_gradients_value", "all_gather", "all_reduce", "barrier", "broadcast", "reduce_boolean_decision",
-        "save_checkpoint", "load_checkpoint", "get_module_state_dict", "load_module_state_dict",
-        "get_optimizer_state", "teardown",
+        "save_checkpoint", "load_checkpoint", "get_module_state_dict", "load_module_state_dict", "get_optimizer_state",
+        "teardown",
     }
 )  # fmt: skip
 """Members that a strategy for Fabric may override; each override is called, or read."""
@@ -122,7 +122,7 @@ class FabricVerbs(Verbs):
         return self.strategy.setup_optimizer(optimizer)
 
     def _backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:
-        self.strategy.backward(tensor, _prepared(module), *args, **kwargs)
+        self.strategy.backward(tensor, _bare(module), *args, **kwargs)
 
     def _take_step(self, optimizer: Optimizer) -> TakeStep | None:
         if super()._take_step(optimizer) is None:
@@ -238,7 +238,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     """
 
     _plain: type = plain.Strategy
-    engine_verbs = FabricVerbs
+    facts = plain.Strategy.facts.but(engine_verbs=FabricVerbs)
     states: type[States] = States
     _backward_sync_control: Any = None
     _precision: Precision
@@ -251,6 +251,11 @@ class Strategy(plain.Strategy, metaclass=_Served):
     ) -> None:
         super().__init__(accelerator, checkpoint_io, precision)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if "_plain" in vars(cls):  # what that one declares, but for who calls the methods
+            cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
+        super().__init_subclass__(**kwargs)
+
     @property
     def precision(self) -> Precision:
         """How numbers are kept."""
@@ -262,7 +267,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
 
     @property
     def precision_plugin(self) -> Precision:
-        """The same, under the name that drivetrain's strategies use."""
+        """The name of ``precision`` in drivetrain's strategies."""
         return self.precision
 
     @precision_plugin.setter
@@ -272,8 +277,8 @@ class Strategy(plain.Strategy, metaclass=_Served):
     @property
     def differentiates_plainly(self) -> bool:
         precision = self.precision_plugin
-        plainly = not (precision.scales_loss or overrides(precision, "backward", Precision))
-        return plainly and not overrides(self, "backward", Strategy)
+        own = precision.scales_loss or overrides(precision, "backward", Precision)
+        return not (own or overrides(self, "backward", Strategy))
 
     # ---- set up --------------------------------------------------------------------------------------------------
 
@@ -480,10 +485,6 @@ class FabricDDPStrategy(FabricParallelStrategy, plain.DDPStrategy):  # type: ign
 
 def _is_ours(owner: type) -> bool:
     return owner in (object, ABC) or owner.__module__.partition(".")[0] == __name__.partition(".")[0]
-
-
-def _prepared(module: nn.Module | None) -> nn.Module | None:
-    return module._forward_module if isinstance(module, EngineModule) else module
 
 
 def _bare(value: Any) -> Any:

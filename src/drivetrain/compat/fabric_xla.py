@@ -17,7 +17,7 @@ from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base import files
 from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.compat.fabric_strategies import FabricParallelStrategy, FabricSingleDeviceStrategy
+from drivetrain.compat.fabric_strategies import FabricParallelStrategy, FabricSingleDeviceStrategy, FabricVerbs
 from drivetrain.engine import snapshots
 from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
@@ -52,6 +52,8 @@ class FabricSingleDeviceXLAStrategy(FabricSingleDeviceStrategy, plain.SingleDevi
 
 class _Replicas(FabricParallelStrategy, plain.XLAStrategy):  # type: ignore[misc]  # Fabric's signatures, on purpose
     """What the strategies with a replica on each device share."""
+
+    facts = plain.XLAStrategy.facts.but(engine_verbs=FabricVerbs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
         """Step ``optimizer``, and let the device run what was recorded."""

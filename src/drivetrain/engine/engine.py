@@ -295,7 +295,7 @@ class Engine(StateFiles):
                     f"Engine.setup_dataloaders got a {type(loader).__name__} with a DataLoader in it as one loader. "
                     "Pass each loader as an argument: first, second = engine.setup_dataloaders(first, second)."
                 )
-            place = self.strategy.distributed_sampler_kwargs["rank"] if self.strategy.is_distributed else None
+            place = self.strategy.distributed_sampler_kwargs["rank"] if self.strategy.facts.is_distributed else None
             seed_workers(loader, place)
             make_room_for_sockets(loader)
         if not loaders:
@@ -352,7 +352,7 @@ class Engine(StateFiles):
     @property
     def calls_through_forward(self) -> bool:
         """Whether what the strategy adds to a module that stays as it is, is around the module's ``__call__``."""
-        return self.strategy.calls_through_forward
+        return self.strategy.facts.calls_through_forward
 
     def input_conversion(self) -> Callable[[Any], Any] | None:
         """Brings a batch's numbers into this precision, or ``None`` where they stay as they are."""

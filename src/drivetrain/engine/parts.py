@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def for_engine(plan: Plan) -> Plan:
     """Return ``plan`` with the class that an Engine builds, where the strategy was given by a name of a Trainer's."""
     given = plan.strategy
-    if isinstance(given, Strategy) or given.cls.engine_class is None:
+    if isinstance(given, Strategy) or given.cls.facts.engine_class is None:
         return plan
-    return replace(plan, strategy=replace(given, cls=load(given.cls.engine_class)))
+    return replace(plan, strategy=replace(given, cls=load(given.cls.facts.engine_class)))
 
 
 def listed(given: Any) -> list[Any]:
@@ -52,10 +52,10 @@ def check_parts(plan: Plan) -> None:
     """
     given = plan.strategy
     cls = type(given) if isinstance(given, Strategy) else given.cls
-    if cls.engine_verbs is None:
+    if cls.facts.engine_verbs is None:
         check_part(cls)
     elif not is_own_class(cls):
-        cls.engine_verbs.check(cls)
+        cls.facts.engine_verbs.check(cls)
     store = plan.checkpoint_io or (given.checkpoint_io if isinstance(given, Strategy) else None)
     for part in (plan.accelerator, plan.precision, plan.environment, store, plan.layer_sync):
         check_part(type(part))
@@ -77,7 +77,7 @@ def verbs_of(strategy: Strategy) -> Verbs:
     """Return what calls the strategy's verbs."""
     from drivetrain.engine.verbs import Verbs  # here, so that importing the Trainer stays quick
 
-    verbs: Verbs = (strategy.engine_verbs or Verbs)(strategy)
+    verbs: Verbs = (strategy.facts.engine_verbs or Verbs)(strategy)
     return verbs
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from drivetrain.base.registry import Entry
+from drivetrain.strategies.facts import Earlier
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
@@ -16,11 +17,14 @@ class Adapted:
     """
 
     source: Any
+    earlier: ClassVar[Earlier]  # what the mixin calls beyond today's steps
+    splits_batches: bool  # whether the strategy itself calls the ends of steps
 
     # of the strategy class that follows in the order of bases
     lightning_module: Any
     model: Any
     driver: Any
+    facts: Any
     global_rank: int
     world_size: int
     precision_plugin: Any
@@ -61,7 +65,8 @@ def adapted_class(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
     """Return the class that has the methods of ``mixin`` before those of ``strategy``."""
     if (mixin, strategy) not in _CLASSES:
         name = f"{mixin.__name__}{strategy.__name__}"
-        _CLASSES[mixin, strategy] = type(name, (mixin, strategy), {"__module__": mixin.__module__})
+        own = {"facts": strategy.facts.but(earlier=mixin.earlier), "splits_batches": strategy.facts.earlier.step_ends}
+        _CLASSES[mixin, strategy] = type(name, (mixin, strategy), {"__module__": mixin.__module__, **own})
     return _CLASSES[mixin, strategy]
 
 

@@ -147,7 +147,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
 
     warn_of_predictions(run, predictions.outputs, [] if predictions.records else [each.loader for each in loaders])
     strategy = run.engine.strategy
-    if strategy.is_distributed:
+    if strategy.facts.is_distributed:
         if 0 in strategy.data.ranks:  # the other data groups have the same
             everyones = strategy.data.gather_objects(predictions.outputs)
             predictions.outputs = [_in_order(parts) for parts in zip(*everyones, strict=True)]
@@ -199,7 +199,7 @@ def evaluate(
     model = run.engine.strategy.model
     wrapper = None if model in modes else model  # DDP's, for example
     wrapper_mode = wrapper is not None and wrapper.training
-    inference = run.limits.inference_mode and not in_fit and run.engine.strategy.allows_inference_mode
+    inference = run.limits.inference_mode and not in_fit and run.engine.strategy.facts.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():
         updates = updates_of(run.module)
         try:
@@ -397,7 +397,7 @@ def bind_eval_step(
     parameters = inspect.signature(fn).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     by_place = inspect.Parameter.VAR_POSITIONAL in kinds
-    if run.engine.strategy.extra_step_arguments:  # steps of earlier generations: the third argument has any name
+    if run.engine.strategy.facts.earlier.step_arguments:  # there the third has any name
         by_place = by_place or positional_arity(fn) > 2
     as_third = "dataloader_idx" not in parameters and by_place
     takes_index = "dataloader_idx" in parameters or as_third or inspect.Parameter.VAR_KEYWORD in kinds

@@ -37,7 +37,7 @@ def own_step(run: Run) -> Step | None:
         return None
     _check_honoured(run)
 
-    accumulates_itself = run.engine.strategy.handles_gradient_accumulation
+    accumulates_itself = run.engine.strategy.facts.handles_gradient_accumulation
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         result = own(batch, batch_idx, position - 1, last, divisor)
@@ -76,9 +76,9 @@ def _check_honoured(run: Run) -> None:
         ConfigurationError: it does not call one of them, or does not clip although gradient_clip_val asks for it.
     """
     strategy, hooks = run.engine.strategy, run.hooks
-    if strategy.honoured_hooks == "all":
+    if strategy.facts.honoured_hooks == "all":
         return
-    name, left_out = type(strategy).__name__, HOOKS_IN_A_STEP - strategy.honoured_hooks
+    name, left_out = type(strategy).__name__, HOOKS_IN_A_STEP - strategy.facts.honoured_hooks
     ignored = sorted(hook for hook in left_out if hooks.overridden(hook))
     if ignored:
         raise ConfigurationError(

@@ -118,7 +118,7 @@ def bind_zero_grad(run: Run, optimizer: Optimizer) -> Callable[[], None]:
     progress, hooks, strategy = run.progress, run.hooks, run.engine.strategy
     before, own = hooks.bind("on_before_zero_grad"), hooks.bind_method("optimizer_zero_grad")
     clear: Callable[[], None] = optimizer.zero_grad
-    if own is not None and not strategy.calls_optimizer_zero_grad:
+    if own is not None and not strategy.facts.earlier.zero_grad:
         clear = lambda: own(progress.current_epoch, progress.batch_idx, optimizer)  # noqa: E731
     elif overrides(strategy, "zero_grad", Stepping):
         clear = functools.partial(strategy.zero_grad, optimizer)
@@ -199,7 +199,7 @@ def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> C
     unscale = precision.unscale if precision.scales_loss else None
     # A window may have begun under another limit; several ranks divide by the weights of all.
     several = run.limits.accumulate > 1 or window.batches_done > 0 or window.gather is not None
-    may_rescale = several and not run.engine.strategy.handles_gradient_accumulation
+    may_rescale = several and not run.engine.strategy.facts.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):
         return None
     own = overrides(run.engine.strategy, "rescale_gradients", Stepping)

@@ -292,7 +292,7 @@ class Run:
 
     def agree_to_stop(self) -> None:
         """Where any rank was asked to stop, all of them are; every rank calls this at the same points of a run."""
-        if self.engine.strategy.is_distributed:
+        if self.engine.strategy.facts.is_distributed:
             stop = self.engine.strategy.reduce_boolean_decision(self.progress.should_stop, all=False)
             self.progress.ask_to_stop(stop)
             self.all_stop = stop
@@ -308,7 +308,7 @@ class Run:
         With several ranks, not before all of them know of it: one that stops alone leaves the others waiting.
         """
         progress, limits = self.progress, self.limits
-        if self.engine.strategy.is_distributed and not self.all_stop:
+        if self.engine.strategy.facts.is_distributed and not self.all_stop:
             return False
         # inside an epoch the running one does not count, at its end it does: current_epoch rises after its hooks
         allowed = progress.current_epoch >= limits.min_epochs and progress.global_step >= limits.min_steps

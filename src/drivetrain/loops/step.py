@@ -107,7 +107,7 @@ def make_step(run: Run) -> BoundStep:
         bound = BoundStep(forward_backward, _optimizer_step(run, window, before_step, optimizer))
     if run.settings.split_on_oom:
         return _splitting(run, optimizer, before_step)
-    return _strategy_accumulates(run, bound) if strategy.handles_gradient_accumulation else bound
+    return _strategy_accumulates(run, bound) if strategy.facts.handles_gradient_accumulation else bound
 
 
 def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> BoundStep:
@@ -285,7 +285,7 @@ def _manual(run: Run) -> Step:
         _attach(run, handle, before_step, lambda: True)
     backward, window = bind_backward(run), run.window
 
-    strategy, shared = run.engine.strategy, run.engine.strategy.is_distributed
+    strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
         window.batches_with_gradients += 1  # until the next step: a checkpoint in between must hold the gradients
@@ -412,7 +412,7 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
     shared, slot = window.gather is not None, run.progress.slot
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
     # where ranks exchange gradients: on the window's last batch only, if the strategy can
-    held_back = hold_back(run) if accumulates and run.engine.strategy.is_distributed else None
+    held_back = hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         block = None if last or held_back is None else held_back()

@@ -64,7 +64,7 @@ class FitWatch:
                 self._spent.append(handle)  # not removed here: torch goes through its hooks now
             elif index in self._kept:
                 self._cleared.add(index)
-                if self._kept.pop(index) is gradient and not self._run.engine.strategy.is_distributed:
+                if self._kept.pop(index) is gradient and not self._run.engine.strategy.facts.is_distributed:
                     self._told.add("gradients")
 
         return stepped

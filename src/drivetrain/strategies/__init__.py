@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from drivetrain.strategies.ddp2 import DDP2Strategy as DDP2Strategy
     from drivetrain.strategies.deepspeed import DeepSpeedStrategy as DeepSpeedStrategy
     from drivetrain.strategies.dp import DataParallelStrategy as DataParallelStrategy
+    from drivetrain.strategies.facts import Earlier as Earlier
+    from drivetrain.strategies.facts import Facts as Facts
     from drivetrain.strategies.fsdp import FSDPStrategy as FSDPStrategy
     from drivetrain.strategies.group import Group as Group
     from drivetrain.strategies.group import LoneGroup as LoneGroup
@@ -33,6 +35,8 @@ _MODULES = {
     "DDPStrategy": "ddp",
     "DeepSpeedStrategy": "deepspeed",
     "DataParallelStrategy": "dp",
+    "Earlier": "facts",
+    "Facts": "facts",
     "FSDPStrategy": "fsdp",
     "Group": "group",
     "HorovodStrategy": "horovod",

@@ -38,11 +38,11 @@ class XLAExecution(Strategy):
         debug: whether torch_xla reports in this run why it compiles and where values are read.
     """
 
-    cannot_compile = "torch_xla compiles what it records by itself."
-    splits_on_oom = False
-
-    accelerators = frozenset({"xla"})
-    allows_inference_mode = False  # tensors of that mode cannot be recorded with others
+    facts = Strategy.facts.but(
+        cannot_compile="torch_xla compiles what it records by itself.",
+        accelerators=frozenset({"xla"}),
+        allows_inference_mode=False,  # tensors of that mode cannot be recorded with others
+    )
 
     debug: bool = False
 

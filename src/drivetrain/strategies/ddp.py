@@ -82,7 +82,7 @@ class DDPStrategy(ParallelStrategy):
     """
 
     synchronises_batchnorm = True
-    splits_on_oom = True
+    facts = ParallelStrategy.facts.but(splits_on_oom=True)
 
     wrapper: type[DistributedDataParallel] = DistributedDataParallel
     """The class of the object around the module, for a subclass that runs the module in another way."""
@@ -115,7 +115,7 @@ class DDPStrategy(ParallelStrategy):
         )  # fmt: skip
         LauncherRegistry.of(start_method, "DDPStrategy")
         self._averaging = model_averaging(model_averaging_period, ddp_comm_state, ddp_comm_hook)
-        self.start_method = start_method
+        self.facts = self.facts.but(start_method=start_method)
         self.ddp_arguments = ddp_arguments
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
         self._wraps = True
@@ -233,7 +233,7 @@ class DDPStrategy(ParallelStrategy):
         named = dict(self.lightning_module.named_parameters())
         without = [name for name, parameter in named.items() if parameter.requires_grad and parameter.grad is None]
         frozen = [name for name, each in named.items() if id(each) in self._averaged and not each.requires_grad]
-        own = [name for name, start in _starts(installed=True).items() if start == self.start_method]
+        own = [name for name, start in _starts(installed=True).items() if start == self.facts.start_method]
         cure = f'strategy="{own[0] if own else "ddp"}_find_unused_parameters_true"'
         if frozen and not without:
             return (

@@ -13,6 +13,7 @@ from drivetrain.base.registry import Registry
 from drivetrain.strategies.batch_parts import split_batch
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.dp import bound_to, check_run
+from drivetrain.strategies.facts import Earlier
 from drivetrain.strategies.replicas import Replicas
 from drivetrain.strategies.strategy import Strategy
 
@@ -42,10 +43,8 @@ class DDP2Strategy(DDPStrategy):
     Args: those of :class:`DDPStrategy`.
     """
 
-    drives_all_devices = True
-    calls_step_end = True
     synchronises_batchnorm = False
-    splits_on_oom = False
+    facts = DDPStrategy.facts.but(drives_all_devices=True, splits_on_oom=False, earlier=Earlier(step_ends=True))
     wrapper = _BetweenMachines
 
     _made: Sequence[Replicas] = ()

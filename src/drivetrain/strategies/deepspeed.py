@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -76,14 +76,14 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
     """
 
     strategy_name = "deepspeed"
-    engine_class: ClassVar[str | None] = "drivetrain.compat.fabric_deepspeed:FabricDeepSpeedStrategy"
+    facts = ParallelStrategy.facts.but(
+        honoured_hooks=StepParts.HOOKS, engine_class="drivetrain.compat.fabric_deepspeed:FabricDeepSpeedStrategy"
+    )
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
         for name, arguments in _NAMES.items():
             strategy_registry.register(name, cls, **arguments)
-
-    honoured_hooks = StepParts.HOOKS
 
     def __init__(
         self,
@@ -120,6 +120,7 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
         }
         self.config = _deepspeed_config.given(config, stage, zero_optimization, offloaded, nvme_path, options)
         self.stage: int = self.config["zero_optimization"]["stage"]
+        self.facts = self.facts.but(allows_inference_mode=self.stage < 3)  # stage 3 gathers while it evaluates
         self.logging_level, self._options = logging_level, options
         self._engine: Any = None
         self._trained: set[int] = set()  # parameters, by identity
@@ -135,11 +136,6 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
     def deepspeed_engine(self) -> Any:
         """DeepSpeed's engine of the run, or of the last one; ``None`` before, and where none was needed."""
         return self._engine
-
-    @property
-    def allows_inference_mode(self) -> bool:  # type: ignore[override]
-        """Not with stage 3, which gathers parameters while it evaluates."""
-        return self.stage < 3
 
     def agreed_options(self) -> dict[str, Any]:
         return {**super().agreed_options(), "config": json.dumps({**self.config, **self._options}, default=str)}

@@ -16,6 +16,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.batch_parts import split_batch
+from drivetrain.strategies.facts import Earlier
 from drivetrain.strategies.replicas import Replicas
 from drivetrain.strategies.strategy import Strategy
 
@@ -36,8 +37,7 @@ class DataParallelStrategy(Strategy):
         parallel_devices: the devices, the one of the module first; ``None``: as the plan decides.
     """
 
-    drives_all_devices = True
-    calls_step_end = True
+    facts = Strategy.facts.but(drives_all_devices=True, earlier=Earlier(step_ends=True))
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:

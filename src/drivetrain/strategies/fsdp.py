@@ -77,12 +77,13 @@ class FSDPStrategy(ParallelStrategy):
         ConfigurationError: an argument is wrong, or contradicts another.
     """
 
-    splits_on_oom = True
     strategy_name = "fsdp"
-
-    calls_through_forward = True  # fully_shard gathers parameters around the module's __call__
-    allows_inference_mode = False  # nor can it gather them under inference mode
-    restore_checkpoint_after_setup = True  # weights are loaded into the shards
+    facts = ParallelStrategy.facts.but(
+        splits_on_oom=True,
+        calls_through_forward=True,  # fully_shard gathers parameters around the module's __call__
+        allows_inference_mode=False,  # nor can it gather them under inference mode
+        restores_after_setup=True,  # weights are loaded into the shards
+    )
     large: tuple[str, ...] = LARGE  # in the checkpoint that is read
 
     @classmethod
@@ -118,7 +119,7 @@ class FSDPStrategy(ParallelStrategy):
             timeout,
         )  # fmt: skip
         LauncherRegistry.of(start_method, "FSDPStrategy")
-        self.start_method = start_method
+        self.facts = self.facts.but(start_method=start_method)
         if activation_checkpointing is not None and activation_checkpointing_policy is not None:
             raise ConfigurationError(
                 "FSDPStrategy got activation_checkpointing and activation_checkpointing_policy, which mean the same. "

@@ -10,7 +10,7 @@ from drivetrain.base.members import Members, warn_once
 
 _WRAP = "Override setup_module(module), which returns the module that is called."
 _OPTIMIZERS = "Override setup_optimizers(trainer), or wrap the optimizers in setup(trainer)."
-_START = 'Say how processes are started by the class attribute start_method ("popen", "spawn", ...), or launch them.'
+_START = 'Say how processes are started in facts: facts = DDPStrategy.facts.but(start_method="spawn").'
 _JOIN = "Override setup_environment(), and call super().setup_environment() for the device and the process group."
 _RANKS = "Give the strategy a ClusterEnvironment that says the ranks."
 _HOOK = "Pass ddp_comm_hook, ddp_comm_state and ddp_comm_wrapper to DDPStrategy."

@@ -44,8 +44,7 @@ class ParallelStrategy(Strategy):
         timeout: how long one rank waits for the others in an exchange before the job fails.
     """
 
-    is_distributed = True
-    start_method = "popen"
+    facts = Strategy.facts.but(is_distributed=True, start_method="popen")
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class ParallelStrategy(Strategy):
     @property
     def root_device(self) -> torch.device:
         devices = self.parallel_devices or self.own_devices
-        return devices[0 if self.drives_all_devices else self.local_rank]
+        return devices[0 if self.facts.drives_all_devices else self.local_rank]
 
     def agreed_options(self) -> dict[str, Any]:
         own = {"timeout": self.timeout, "process_group_backend": self.process_group_backend}
@@ -78,7 +77,7 @@ class ParallelStrategy(Strategy):
     @property
     def num_processes(self) -> int:
         """How many processes this machine has."""
-        return 1 if self.drives_all_devices else len(self.parallel_devices or self.own_devices)
+        return 1 if self.facts.drives_all_devices else len(self.parallel_devices or self.own_devices)
 
     synchronises_batchnorm: bool = False
     """Whether it does what ``Trainer(sync_batchnorm=True)`` asks for, and a ``LayerSync`` in ``plugins``; several

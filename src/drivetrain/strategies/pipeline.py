@@ -64,10 +64,12 @@ class PipelineStrategy(ParallelStrategy):
         ConfigurationError: an argument is wrong, or contradicts another.
     """
 
-    cannot_compile = "It runs the stages that configure_pipeline returns; compile their layers there."
-    allows_inference_mode = False  # what ranks receive takes part in autograd later
-    restore_checkpoint_after_setup = True  # each rank loads its own stages
-    honoured_hooks = StepParts.HOOKS - {"on_before_backward", "backward", "on_after_backward"}
+    facts = ParallelStrategy.facts.but(
+        cannot_compile="It runs the stages that configure_pipeline returns; compile their layers there.",
+        allows_inference_mode=False,  # what ranks receive takes part in autograd later
+        restores_after_setup=True,  # each rank loads its own stages
+        honoured_hooks=StepParts.HOOKS - {"on_before_backward", "backward", "on_after_backward"},
+    )
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:

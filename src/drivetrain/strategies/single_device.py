@@ -18,7 +18,7 @@ class SingleDeviceStrategy(Strategy):
         device: where the model lives; ``None`` takes the accelerator's first device.
     """
 
-    splits_on_oom = True
+    facts = Strategy.facts.but(splits_on_oom=True)
     strategy_name = "single_device"
 
     @classmethod

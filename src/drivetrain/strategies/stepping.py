@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.restoring import WrongForm
 from drivetrain.base.tree import move
 from drivetrain.precision.precision import Precision
+from drivetrain.strategies.facts import Facts
 from drivetrain.strategies.redirection import redirected
 
 if TYPE_CHECKING:
@@ -128,39 +129,7 @@ class Stepping:
         names = ("forward_context", *_STEP_CONTEXTS.values())
         return any(defined_by_user(self.precision_plugin, name) for name in names)
 
-    calls_through_forward: bool = False
-    """Whether steps run inside the module's ``__call__``, for wrappers that work in place, such as FSDP2's."""
-
-    allows_inference_mode: bool = True
-    """Whether evaluation may run under ``torch.inference_mode``; otherwise it runs under ``torch.no_grad``."""
-
-    handles_gradient_accumulation: bool = False
-    """Whether its optimizers add up the gradients of a window themselves: they are then stepped after each batch."""
-
-    cannot_compile: str = ""
-    """Why ``Trainer(compile=...)`` is an error with this strategy, as a sentence; "" if it works."""
-
-    splits_on_oom: bool = False
-    """Whether ``Trainer(split_on_oom=True)`` works: :meth:`local_passes` is there."""
-
-    calls_step_end: bool = False
-    """Whether it splits batches and calls the module's ``training_step_end``, ``validation_step_end`` and
-    ``test_step_end`` with the outputs of all parts. With a strategy that does not, a module that has one is refused."""
-
-    calls_optimizer_zero_grad: bool = False
-    """Whether its :meth:`zero_grad` calls the module's ``optimizer_zero_grad``; otherwise that one replaces it."""
-
-    extra_hooks: frozenset[str] = frozenset()
-    """Further methods of a module, or of a callback, that this strategy calls; others refuse a module that has one, and
-    warn of a callback."""
-
-    extra_step_arguments: frozenset[str] = frozenset()
-    """Further arguments with which it calls ``training_step``, by name."""
-
-    honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
-    """For a strategy that owns its step: which hooks of :data:`HOOKS_IN_A_STEP` the step calls. If another one is
-    overridden, set-up raises an error. ``StepParts.HOOKS`` are those that the parts call; "all": every one."""
-
+    facts: Facts
     lightning_module: Any
     model: nn.Module | None
     precision_plugin: Precision
@@ -210,7 +179,7 @@ class Stepping:
         """The module's method of this name, in a form whose call goes through what is wrapped around the module."""
         method = compiled_method(self.lightning_module, name)
         assert self.model is not None  # setup() came first
-        return redirected(method, self.lightning_module, self.model, self.calls_through_forward)
+        return redirected(method, self.lightning_module, self.model, self.facts.calls_through_forward)
 
     def bound_step(self, name: str) -> Callable[..., Any]:
         """Return what runs the step of this name: the module's, or the strategy's own if it is overridden."""
@@ -402,7 +371,7 @@ class Stepping:
         """Return the step, for a strategy that owns it; ``None``: the loop's own. Not called in manual optimization.
 
         Called when the run is set up, at the start of each epoch, and when a part of the run was replaced.
-        A strategy that returns one says in ``honoured_hooks`` which hooks inside a step it calls.
+        A strategy that returns one says in ``facts.honoured_hooks`` which hooks inside a step it calls.
         """
         return None
 

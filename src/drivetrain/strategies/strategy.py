@@ -25,13 +25,15 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._peers import Checks
 from drivetrain.strategies.collectives import operation_of
+from drivetrain.strategies.facts import Facts, check_declared
+from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.group import Group, LoneGroup
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.placement import optimizer_to, place
 from drivetrain.strategies.stepping import Driver, Stepping
 
 
-class Strategy(Stepping, ABC):
+class Strategy(Stepping, Familiar, ABC):
     """Base class. It owns the accelerator, the precision and the checkpoint store; it does not know the Trainer.
 
     A subclass defines the root device and, if it has several processes, how the model is set up and what the ranks are.
@@ -48,35 +50,8 @@ class Strategy(Stepping, ABC):
     contract_version: ClassVar[int] = 1
     """The version of this contract. A subclass that writes its own is refused where that is another one."""
 
-    is_distributed: bool = False
-    """Whether several processes train together: declared by the class, so that it holds for third-party classes too."""
-
-    drives_all_devices: bool = False
-    """Whether one process trains on all devices of its machine; otherwise each device gets a process of its own."""
-
-    accelerators: frozenset[str] = frozenset()
-    """The only accelerators it works on, by name or type of device; empty: all that need no strategies of their own."""
-
-    start_method: str | None = None
-    """How processes start if no launcher has: "popen", "spawn", "fork", "forkserver", "ray"; ``None``: none start."""
-
-    lightning_restore_optimizer: bool = True
-    """Whether the Trainer restores optimizers from a checkpoint; False if :meth:`load_checkpoint` does that."""
-
-    restore_checkpoint_after_setup: bool = False
-    """Whether the Trainer reads a checkpoint and loads the weights after :meth:`setup` instead of before it.
-
-    For strategies whose :meth:`setup` shards the model, and for those whose :meth:`load_checkpoint` fills it in place.
-    """
-
-    engine_verbs: Any = None
-    """For a strategy whose methods have other signatures, which a Trainer cannot use: the class that calls them.
-
-    An Engine makes one in place of its own ``Verbs``.
-    """
-
-    engine_class: ClassVar[str | None] = None
-    """For a strategy that only a Trainer can use: "module:class", which an Engine builds under the same names."""
+    facts: Facts = Facts()
+    """What is declared of the class, or of an object by its constructor."""
 
     def __init__(
         self,
@@ -133,6 +108,7 @@ class Strategy(Stepping, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_contract_version(cls, Strategy.contract_version, "strategy")
+        check_declared(cls)
         names_itself(cls, "register_strategies", StrategyRegistry)
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -351,7 +327,7 @@ class Strategy(Stepping, ABC):
 
     def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
         """Return ``loader``, or a copy that yields this rank's part: see :func:`drivetrain.data.samplers.share`."""
-        if not self.is_distributed:
+        if not self.facts.is_distributed:
             return loader
         from drivetrain.data.samplers import share  # here, because one process does not need it
 

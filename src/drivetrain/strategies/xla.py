@@ -56,7 +56,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
 
     strategy_name = "xla"
 
-    start_method = "xla"
+    facts = XLAExecution.facts.but(is_distributed=True, start_method="xla")
     synchronises_batchnorm = False
 
     @classmethod

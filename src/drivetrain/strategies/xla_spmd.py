@@ -55,7 +55,7 @@ class XLASPMDStrategy(XLAExecution):
         ConfigurationError: there is no such ``sharding``.
     """
 
-    drives_all_devices = True
+    facts = XLAExecution.facts.but(drives_all_devices=True)
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:

@@ -97,7 +97,7 @@ class StrategyConformance:
         """Return a quiet Trainer with the strategy; two epochs."""
         strategy = strategy or self.make()
         # A process with several devices has a machine of its own.
-        devices, nodes = (self.replicas, self.devices) if strategy.drives_all_devices else (self.devices, 1)
+        devices, nodes = (self.replicas, self.devices) if strategy.facts.drives_all_devices else (self.devices, 1)
         quiet: dict[str, Any] = {
             "strategy": strategy, "accelerator": self.accelerator, "devices": devices, "num_nodes": nodes,
             "precision": self.precision, "max_epochs": 2, "logger": False, "enable_progress_bar": False,
@@ -241,7 +241,7 @@ class StrategyConformance:
         """``allows_inference_mode`` is true: what evaluation has left behind can be trained."""
         module, trainer = Small(), self.trainer()
         trainer.validate(module, self.loader(2), verbose=False)
-        same(module.inference, {trainer.strategy.allows_inference_mode}, "inference mode during validation")
+        same(module.inference, {trainer.strategy.facts.allows_inference_mode}, "inference mode during validation")
         self.compare(self.fit(module, trainer), self.plain_loop())
 
     # ---- saving and resuming -------------------------------------------------------------------------------------
@@ -284,10 +284,10 @@ class StrategyConformance:
         strategy = trainer.strategy
         assert isinstance(strategy.root_device, torch.device), f"root_device is {strategy.root_device!r}"
         same(strategy.world_size, self.devices, "world_size")
-        assert strategy.is_distributed or self.devices == 1, "is_distributed is False, with several processes"
+        assert strategy.facts.is_distributed or self.devices == 1, "is_distributed is False, with several processes"
         same(strategy.gather_objects(strategy.global_rank), list(range(self.devices)), "global_rank on all ranks")
         same(strategy.is_global_zero, strategy.global_rank == 0, "is_global_zero")
-        if not strategy.is_distributed:
+        if not strategy.facts.is_distributed:
             same((strategy.global_rank, strategy.local_rank, strategy.node_rank), (0, 0, 0), "ranks of one process")
         same(list(strategy.world.ranks), list(range(self.devices)), "world.ranks")
         for group in (strategy.world, strategy.data):

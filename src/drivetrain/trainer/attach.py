@@ -291,7 +291,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     if "_book" not in module.__dict__:
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
     for removed, (instead, arguments) in _RENAMED.items():
-        if removed in strategy.extra_hooks or not defined_by_user(module, removed):
+        if removed in strategy.facts.earlier.hooks or not defined_by_user(module, removed):
             continue
         if removed == "configure_sharded_model" and serves_former_hook(module):
             continue
@@ -300,7 +300,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
                 "steps' outputs on self if you need them."
             )
-    for hook in () if strategy.calls_step_end else _STEP_END:
+    for hook in () if strategy.facts.earlier.step_ends else _STEP_END:
         if takes(getattr(module, hook, None), 1):
             raise ConfigurationError(
                 f"{name}.{hook} is never called by {type(strategy).__name__}, which does not split batches. Do its "
@@ -326,7 +326,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
         check_split(module, settings, strategy)
     for method in _STEPS[fn]:
         if overrides(module, method, LightningModule):
-            _check_step(name, method, getattr(module, method), strategy.extra_step_arguments)
+            _check_step(name, method, getattr(module, method), strategy.facts.earlier.step_arguments)
     if fn is TrainerFn.FITTING and not module.automatic_optimization:
         from drivetrain.trainer.overlooked import check_manual  # here, so that importing the Trainer stays quick
 

@@ -409,7 +409,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         )
     if "lr_schedulers" not in checkpoint:
         raise CheckpointError("The checkpoint has no 'lr_schedulers'. Use another one.")
-    if strategy.lightning_restore_optimizer:
+    if strategy.facts.trainer_restores_optimizers:
         from drivetrain.strategies.optimizer_states import restore  # here, so that the import stays quick
 
         restore(strategy, trainer.lightning_module, checkpoint)

@@ -50,9 +50,9 @@ def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
             f"Trainer(compile={shown(asked)}) compiles the model, and trainer.fit got one that torch.compile has "
             "compiled. Leave one of them out."
         )
-    if strategy.cannot_compile:
+    if strategy.facts.cannot_compile:
         raise ConfigurationError(
-            f"Trainer(compile={shown(asked)}) does not work with {strategy.__name__}: {strategy.cannot_compile} "
+            f"Trainer(compile={shown(asked)}) does not work with {strategy.__name__}: {strategy.facts.cannot_compile} "
             "Leave compile out."
         )
     if getattr(trainer.strategy, "_compile", None) is not None:

@@ -155,7 +155,7 @@ class CheckpointView:
                 raise KeyError(
                     f"{self._path} has no {part!r}: it was saved with save_weights_only=True. Save it without that."
                 )
-        if self.trainer.strategy.lightning_restore_optimizer:
+        if self.trainer.strategy.facts.trainer_restores_optimizers:
             self.restore_optimizers()
         self.restore_lr_schedulers()
 

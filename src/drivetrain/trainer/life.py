@@ -19,6 +19,7 @@ from drivetrain.loops.run import Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
+from drivetrain.strategies.familiar import read_overrides
 from drivetrain.strategies.stepping import Stepping
 from drivetrain.trainer import attach, checkpoint
 from drivetrain.trainer.job import Job
@@ -51,6 +52,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     if fn is TrainerFn.FITTING or strategy.lightning_module is not model:
         strategy.optimizers, strategy.lr_scheduler_configs = [], []
     strategy.connect(model)
+    read_overrides(strategy)
     model.trainer = trainer
     if datamodule is not None:
         datamodule.trainer = trainer
@@ -61,10 +63,10 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     loaders = Loaders(
         model, datamodule, job.passed, trainer.limits.batches, hooks.call_method, lambda: progress.current_epoch,
         overfits=bool(trainer.settings.overfit_batches),
-        share=strategy.share if strategy.is_distributed and trainer.settings.use_distributed_sampler else None,
+        share=strategy.share if strategy.facts.is_distributed and trainer.settings.use_distributed_sampler else None,
         splits=trainer.settings.split_batches,
-        data=(lambda: strategy.data) if strategy.is_distributed else None,
-        part=(lambda: int(strategy.distributed_sampler_kwargs["rank"])) if strategy.is_distributed else None,
+        data=(lambda: strategy.data) if strategy.facts.is_distributed else None,
+        part=(lambda: int(strategy.distributed_sampler_kwargs["rank"])) if strategy.facts.is_distributed else None,
         process=strategy.process_dataloader if overrides(strategy, "process_dataloader", Stepping) else None,
     )  # fmt: skip
     if not job.checked:
@@ -182,7 +184,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
 
         comparison.compare_model(trainer)
     loaded = None
-    if not strategy.restore_checkpoint_after_setup:
+    if not strategy.facts.restores_after_setup:
         loaded = _restore(trainer, job, same_loggers, vote)
     with vote("the check of what is to be saved"):
         if job.fn is TrainerFn.FITTING and not trainer.settings.barebones:
@@ -193,7 +195,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
             from drivetrain.trainer import compiling  # here, so that importing the Trainer stays quick
 
             compiling.compile_blocks(trainer)
-    if strategy.restore_checkpoint_after_setup:
+    if strategy.facts.restores_after_setup:
         loaded = _restore(trainer, job, same_loggers, vote)
     return loaded
 

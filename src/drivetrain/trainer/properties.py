@@ -157,7 +157,7 @@ class TrainerView(LimitsView, RankFacts, ViewsOfTrainer):
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
         """How the data is split over the processes; ``None`` in one process."""
-        return self.strategy.distributed_sampler_kwargs if self.strategy.is_distributed else None
+        return self.strategy.distributed_sampler_kwargs if self.strategy.facts.is_distributed else None
 
     @property
     def num_nodes(self) -> int:

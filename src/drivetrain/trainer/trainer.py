@@ -169,8 +169,8 @@ class Trainer(TrainerView):
         self.settings = Settings(**_without_configs(arguments))
         self.plan: Plan = resolve(self.settings)
         strategy_class = self.plan.strategy.cls if isinstance(self.plan.strategy, Entry) else type(self.plan.strategy)
-        if strategy_class.engine_verbs is not None:
-            strategy_class.engine_verbs.refuse_trainer(strategy_class)
+        if strategy_class.facts.engine_verbs is not None:
+            strategy_class.facts.engine_verbs.refuse_trainer(strategy_class)
         self.limits = Limits.of(self.settings)
         self.progress = Progress()
         self.default_root_dir = spelled(self.settings.default_root_dir or Path.cwd())
@@ -406,7 +406,7 @@ class Trainer(TrainerView):
             passed, datamodule = {**passed, first: None}, passed[first]
         attach.check_passed(model, fn, passed, datamodule)
         attach.check_module(model, fn, self.settings, self.strategy)
-        attach.check_hooks([model, datamodule, *self.callbacks], self.strategy.extra_hooks)
+        attach.check_hooks([model, datamodule, *self.callbacks], self.strategy.facts.earlier.hooks)
         if fn is TrainerFn.FITTING:
             from drivetrain.trainer import overlooked  # here, so that the import stays quick
 

@@ -155,8 +155,8 @@ def test_flags_of_hardware_mean_what_they_meant(flags: dict[str, Any], strategy:
 
 
 def test_several_processes_without_a_backend_are_spawned() -> None:
-    assert quiet(num_processes=2).strategy.start_method == "spawn"
-    assert quiet(num_processes=2, accelerator="ddp").strategy.start_method == "popen"
+    assert quiet(num_processes=2).strategy.facts.start_method == "spawn"
+    assert quiet(num_processes=2, accelerator="ddp").strategy.facts.start_method == "popen"
 
 
 @pytest.mark.parametrize(

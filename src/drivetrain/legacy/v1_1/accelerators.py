@@ -142,7 +142,7 @@ class _Facts(_Parts):
     @property
     def require_distributed_sampler(self) -> bool:
         """Whether each rank gets its part of the samples."""
-        return bool(self.strategy.is_distributed)
+        return bool(self.strategy.facts.is_distributed)
 
     def get_reference_model(self, model: Any) -> Any:
         """Return the user's module in place of what is wrapped around it."""

@@ -47,7 +47,7 @@ class Trainer(FlaggedTrainer):
     @property
     def data_parallel(self) -> bool:
         """Whether several devices train together."""
-        return self.strategy.is_distributed or self.distributed_backend == "dp"
+        return self.strategy.facts.is_distributed or self.distributed_backend == "dp"
 
     def train(self) -> Any:
         """Run the loop of the run that :meth:`fit` has begun: for an accelerator's ``train``; so are the two others."""

@@ -17,6 +17,7 @@ from drivetrain.legacy.adapted import Adapted
 from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, log_dictionaries
 from drivetrain.legacy.v1_3.steps import bind_step
 from drivetrain.module.optimizers import normalise
+from drivetrain.strategies.facts import Earlier
 from drivetrain.strategies.stepping import OwnStep, StepParts
 
 
@@ -69,26 +70,18 @@ class _Beginning(Adapted):
 class _Steps(_Beginning):
     """What happens in a step. A subclass defines :meth:`ask`."""
 
-    calls_step_end = True
+    earlier = Earlier(True, True, EXTRA_HOOKS, frozenset({"optimizer_idx", "hiddens"}))
     enters_step_contexts = True
-    calls_optimizer_zero_grad = True
-    extra_hooks = EXTRA_HOOKS
-    extra_step_arguments = frozenset({"optimizer_idx", "hiddens"})
     further_arguments: Mapping[str, Any] = MappingProxyType({})
     outputs_of_batch: list[Any] | None = None
-    owns_step = False
 
     ask: Callable[[str, dict[str, Any]], Any]
     """``ask(name, arguments)`` lets the accelerator run the step of this name; returns the step's output."""
 
-    @property
-    def honoured_hooks(self) -> Any:
-        """All hooks in the step with several optimizers; in any other own step, those of today's strategy."""
-        return "all" if self.owns_step else self.usual.honoured_hooks
-
     def bind_step(self, parts: StepParts) -> OwnStep | None:
         step = bind_step(self, parts)
-        self.owns_step = step is not None
+        # With several optimizers the step calls all hooks; any other own step calls those of today's strategy.
+        self.facts = self.facts.but(honoured_hooks=type(self).facts.honoured_hooks if step is None else "all")
         return step or cast("OwnStep | None", self.usual.bind_step(parts))
 
     def bound_step(self, name: str) -> Callable[..., Any]:
@@ -117,7 +110,7 @@ class _Steps(_Beginning):
         hook = getattr(self.lightning_module, f"{name}_end", None)
         if not callable(hook):
             output = getattr(self.source, f"{name}_end")(output)
-        elif not self.usual.calls_step_end:
+        elif not self.splits_batches:
             output = hook(output)
         if name == "training_step" and isinstance(output, dict):
             log_dictionaries(self.lightning_module, output)
@@ -185,7 +178,7 @@ class Stepped(_Steps):
     def stack(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Return the tensors of all ranks as (world_size, ...); without a process group, the tensor itself."""
         usual = self.usual
-        if usual.is_distributed and self.world_size == 1 and dist.is_initialized():
+        if usual.facts.is_distributed and self.world_size == 1 and dist.is_initialized():
             return tensor.unsqueeze(0)
         gathered: Tensor = usual.all_gather(tensor, group, sync_grads)
         return gathered

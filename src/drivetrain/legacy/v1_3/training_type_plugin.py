@@ -173,7 +173,7 @@ class _Life(_Ranks):
 
     def setup(self, model: nn.Module) -> None:
         """Convert, move and wrap the model, where that does not come in :meth:`pre_dispatch`."""
-        if self.wraps_in_setup or self.strategy.restore_checkpoint_after_setup:
+        if self.wraps_in_setup or self.strategy.facts.restores_after_setup:
             self.strategy.prepare()
 
     def model_to_device(self) -> None:

@@ -1,0 +1,98 @@
+"""What a strategy declares of itself: one frozen value, which its callers read before and during a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from drivetrain.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What strategies call that today's steps do not have.
+
+    Attributes:
+        step_ends: it splits batches, and calls the module's ``training_step_end``, ``validation_step_end`` and
+            ``test_step_end`` with the outputs of all parts. With others, a module that has one is refused.
+        zero_grad: its ``zero_grad`` calls the module's ``optimizer_zero_grad``; else that one replaces it.
+        hooks: further methods of a module, or of a callback; others refuse a module that has one, and warn of a
+            callback.
+        step_arguments: further arguments of ``training_step``, by name.
+    """
+
+    step_ends: bool = False
+    zero_grad: bool = False
+    hooks: frozenset[str] = frozenset()
+    step_arguments: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Declared by a strategy's class: ``facts = ParallelStrategy.facts.but(calls_through_forward=True)``.
+
+    A constructor may set ``self.facts`` for what follows from its arguments.
+
+    Attributes:
+        is_distributed: several processes train together.
+        drives_all_devices: one process trains on all devices of its machine; else each device has a process of its own.
+        accelerators: the only accelerators it works on, by name or type of device; empty: all that need no strategies
+            of their own.
+        start_method: how processes start if no launcher has: "popen", "spawn", "fork", "forkserver", "ray"; ``None``:
+            none start.
+        restores_after_setup: a checkpoint is read, and its weights are loaded, after ``setup`` instead of before it:
+            where ``setup`` shards the model, or ``load_checkpoint`` fills it in place.
+        trainer_restores_optimizers: the Trainer restores optimizers from a checkpoint; False if ``load_checkpoint``
+            does.
+        calls_through_forward: steps run inside the module's ``__call__``, for wrappers that work in place, such as
+            FSDP2's.
+        allows_inference_mode: evaluation may run under ``torch.inference_mode``; else it runs under ``no_grad``.
+        handles_gradient_accumulation: its optimizers add up the gradients of a window themselves: the loss is not
+            divided, and they are stepped after each batch.
+        honoured_hooks: for a strategy that owns its step: which hooks inside a step it calls. If another one is
+            overridden, set-up is an error. ``StepParts.HOOKS`` are those that the parts call; "all": every one.
+        splits_on_oom: ``Trainer(split_on_oom=True)`` works: ``local_passes`` is there.
+        cannot_compile: why ``Trainer(compile=...)`` is an error, as a sentence; "" if it works.
+        engine_verbs: where the methods have other signatures, which a Trainer cannot use: the class that calls them.
+            An Engine makes one in place of its own ``Verbs``.
+        engine_class: for a strategy that only a Trainer can use: "module:class", which an Engine builds under the same
+            names.
+        earlier: what only strategies that train as earlier generations did declare.
+    """
+
+    is_distributed: bool = False
+    drives_all_devices: bool = False
+    accelerators: frozenset[str] = frozenset()
+    start_method: str | None = None
+    restores_after_setup: bool = False
+    trainer_restores_optimizers: bool = True
+    calls_through_forward: bool = False
+    allows_inference_mode: bool = True
+    handles_gradient_accumulation: bool = False
+    honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
+    splits_on_oom: bool = False
+    cannot_compile: str = ""
+    engine_verbs: Any = None
+    engine_class: str | None = None
+    earlier: Earlier = Earlier()
+
+    def but(self, **changes: Any) -> Facts:
+        """Return these facts with some of them changed."""
+        return replace(self, **changes)
+
+
+_NAMES = {each.name for each in fields(Facts)} - {"handles_gradient_accumulation"}  # which the field has as a property
+
+
+def check_declared(cls: Any) -> None:
+    """Check that a strategy's class declares facts in its ``facts``, and nowhere else.
+
+    Raises:
+        ConfigurationError: it has an attribute of a fact's name, which nothing would read.
+    """
+    if wrong := sorted(vars(cls).keys() & _NAMES):
+        value = vars(cls)[wrong[0]]
+        raise ConfigurationError(
+            f"{cls.__name__} declares {wrong[0]} as an attribute of the class. Write it as one of its facts: "
+            f"facts = {cls.__mro__[1].__name__}.facts.but({wrong[0]}={value!r})."
+        )
