@@ -279,7 +279,7 @@ def started_here(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]
     forking, module = strategy(), Scaled()
-    forking.start_method = "fork"
+    forking.facts = forking.facts.but(start_method="fork")
     ours = trainer(2, strategy=forking, precision="64-true", max_epochs=1)
     ours.fit(module, loader(2), loader(2, 12))
     returned = state_of(module, ours)
