@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.introspect import defined_by_user
 from drivetrain.errors import NotSupportedError
 from drivetrain.logbook.parts import PartBook, merge
 from drivetrain.strategies.batch_parts import Joiner, split_batch
@@ -150,7 +151,7 @@ class Replicas(nn.Module):
 def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
     """Return the hook of ``module`` for the outputs of all parts of a step."""
     end: Any = getattr(module, f"{name}_end", None) if name in _WITH_END else None
-    if not callable(end):
+    if not (callable(end) and defined_by_user(module, f"{name}_end")):  # an earlier generation has a default
         return None
     try:
         inspect.signature(end).bind(None)

@@ -301,7 +301,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
                 "steps' outputs on self if you need them."
             )
     for hook in () if strategy.facts.earlier.step_ends else _STEP_END:
-        if takes(getattr(module, hook, None), 1):
+        if defined_by_user(module, hook) and takes(getattr(module, hook), 1):
             raise ConfigurationError(
                 f"{name}.{hook} is never called by {type(strategy).__name__}, which does not split batches. Do its "
                 f'work in {hook.removesuffix("_end")}, or write strategy="dp".'
@@ -399,7 +399,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
                     about=getattr(type(party), method),
                 )
         for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
-            if gone not in called and callable(getattr(party, gone, None)):
+            if gone not in called and defined_by_user(party, gone) and callable(getattr(party, gone)):
                 rank_zero_warn(
                     f"{name}.{gone} is never called by the Trainer: this hook no longer exists. Do its work in "
                     f"{instead}.",

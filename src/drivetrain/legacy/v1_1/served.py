@@ -45,7 +45,7 @@ _AVAILABILITY = (
     f"{_LATER}.availability: BOLTS_AVAILABLE=_BOLTS_AVAILABLE FAIRSCALE_PIPE_AVAILABLE=_FAIRSCALE_PIPE_AVAILABLE "
     "OMEGACONF_AVAILABLE=_OMEGACONF_AVAILABLE _module_available",
     f"{_L}.availability",
-    f"{_C}.enums: LightningEnum",
+    *later.SERVED["utilities.enums"],
 )
 _UTILITIES: dict[str, tuple[str, ...]] = {
     "apply_func": later.SERVED["utilities.apply_func"],
@@ -106,6 +106,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     "overrides": (),
     "overrides.data_parallel": ("torch.nn.parallel: LightningDistributedDataParallel=DistributedDataParallel",),
     **_folder("plugins", _PLUGINS),
+    "profiler": later.SERVED["profiler.profilers"],
+    "profiler.profilers": later.SERVED["profiler.profilers"],
     "trainer": (f"{_L}: Trainer", _SEED),
     "trainer.states": later.SERVED["trainer.states"],
     "trainer.trainer": (f"{_L}: Trainer",),

@@ -25,6 +25,7 @@ from drivetrain.legacy.v1_3.stepping import Stepped
 class _Run(Stepped):
     """Set-up, the run and its end."""
 
+    epoch_ends_last = False
     environment: Any = None
     results_of: frozenset[str]
     log_of_run: Any = None

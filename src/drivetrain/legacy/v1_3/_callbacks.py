@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from itertools import takewhile
+from types import MethodType
 from typing import Any, ClassVar
 
 import drivetrain.callbacks
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import UnknownArgumentError, did_you_mean
+from drivetrain.legacy.v1_3 import hooks
+from drivetrain.legacy.v1_3.module import Callback
 
 
 class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
@@ -109,6 +115,42 @@ class StochasticWeightAveraging(drivetrain.callbacks.StochasticWeightAveraging):
         if self._keeps_rates:
             self.swa_lrs = [float(group["lr"]) for group in trainer.optimizers[0].param_groups]
         super()._set_scheduler(trainer)
+
+
+class LambdaCallback(Callback):
+    """A function for each hook that is given.
+
+    Args:
+        functions: by the name of a hook of that time, a function with that hook's arguments.
+
+    Raises:
+        UnknownArgumentError: there is no such hook.
+    """
+
+    def __init__(self, **functions: Any) -> None:
+        for name, function in functions.items():
+            if name not in _HOOKS:
+                raise UnknownArgumentError(f"A callback has no hook {name!r}. {did_you_mean(name, _HOOKS)}")
+            if function is not None:
+                setattr(self, name, MethodType(_method(name, function), self))
+
+
+_HOOKS = sorted(name for name in dir(Callback) if name.startswith("on_") or name in ("setup", "teardown"))
+
+
+def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` as a method that is called with today's arguments."""
+
+    def method(self: Any, *args: Any) -> Any:
+        return function(*args)
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    try:
+        taken = inspect.signature(function).parameters.values()
+        method.__signature__ = inspect.Signature([own, *taken])  # type: ignore[attr-defined]
+    except ValueError:  # a builtin does not say what it takes
+        return method
+    return hooks.adapted(method, *hooks.OF_CALLBACKS[name]) if name in hooks.OF_CALLBACKS else method
 
 
 class GPUStatsMonitor(drivetrain.callbacks.DeviceStatsMonitor):

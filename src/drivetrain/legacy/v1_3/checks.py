@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from drivetrain.callback import Callback
-from drivetrain.compat.parameters import grad_norm
+from drivetrain.legacy.v1_3.helpers import grad_norm
 
 
 class GradientNorms(Callback):

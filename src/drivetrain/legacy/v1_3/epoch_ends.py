@@ -7,6 +7,7 @@ from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
+from drivetrain.legacy.v1_3.defaults import hook_of
 
 EXTRA_HOOKS = frozenset({
     "training_epoch_end", "validation_epoch_end", "test_epoch_end", "on_epoch_start", "on_epoch_end",
@@ -19,36 +20,36 @@ EXTRA_HOOKS = frozenset({
 class EpochEnds(Callback):
     """Keeps what the steps return, for a module that has ``training_epoch_end`` or one of the others.
 
+    These come before the callbacks' ``on_train_epoch_end`` and ``on_validation_epoch_end``, which see what they log.
+
     Args:
         in_evaluation: call ``on_epoch_start`` and ``on_epoch_end`` in evaluations too, not only in training.
     """
+
+    position = "first"
 
     def __init__(self, in_evaluation: bool = True) -> None:
         self._in_evaluation = in_evaluation
         self._training: list[Any] = []
         self._evaluation: dict[int, list[Any]] = {}
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        _call_all(trainer, "on_pretrain_routine_start")
-        _call_all(trainer, "on_pretrain_routine_end")
-
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        _call_all(trainer, "on_batch_start")
+        _call_callbacks(trainer, "on_batch_start")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if isinstance(exception, KeyboardInterrupt):
-            _call_all(trainer, "on_keyboard_interrupt")
+            _call_callbacks(trainer, "on_keyboard_interrupt")
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._training = vars(pl_module)["_outputs_of_epoch"] = []
-        _call_all(trainer, "on_epoch_start")
+        call_all(trainer, "on_epoch_start")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         takes_outputs = getattr(pl_module.on_train_epoch_end, "takes_outputs", False)
-        if takes_outputs or hasattr(pl_module, "training_epoch_end"):
+        if takes_outputs or hook_of(pl_module, "training_epoch_end"):
             several = trainer.strategy.outputs_of_batch
             self._training.append(outputs if several is None else several)
-        _call_all(trainer, "on_batch_end")
+        _call_callbacks(trainer, "on_batch_end")
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         outputs, self._training = self._training, []
@@ -58,12 +59,13 @@ class EpochEnds(Callback):
         vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end that takes them
         outputs = trainer.strategy.epoch_outputs("training_step", outputs)
         _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
-        _call_all(trainer, "on_epoch_end")
+        if not self._in_evaluation:  # otherwise it comes last of all
+            call_all(trainer, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._evaluation = {}
         if self._in_evaluation:
-            _call_all(trainer, "on_epoch_start")
+            call_all(trainer, "on_epoch_start")
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -78,7 +80,7 @@ class EpochEnds(Callback):
         self._keep(pl_module, "test_epoch_end", outputs, dataloader_idx)
 
     def _keep(self, pl_module: Any, hook: str, outputs: Any, dataloader_idx: int) -> None:
-        if hasattr(pl_module, hook) and outputs is not None:
+        if hook_of(pl_module, hook) and outputs is not None:
             self._evaluation.setdefault(dataloader_idx, []).append(outputs)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -92,20 +94,24 @@ class EpochEnds(Callback):
         kept = [trainer.strategy.epoch_outputs(step, self._evaluation[index]) for index in sorted(self._evaluation)]
         self._evaluation = {}
         _log(pl_module, _call(pl_module, hook, kept[0] if len(kept) == 1 else kept))
-        if self._in_evaluation:
-            _call_all(trainer, "on_epoch_end")
+        getattr(pl_module, "save_predictions", lambda: None)()
 
 
-def _call_all(trainer: Any, name: str) -> None:
+def call_all(trainer: Any, name: str) -> None:
     """Call a hook of that time: of the callbacks, and then of the module."""
-    for callback in trainer.callbacks:
-        _call(callback, name, trainer, trainer.lightning_module)
+    _call_callbacks(trainer, name)
     _call(trainer.lightning_module, name)
 
 
-def _call(module: Any, name: str, *args: Any) -> Any:
-    hook = getattr(module, name, None)
-    return hook(*args) if callable(hook) else None
+def _call_callbacks(trainer: Any, name: str) -> None:
+    """Call a hook that modules did not have."""
+    for callback in trainer.callbacks:
+        _call(callback, name, trainer, trainer.lightning_module)
+
+
+def _call(party: Any, name: str, *args: Any) -> Any:
+    hook = hook_of(party, name)
+    return None if hook is None else hook(*args)
 
 
 def _log(module: Any, returned: Any) -> None:

@@ -20,6 +20,8 @@ OF_MODULES: dict[str, tuple[str, str]] = {
     "on_train_batch_start": ("batch batch_idx", "batch batch_idx dataloader_idx"),
     "on_train_batch_end": ("outputs batch batch_idx", "outputs batch batch_idx dataloader_idx"),
     "on_train_epoch_end": ("", "outputs"),
+    "on_predict_epoch_end": ("", "results"),
+    "toggle_optimizer": ("optimizer", "optimizer optimizer_idx"),
     **{
         f"on_{stage}_batch_{moment}": (f"{first}batch batch_idx", f"{first}batch batch_idx dataloader_idx")
         for stage in ("validation", "test", "predict")
@@ -35,13 +37,33 @@ OF_CALLBACKS: dict[str, tuple[str, str]] = {
 }
 """The same for callbacks."""
 
+GONE = (
+    "on_epoch_start", "on_epoch_end", "on_pretrain_routine_start", "on_pretrain_routine_end",
+)  # fmt: skip
+"""Hooks of modules and callbacks that no longer exist; and those of each alone."""
+
+GONE_FROM_MODULES = (
+    *GONE, "training_epoch_end", "validation_epoch_end", "test_epoch_end", "training_step_end", "validation_step_end",
+    "test_step_end", "configure_sharded_model",
+)  # fmt: skip
+GONE_FROM_CALLBACKS = (
+    *GONE, "on_init_start", "on_init_end", "on_batch_start", "on_batch_end", "on_keyboard_interrupt",
+    "on_configure_sharded_model", "on_before_accelerator_backend_setup",
+)  # fmt: skip
+
 
 def adapt(cls: type, hooks: Mapping[str, tuple[str, str]]) -> None:
     """Let the hooks that ``cls`` itself defines with the arguments of that time be called with today's."""
-    for name, (today, then) in hooks.items():
-        method = vars(cls).get(name)
-        if inspect.isfunction(method) and _is_of_that_time(method, today.split(), then.split()):
-            setattr(cls, name, _adapted(method, today.split(), then.split()))
+    for name in hooks:
+        if inspect.isfunction(method := vars(cls).get(name)):
+            setattr(cls, name, adapted(method, *hooks[name]))
+
+
+def adapted(method: Callable[..., Any], today: str, then: str) -> Callable[..., Any]:
+    """Return ``method``, which takes ``self`` first, or a function that calls it with the arguments of that time."""
+    if _is_of_that_time(method, today.split(), then.split()):
+        return _adapted(method, today.split(), then.split())
+    return method
 
 
 def _is_of_that_time(method: Callable[..., Any], today: list[str], then: list[str]) -> bool:
@@ -59,6 +81,7 @@ def _adapted(method: Callable[..., Any], today: list[str], then: list[str]) -> C
         values: dict[str, Any] = {"dataloader_idx": 0, "on_tpu": False, "using_native_amp": False, "using_lbfgs": False}
         module = args[1] if today[:2] == ["trainer", "pl_module"] else self
         values["outputs"] = vars(module).get("_outputs_of_epoch", [])
+        values["results"] = module.trainer.predictions.outputs if "results" in taken else None
         values |= {"optimizer": None, "optimizer_idx": 0, **dict(zip([*today, "dataloader_idx"], args, strict=False))}
         if "optimizer_idx" in taken and (optimizer := getattr(values["optimizer"], "optimizer", values["optimizer"])):
             values["optimizer_idx"] = self.trainer.strategy.index_of(optimizer)
@@ -79,9 +102,9 @@ def adapt_states(cls: type) -> None:
     save, load = vars(cls).get("on_save_checkpoint"), vars(cls).get("on_load_checkpoint")
     if inspect.isfunction(save):
 
-        @functools.wraps(save)
         def on_save_checkpoint(self: Any, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> Any:
-            if isinstance(state := save(self, trainer, pl_module, checkpoint), dict):
+            given = (trainer, pl_module, checkpoint)[: positional_arity(save) - 1]
+            if isinstance(state := save(self, *given), dict):
                 checkpoint.setdefault(_STATES, {})[self.state_key] = state
             return state
 

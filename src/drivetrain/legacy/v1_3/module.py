@@ -3,20 +3,73 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 import drivetrain.callback
 import drivetrain.module.module
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.tree import move
 from drivetrain.errors import ConfigurationError
 from drivetrain.legacy.v1_3 import hooks
+from drivetrain.legacy.v1_3.defaults import set_defaults
+from drivetrain.legacy.v1_3.helpers import ModelSummary, grad_norm
+from drivetrain.legacy.v1_3.loggers import as_one
 from drivetrain.module.hparams import AttributeDict
 
 
-class LightningModule(drivetrain.module.module.LightningModule):
+class _Asked(drivetrain.module.module.LightningModule):
+    """What a module of that time could be asked besides."""
+
+    _datamodule: Any = None
+
+    @property
+    def logger(self) -> Any:
+        """The logger; several are one :class:`~drivetrain.legacy.v1_3.loggers.LoggerCollection`."""
+        return as_one(self.loggers)
+
+    @property
+    def datamodule(self) -> Any:
+        """The data module that was set here; else that of the run."""
+        return self._datamodule or (None if self._trainer is None else self._trainer.datamodule)
+
+    @datamodule.setter
+    def datamodule(self, datamodule: Any) -> None:
+        self._datamodule = datamodule
+
+    def grad_norm(self, norm_type: float | int | str) -> dict[str, float]:
+        """Return the norm of each parameter's gradient, and of all of them."""
+        return grad_norm(self, norm_type)
+
+    def summarize(self, mode: str | None = ModelSummary.MODE_DEFAULT) -> ModelSummary | None:
+        """Return a summary of the module, and log it; ``None`` for ``mode=None``."""
+        summary = None if mode is None else ModelSummary(self, mode)
+        if summary is not None:
+            rank_zero_info(f"\n{summary}")
+        return summary
+
+    def write_prediction(self, name: str, value: Any, filename: str = "predictions.pt") -> None:
+        """Keep the items of ``value`` for a file, which is written when the evaluation ends."""
+        self.write_prediction_dict({name: value}, filename)
+
+    def write_prediction_dict(self, predictions_dict: Mapping[str, Any], filename: str = "predictions.pt") -> None:
+        """Keep one dictionary for each item of the values, which are tensors or lists of one length."""
+        columns = [value.tolist() if isinstance(value, torch.Tensor) else value for value in predictions_dict.values()]
+        rows = [dict(zip(predictions_dict, row, strict=True)) for row in zip(*columns, strict=True)]
+        vars(self).setdefault("_predictions", {}).setdefault(filename, []).extend(rows)
+
+    def save_predictions(self) -> None:
+        """Write the files of :meth:`write_prediction`: called when an evaluation ends."""
+        for filename, rows in vars(self).pop("_predictions", {}).items():
+            root, ending = os.path.splitext(filename)
+            several = self.trainer.world_size > 1
+            torch.save(rows, f"{root}_rank_{self.global_rank}{ending}" if several else filename)
+
+
+class LightningModule(_Asked):
     """Today's, with the calls of that time.
 
     Attributes:
@@ -52,6 +105,15 @@ class LightningModule(drivetrain.module.module.LightningModule):
         """Compute gradients; the optimizer of that time's second argument is not needed."""
         kwargs.pop("optimizer", None)
         super().manual_backward(loss, *(args[1:] if args and hasattr(args[0], "param_groups") else args), **kwargs)
+
+    def toggle_optimizer(self, optimizer: Any, optimizer_idx: int | None = None) -> None:
+        """Let only this optimizer's parameters require gradients."""
+        super().toggle_optimizer(optimizer)
+
+    def untoggle_optimizer(self, optimizer_idx: Any) -> None:
+        """Undo :meth:`toggle_optimizer` for an optimizer, or for its index."""
+        is_index = isinstance(optimizer_idx, int)
+        super().untoggle_optimizer(self.trainer.optimizers[optimizer_idx] if is_index else optimizer_idx)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Log a value; ``sync_dist_op`` was the name of ``reduce_fx`` between ranks."""
@@ -105,6 +167,13 @@ def _time_steps(value: Any, start: int, end: int) -> Any:
     return [each[start:end] for each in value] if isinstance(value, (list, tuple)) else value
 
 
+set_defaults(
+    LightningModule,
+    drivetrain.module.module.LightningModule,
+    (*hooks.GONE_FROM_MODULES, *(name for name in hooks.OF_MODULES if name.startswith("on_"))),
+)
+
+
 class Callback(drivetrain.callback.Callback):
     """Today's, whose hooks may have the arguments of that time.
 
@@ -115,3 +184,8 @@ class Callback(drivetrain.callback.Callback):
         super().__init_subclass__(**kwargs)
         hooks.adapt(cls, hooks.OF_CALLBACKS)
         hooks.adapt_states(cls)
+
+
+set_defaults(
+    Callback, drivetrain.callback.Callback, (*hooks.GONE_FROM_CALLBACKS, *hooks.OF_CALLBACKS, "on_load_checkpoint")
+)

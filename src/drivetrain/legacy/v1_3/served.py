@@ -33,14 +33,11 @@ _CALLBACKS: dict[str, tuple[str, ...]] = {
     "early_stopping": (f"{_L}._callbacks: EarlyStopping",),
     "gpu_stats_monitor": (f"{_L}._callbacks: GPUStatsMonitor",),
     "gradient_accumulation_scheduler": ("drivetrain.callbacks.gradient_accumulation: GradientAccumulationScheduler",),
-    "lambda_function": ("drivetrain.callbacks.lambda_function: LambdaCallback",),
+    "lambda_function": (f"{_L}._callbacks: LambdaCallback",),
     "lr_monitor": ("drivetrain.callbacks.lr_monitor: LearningRateMonitor",),
     "model_checkpoint": (f"{_L}._callbacks: ModelCheckpoint",),
     "prediction_writer": ("drivetrain.callbacks.prediction_writer: BasePredictionWriter WriteInterval",),
-    "progress": (
-        "drivetrain.callbacks.tqdm_progress: ProgressBar=TQDMProgressBar",
-        "drivetrain.callbacks.progress_bar: ProgressBarBase=ProgressBar",
-    ),
+    "progress": (f"{_L}.progress: ProgressBar ProgressBarBase",),
     "finetuning": ("drivetrain.callbacks.finetuning: BackboneFinetuning BaseFinetuning multiplicative",),
     "pruning": ("drivetrain.callbacks.pruning: ModelPruning",),
     "stochastic_weight_avg": (f"{_L}._callbacks: StochasticWeightAveraging",),
@@ -50,6 +47,7 @@ _LOGGERS: dict[str, tuple[str, ...]] = {
     "base": (
         "drivetrain.loggers: DummyLogger LightningLoggerBase=Logger",
         f"{_C}.loggers: merge_dicts rank_zero_experiment",
+        f"{_L}.loggers: LoggerCollection",
     ),
     "comet": ("drivetrain.loggers.comet: CometLogger",),
     "csv_logs": ("drivetrain.loggers.csv: CSVLogger",),
@@ -65,8 +63,12 @@ _PROFILERS: dict[str, tuple[str, ...]] = {
     "pytorch": ("drivetrain.profilers: PyTorchProfiler",),
     "simple": ("drivetrain.profilers: SimpleProfiler",),
 }
+_PARSING = (
+    f"{_C}.parsing: clean_namespace collect_init_args get_init_args is_picklable lightning_getattr lightning_hasattr "
+    "lightning_setattr parse_class_init_keys save_hyperparameters"
+)
 _UTILITIES: dict[str, tuple[str, ...]] = {
-    "apply_func": (f"{_C}.batches: move_data_to_device",),
+    "apply_func": (f"{_C}.batches: move_data_to_device", f"{_L}.helpers: apply_to_collection"),
     "argparse": (f"{_L}.arguments: add_argparse_args from_argparse_args",),
     "cli": (
         f"{_L}.cli: LightningCLI",
@@ -75,8 +77,12 @@ _UTILITIES: dict[str, tuple[str, ...]] = {
     "cloud_io": (f"{_C}.files: get_filesystem load=_load",),
     "data": (f"{_C}.batches: has_iterable_dataset has_len",),
     "distributed": _RANK_ZERO,
-    "enums": (f"{_C}.enums: GradClipAlgorithmType LightningEnum",),
+    "enums": (
+        f"{_C}.enums: GradClipAlgorithmType LightningEnum",
+        f"{_L}.helpers: AMPType DeviceType DistributedType",
+    ),
     "exceptions": ("drivetrain.errors: MisconfigurationException=DrivetrainError",),
+    "grads": (f"{_L}.helpers: grad_norm",),
     "imports": (
         f"{_L}.availability: _BOLTS_AVAILABLE _FAIRSCALE_PIPE_AVAILABLE _OMEGACONF_AVAILABLE _TORCHTEXT_AVAILABLE "
         "_TORCHVISION_AVAILABLE _module_available",
@@ -86,8 +92,9 @@ _UTILITIES: dict[str, tuple[str, ...]] = {
         "recursive_detach",
     ),
     "model_helpers": (f"{_C}.parsing: is_overridden",),
-    "parsing": ("drivetrain.module.hparams: AttributeDict", f"{_C}.parsing: is_picklable save_hyperparameters"),
+    "parsing": ("drivetrain.module.hparams: AttributeDict", _PARSING),
     "seed": (_SEED,),
+    "signature_utils": (f"{_C}.parsing: is_param_in_hook_signature",),
     "types": (f"{_C}.type_names: STEP_OUTPUT",),
     "warnings": (f"{_C}.user_warnings: PossibleUserWarning",),
 }
@@ -118,7 +125,10 @@ SERVED: dict[str, tuple[str, ...]] = {
     "core.decorators": (f"{_L}.module: auto_move_data",),
     "core.hooks": ("drivetrain.module.hooks: CheckpointHooks=ModelHooks DataHooks ModelHooks",),
     "core.lightning": (f"{_L}: LightningModule",),
-    "core.memory": (f"{_C}.model_summary: ModelSummary",),
+    "core.memory": (
+        f"{_L}.helpers: ModelSummary",
+        f"{_C}.model_summary: UNKNOWN_SIZE get_formatted_model_size get_human_readable_count parse_batch_shape",
+    ),
     "core.optimizer": ("drivetrain.module.optimizers: LightningOptimizer",),
     "core.saving": (f"{_C}.files: load_hparams_from_yaml save_hparams_to_yaml update_hparams",),
     **folder("loggers", _LOGGERS),
@@ -147,6 +157,9 @@ SERVED: dict[str, tuple[str, ...]] = {
     "plugins.training_type.tpu_spawn": (f"{_L}: TPUSpawnPlugin",),
     "plugins.training_type.training_type_plugin": (f"{_L}: TrainingTypePlugin",),
     **folder("profiler", _PROFILERS),
+    "profiler.profilers": (
+        "drivetrain.profilers: AdvancedProfiler BaseProfiler=Profiler PassThroughProfiler SimpleProfiler",
+    ),
     "trainer": (f"{_L}: Trainer", _SEED),
     "trainer.states": ("drivetrain.loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus",),
     "trainer.supporters": ("drivetrain.data.combined: CombinedLoader",),

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import positional_arity
 from drivetrain.engine.engine import Engine
 from drivetrain.legacy.adapted import Adapted
-from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, log_dictionaries
+from drivetrain.legacy.v1_3.defaults import hook_of
+from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, call_all, log_dictionaries
 from drivetrain.legacy.v1_3.steps import bind_step
 from drivetrain.module.optimizers import normalise
 from drivetrain.strategies.facts import Earlier
@@ -107,8 +108,8 @@ class _Steps(_Beginning):
         if name == "training_step":
             kwargs = {**kwargs, **self.further_arguments}
         output = self.ask(name, named(args, kwargs))
-        hook = getattr(self.lightning_module, f"{name}_end", None)
-        if not callable(hook):
+        hook = hook_of(self.lightning_module, f"{name}_end")
+        if hook is None:
             output = getattr(self.source, f"{name}_end")(output)
         elif not self.splits_batches:
             output = hook(output)
@@ -136,6 +137,9 @@ class Stepped(_Steps):
     """The mixin's gradients, exchange, and what else both generations' accelerators are asked for in the same way."""
 
     storage_options: Any = None
+    epoch_ends_last = True
+    """Whether ``on_epoch_end`` is called at the end of each kind of epoch, behind its other hooks."""
+
     takes: dict[str, bool]
 
     def call(self, name: str, argument: Any) -> Any:
@@ -189,8 +193,19 @@ class Stepped(_Steps):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return dict(self.source.optimizer_state(optimizer))
 
+    def on_fit_start(self) -> None:
+        call_all(self.trainer, "on_pretrain_routine_start")
+        call_all(self.trainer, "on_pretrain_routine_end")
+
     def on_train_epoch_end(self) -> None:
+        self._on_epoch_end()
         self.call("on_train_epoch_end", None)
+
+    def _on_epoch_end(self) -> None:
+        if self.epoch_ends_last:
+            call_all(self.trainer, "on_epoch_end")
+
+    on_validation_epoch_end = on_test_epoch_end = _on_epoch_end
 
     def on_train_end(self) -> None:
         self.source.on_train_end()

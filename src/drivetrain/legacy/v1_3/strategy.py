@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import defined_by_user
+from drivetrain.legacy.v1_3.defaults import hook_of
 from drivetrain.legacy.v1_3.stepping import Stepped, named
 
 
@@ -33,7 +34,7 @@ class _SetUp(Stepped):
     def model_sharded_context(self) -> Iterator[None]:
         module, accelerator = self.lightning_module, self.source
         with accelerator.model_sharded_context():
-            if callable(getattr(module, "configure_sharded_model", None)) and accelerator.calls_sharded_hook(module):
+            if hook_of(module, "configure_sharded_model") and accelerator.calls_sharded_hook(module):
                 module.configure_sharded_model()
                 accelerator.call_configure_sharded_model_hook = module.call_configure_sharded_model_hook = False
             yield

@@ -16,6 +16,7 @@ from drivetrain.data.combined import CombinedLoader
 from drivetrain.legacy.v1_3 import arguments, flags
 from drivetrain.legacy.v1_3._callbacks import ModelCheckpoint
 from drivetrain.legacy.v1_3.last_steps import LastSteps, with_last_steps
+from drivetrain.legacy.v1_3.loggers import LoggerCollection, as_one
 from drivetrain.legacy.v1_3.properties import Asked
 from drivetrain.loops.progress import TrainerStatus
 from drivetrain.module.module import LightningModule
@@ -37,6 +38,8 @@ class _Flagged(Asked):
 
     def __init__(self, *args: Any, **given: Any) -> None:
         given = {**dict(zip(self.flags_of_that_time, args, strict=False)), **given}
+        if isinstance(given.get("logger"), LoggerCollection):
+            given["logger"] = list(given["logger"])
         settings = self.translated(given)
         self._flags = {**flags.FLAGS, **self.flags_of_that_time, **given}
         self.resume_from_checkpoint = given.get("resume_from_checkpoint")
@@ -56,6 +59,15 @@ class _Flagged(Asked):
             return callback
         folder = self._flags["weights_save_path"]
         return self.default_checkpoint(dirpath=None if not folder else os.path.join(folder, "checkpoints"))
+
+    @property
+    def logger(self) -> Any:
+        """The logger; several are one :class:`LoggerCollection`."""
+        return as_one(self.loggers)
+
+    @logger.setter
+    def logger(self, value: Any) -> None:
+        self.loggers = list(value) if isinstance(value, LoggerCollection) else [] if value is None else [value]
 
 
 class _Tunes(_Flagged):

@@ -1,0 +1,38 @@
+"""What ``super()`` finds in place of a hook of the 1.x generations that the user has not defined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+class Default:
+    """A hook that does nothing, whatever its arguments; to today's Trainer it is today's own, which costs nothing.
+
+    Args:
+        today: the base class of today; a hook that it lacks counts as absent.
+        name: the hook.
+    """
+
+    def __init__(self, today: type, name: str) -> None:
+        self.__func__ = getattr(today, name, None)
+        self.__name__, self.__doc__ = name, f"``{name}`` of that time, to be overridden."
+        self._returns_first = name.endswith("_step_end")
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Default:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if self._returns_first and args else None
+
+
+def set_defaults(cls: type, today: type, names: Iterable[str]) -> None:
+    """Give ``cls`` hooks that do nothing."""
+    for name in names:
+        setattr(cls, name, Default(today, name))
+
+
+def hook_of(party: Any, name: str) -> Any:
+    """Return the hook of this name of a module or a callback; ``None`` if the user has not defined it."""
+    hook = getattr(party, name, None)
+    return None if isinstance(hook, Default) or not callable(hook) else hook

@@ -1,0 +1,97 @@
+"""Names of ``pytorch_lightning.utilities`` and ``core.memory`` that programs of the 1.x generations import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import drivetrain.compat.model_summary
+import drivetrain.compat.parameters
+from drivetrain.compat.enums import LightningEnum
+from drivetrain.errors import ConfigurationError, did_you_mean
+
+
+class AMPType(LightningEnum):
+    """Whose automatic mixed precision is used."""
+
+    APEX = "apex"
+    NATIVE = "native"
+
+
+class DeviceType(LightningEnum):
+    """The kinds of hardware."""
+
+    CPU = "CPU"
+    GPU = "GPU"
+    TPU = "TPU"
+
+
+class DistributedType(LightningEnum):
+    """The names of ``accelerator=`` and ``distributed_backend=``."""
+
+    DP = "dp"
+    DDP = "ddp"
+    DDP2 = "ddp2"
+    DDP_SPAWN = "ddp_spawn"
+    TPU_SPAWN = "tpu_spawn"
+    DEEPSPEED = "deepspeed"
+    HOROVOD = "horovod"
+    DDP_SHARDED = "ddp_sharded"
+    DDP_SHARDED_SPAWN = "ddp_sharded_spawn"
+    RPC_SEQUENTIAL_PLUGIN = "rpc_sequential"
+
+
+def apply_to_collection(
+    data: Any, dtype: Any, function: Callable[..., Any], *args: Any, wrong_dtype: Any = None, **kwargs: Any
+) -> Any:
+    """Return ``data`` with ``function(item, *args, **kwargs)`` in place of each item of the type ``dtype``.
+
+    Args:
+        data: dictionaries, lists, tuples and named tuples, one in another, keep their classes; any other object is an
+            item.
+        dtype: a type, or several.
+        function: called for each.
+        args, kwargs: its further arguments.
+        wrong_dtype: a type, or several, whose items stay as they are.
+    """
+
+    def within(item: Any) -> Any:
+        return apply_to_collection(item, dtype, function, *args, wrong_dtype=wrong_dtype, **kwargs)
+
+    if isinstance(data, dtype) and (wrong_dtype is None or not isinstance(data, wrong_dtype)):
+        return function(data, *args, **kwargs)
+    kind: Any = type(data)
+    if isinstance(data, Mapping):
+        return kind({key: within(value) for key, value in data.items()})
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return kind(*map(within, data))
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        return kind([within(value) for value in data])
+    return data
+
+
+def grad_norm(module: Any, norm_type: float | int | str) -> dict[str, float]:
+    """Return the norm of each parameter's gradient, and of all of them, rounded as then. It reads the device."""
+    norms = drivetrain.compat.parameters.grad_norm(module, norm_type, group_separator="_")
+    return {name: round(float(value), 4) for name, value in norms.items()}
+
+
+class ModelSummary(drivetrain.compat.model_summary.ModelSummary):
+    """Today's, with ``mode`` in place of ``max_depth``.
+
+    Args:
+        model: any module.
+        mode: "top" for its children, "full" for all submodules.
+
+    Raises:
+        ConfigurationError: there is no such mode.
+    """
+
+    MODE_TOP, MODE_FULL, MODE_DEFAULT = "top", "full", "top"
+    MODES = ("full", "top")
+
+    def __init__(self, model: Any, mode: str = MODE_DEFAULT) -> None:
+        if mode not in self.MODES:
+            raise ConfigurationError(f"ModelSummary(mode={mode!r}) is unknown. {did_you_mean(str(mode), self.MODES)}")
+        super().__init__(model, max_depth=1 if mode == self.MODE_TOP else -1)
+        self.mode = mode

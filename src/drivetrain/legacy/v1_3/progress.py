@@ -1,0 +1,53 @@
+"""Progress bars whose hooks had further arguments, and which counted the batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import drivetrain.callback
+import drivetrain.callbacks
+from drivetrain.legacy.v1_3 import hooks
+from drivetrain.legacy.v1_3.defaults import set_defaults
+
+
+class _Counts(drivetrain.callbacks.ProgressBar):
+    """The hooks and counters of that time."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        hooks.adapt(cls, hooks.OF_CALLBACKS)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any, *outputs: Any) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+
+    @property
+    def train_batch_idx(self) -> int:
+        """How many batches of the epoch have been trained on, with the one that is under way."""
+        return self.trainer.progress.batch_idx + 1
+
+    @property
+    def val_batch_idx(self) -> int:
+        """How many batches of the evaluation were worked on; the two others are the same."""
+        return self.trainer.progress.eval_batch_idx + 1
+
+    test_batch_idx = predict_batch_idx = val_batch_idx
+
+
+set_defaults(
+    _Counts,
+    drivetrain.callback.Callback,
+    {*hooks.GONE_FROM_CALLBACKS, *hooks.OF_CALLBACKS} - {"on_train_epoch_end"},
+)
+
+
+class ProgressBarBase(_Counts):
+    """The base of bars that draw themselves."""
+
+
+class ProgressBar(_Counts, drivetrain.callbacks.TQDMProgressBar):
+    """tqdm's, whose ``main_progress_bar`` is the bar of training."""
+
+    @property
+    def main_progress_bar(self) -> Any:
+        """The bar of training."""
+        return self.train_progress_bar
