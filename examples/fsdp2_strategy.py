@@ -26,14 +26,14 @@ class FSDP2Strategy(ParallelStrategy):
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
         return module
 
-    def lightning_module_state_dict(self):
-        return sharded.whole_model_state(self.lightning_module)
+    def module_state(self, module):
+        return sharded.whole_model_state(module)
 
-    def load_model_state_dict(self, checkpoint, strict=True):
-        sharded.load_whole_model_state(self.lightning_module, checkpoint["state_dict"], strict)
+    def load_module_state(self, module, state, strict=True):
+        sharded.load_whole_model_state(module, state, strict)
 
     def optimizer_state(self, optimizer):
         return sharded.whole_optimizer_state(optimizer)
 
-    def load_optimizer_state_dict(self, checkpoint):
-        sharded.load_whole_optimizer_states(self.optimizers, checkpoint["optimizer_states"])
+    def load_optimizer_states(self, optimizers, states, module_state):
+        sharded.load_whole_optimizer_states(optimizers, states)

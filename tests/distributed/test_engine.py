@@ -245,11 +245,11 @@ class Feedback(DDPStrategy):
         with torch.no_grad():
             model.weight -= self.reduce(rounded)  # type: ignore[operator]
 
-    def rank_state(self) -> dict[str, Any]:
-        return {"left": self.left, "rank": self.global_rank, "of": type(self.lightning_module).__name__}
+    def rank_state(self, module: nn.Module) -> dict[str, Any]:
+        return {"left": self.left, "rank": self.global_rank, "of": type(module).__name__}
 
-    def load_rank_state(self, state: Any) -> None:
-        self.left, self.given = state["left"], (state["rank"], state["of"], type(self.lightning_module).__name__)
+    def load_rank_state(self, module: nn.Module, state: Any) -> None:
+        self.left, self.given = state["left"], (state["rank"], state["of"], type(module).__name__)
 
 
 def with_feedback(path: Path, before: int, after: int) -> tuple[Tensor, Any, int]:

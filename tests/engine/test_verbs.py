@@ -224,6 +224,25 @@ class OwnForm(SingleDeviceStrategy):
             optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
+class OwnVerbs(SingleDeviceStrategy):
+    """The same by the contract's verbs, which get the module and the optimizers."""
+
+    def module_state(self, module: nn.Module) -> dict[str, Any]:
+        assert self.lightning_module is None  # nothing stands in for a run
+        return {f"own/{name}": value for name, value in module.state_dict().items()}
+
+    def load_module_state(self, module: nn.Module, state: Any, strict: bool = True) -> None:
+        assert self.lightning_module is None
+        module.load_state_dict({name.removeprefix("own/"): value for name, value in state.items()}, strict=strict)
+
+    optimizer_state = OwnForm.optimizer_state
+
+    def load_optimizer_states(self, optimizers: Any, states: Any, module_state: Any) -> None:
+        (optimizer,), (state,) = optimizers, states
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": dict(enumerate(state.values())), "param_groups": groups})
+
+
 def two_models(seed: int, base: type = OwnForm) -> tuple[Engine, dict[str, Any]]:
     torch.manual_seed(seed)
     engine, parts = Engine(accelerator="cpu", strategy=base()), {}
@@ -235,13 +254,14 @@ def two_models(seed: int, base: type = OwnForm) -> tuple[Engine, dict[str, Any]]
     return engine, parts
 
 
-def test_states_in_a_strategys_own_form_go_to_a_file_and_back(tmp_path: Path) -> None:
-    engine, parts = two_models(0)
+@pytest.mark.parametrize("kind", [OwnForm, OwnVerbs])
+def test_states_in_a_strategys_own_form_go_to_a_file_and_back(tmp_path: Path, kind: type) -> None:
+    engine, parts = two_models(0, kind)
     engine.save(tmp_path / "x.ckpt", parts)
     file = torch.load(tmp_path / "x.ckpt", weights_only=True)
     assert set(file["a"]) == {"own/weight", "own/bias"}
     assert set(file["b_optimizer"]) == {"0.weight", "0.bias"}
-    other, new = two_models(1)
+    other, new = two_models(1, kind)
     optimizers = list(other.strategy.optimizers)
     assert other.load(tmp_path / "x.ckpt", new) == {}
     for name in parts:
@@ -249,7 +269,7 @@ def test_states_in_a_strategys_own_form_go_to_a_file_and_back(tmp_path: Path) ->
     assert other.strategy.optimizers == optimizers
     assert other.strategy.lightning_module is None
     torch.save(file["a"], tmp_path / "raw.pt")
-    _, third = two_models(2)
+    _, third = two_models(2, kind)
     other.load_raw(tmp_path / "raw.pt", third["a"])
     assert torch.equal(third["a"].weight, parts["a"].weight)
     with pytest.raises(CheckpointError, match="does not fit EngineModule"):  # what a strategy without these verbs says

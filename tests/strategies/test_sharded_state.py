@@ -397,7 +397,7 @@ def refused() -> list[str]:
 def test_a_strategy_that_does_not_know_dtensors_refuses_to_save_them(pool: Any) -> None:
     for model, optimizer in pool.run(refused, group=False):
         assert model.startswith("net.0.weight is a DTensor")
-        assert "override Halves.lightning_module_state_dict" in model
+        assert "override Halves.module_state" in model
         assert optimizer.startswith("Adam's state of net.0.weight is a DTensor")
         assert "override Halves.optimizer_state" in optimizer
 

@@ -57,8 +57,8 @@ def test_a_state_that_does_not_fit_is_an_error_that_names_the_optimizer() -> Non
 
 def test_a_strategy_keeps_nothing_of_a_rank_unless_it_says_so() -> None:
     strategy = strategy_with()
-    assert strategy.rank_state() == {}
-    strategy.load_rank_state({})
+    assert strategy.rank_state(nn.Linear(1, 1)) == {}
+    strategy.load_rank_state(nn.Linear(1, 1), {})
 
 
 @pytest.mark.parametrize("entry", list(StrategyRegistry.entries()), ids=lambda entry: entry.name)

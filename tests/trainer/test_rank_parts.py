@@ -459,10 +459,10 @@ class Keeping(DDPStrategy):
 
     kept: Any = None
 
-    def rank_state(self) -> dict[str, Any]:
+    def rank_state(self, module: Any) -> dict[str, Any]:
         return {"of": self.global_rank, "tensor": torch.full((2,), float(self.global_rank))}
 
-    def load_rank_state(self, state: Any) -> None:
+    def load_rank_state(self, module: Any, state: Any) -> None:
         self.kept = state
 
 

@@ -31,6 +31,7 @@ from drivetrain.engine.verbs import Verbs, reading
 from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, follow, unwrapped
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.members import NEEDS_TRAINER
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 from drivetrain.strategies.placement import place
@@ -107,7 +108,7 @@ class FabricVerbs(Verbs):
             strategy.module_to_device(converted)
         follow(optimizers, before, module)
         # setup_module() of the base then finds it converted
-        with self._with(lightning_module=converted, _converted=converted):
+        with standing_for(strategy, lightning_module=converted, _converted=converted):
             if optimizers:
                 given = () if scheduler is None else (scheduler,)
                 prepared, made, *rest = strategy.setup_module_and_optimizers(converted, made, *given)
@@ -398,7 +399,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return what a checkpoint holds of ``module``, under the module's own names."""
         state: dict[str, Any] = _without_ddp(module).state_dict()
-        self._refuse_dtensors(state, "get_module_state_dict")
+        self._refuse_dtensors(state, "get_module_state_dict", module)
         return state
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:

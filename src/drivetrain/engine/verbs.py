@@ -23,6 +23,8 @@ from drivetrain.base.tree import move
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
 from drivetrain.errors import CheckpointError, ConfigurationError, described
+from drivetrain.strategies import familiar
+from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.strategy import Strategy
 
 _RANK_STATE = "drivetrain_rank_state"  # what the strategy keeps of a rank, by the names of the modules
@@ -186,7 +188,7 @@ class Verbs:
         if not enabled:
             yield
         elif self.overridden("block_backward_sync"):  # which is for the model of the run
-            with self._with(model=model), self.strategy.block_backward_sync():
+            with standing_for(self.strategy, model=model), self.strategy.block_backward_sync():
                 yield
         else:
             with self.strategy.accumulating(model):
@@ -261,9 +263,8 @@ class Verbs:
 
         states = {}
         for name, module in self._set_up_of(state).items():
-            with self._as_the_run(module):
-                if kept := self.strategy.rank_state():
-                    states[name] = encode(kept, f"{type(self.strategy).__name__}.rank_state()")
+            if kept := self.strategy.rank_state(module):
+                states[name] = encode(kept, f"{type(self.strategy).__name__}.rank_state()")
         return states
 
     def _own_part(self, held: Mapping[str, Any], path: str, strict: bool, weights_only: bool | None) -> Any:
@@ -302,8 +303,7 @@ class Verbs:
         with naming(path), restoring(f"the strategy ({type(self.strategy).__name__})"):
             for name, module in self._set_up_of(state if expect(own, Mapping) else {}).items():
                 if name in own:
-                    with self._as_the_run(module):
-                        self.strategy.load_rank_state(expect(decode(own[name], str(name)), Mapping))
+                    self.strategy.load_rank_state(module, expect(decode(own[name], str(name)), Mapping))
 
     def _set_up_of(self, state: Mapping[str, Any]) -> dict[str, nn.Module]:
         """Return the modules of ``state`` that were set up, by their names in it."""
@@ -323,52 +323,33 @@ class Verbs:
     @property
     def loads_modules(self) -> bool:
         """Whether the strategy says how a module takes its state, and with it which states fit."""
-        return self.overridden("load_model_state_dict")
+        return self.overridden("load_module_state", "load_model_state_dict")
 
     @property
     def loads_optimizers(self) -> bool:
         """Whether the strategy says how an optimizer takes its state, and with it which states fit."""
-        return self.overridden("load_optimizer_state_dict")
+        return self.overridden("load_optimizer_states", "load_optimizer_state_dict")
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
         """Return what a checkpoint holds of a module."""
-        with self._as_the_run(module):
-            return self.strategy.lightning_module_state_dict()
+        return familiar.module_state(self.strategy, module, self.prepared(module))
 
     def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool) -> None:
         """Let the strategy load what :meth:`module_state` returned."""
-        with self._as_the_run(module):
-            self.strategy.load_model_state_dict({"state_dict": state}, strict=strict)
+        familiar.load_module_state(self.strategy, module, self.prepared(module), state, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return what a checkpoint holds of an optimizer."""
-        with self._as_the_run(self._module_of(optimizer)):
-            return self.strategy.optimizer_state(optimizer)
+        return familiar.optimizer_state(self.strategy, optimizer, self._module_of(optimizer))
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Let the strategy load what :meth:`optimizer_state` returned."""
-        with self._as_the_run(self._module_of(optimizer)), self._with(optimizers=[optimizer]):
-            self.strategy.load_optimizer_state_dict({"optimizer_states": [state]})
+        familiar.load_optimizer_state(self.strategy, optimizer, self._module_of(optimizer), state)
 
     def _module_of(self, optimizer: Optimizer) -> nn.Module | None:
         """Return the module, of those that were set up, whose parameters the optimizer steps."""
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return next((module for module, _ in self.modules if not stepped.isdisjoint(_ids(module.parameters()))), None)
-
-    def _as_the_run(self, module: nn.Module | None) -> AbstractContextManager[None]:
-        """Context in which the strategy's module is this one: its verbs for state know one module of one run."""
-        return self._with(lightning_module=module, model=None if module is None else self.prepared(module))
-
-    @contextmanager
-    def _with(self, **attributes: Any) -> Iterator[None]:
-        # In the instance's dictionary: a setter would do to them what is to be done once, at the start of a run.
-        own = vars(self.strategy)
-        before = {name: own[name] for name in attributes if name in own}
-        own.update({name: attributes[name] for name in before})
-        try:
-            yield
-        finally:
-            own.update(before)
 
 
 def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:

@@ -165,9 +165,9 @@ class DDPStrategy(ParallelStrategy):
         if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
             super().on_validation_start()
 
-    def rank_state(self) -> dict[str, Any]:
+    def rank_state(self, module: nn.Module) -> dict[str, Any]:
         """Nothing where each forward pass gives all ranks the buffers of the first."""
-        return {} if self.ddp_arguments.get("broadcast_buffers", True) else super().rank_state()
+        return {} if self.ddp_arguments.get("broadcast_buffers", True) else super().rank_state(module)
 
     def bind(self, name: str) -> Callable[..., Any]:
         if name != "training_step":

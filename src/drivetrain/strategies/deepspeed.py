@@ -297,7 +297,7 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
             from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
 
             states = {id(each): self.optimizer_state(each) for each in self.optimizers}
-            kept = self.lightning_module_state_dict(), states
+            kept = self.module_state(self.lightning_module), states
             self._let_go()
             self._kept = kept
             _deepspeed_state.put_together(self.lightning_module)
@@ -410,23 +410,23 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
     def _trains(self) -> bool:
         return self._engine is not None and getattr(self._engine, "basic_optimizer", None) is not None
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
+    def module_state(self, module: nn.Module) -> dict[str, Any]:
         """Return complete weights on rank 0, in 32 bits where the engine trains such copies of 16-bit parameters."""
         if self._kept is not None:
             return self._kept[0]
         if self.stage < 3 and not (self._trains() and self.precision_plugin.name in ("bf16-true", "16-true")):
-            return super().lightning_module_state_dict()
+            return super().module_state(module)
         from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
 
-        return _deepspeed_state.whole_weights(self.lightning_module, self.is_global_zero, self._trains())
+        return _deepspeed_state.whole_weights(module, self.is_global_zero, self._trains())
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
         from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
 
-        if any(map(_deepspeed_state.is_partitioned, self.lightning_module.parameters())):
-            _deepspeed_state.load_partitioned_weights(self.lightning_module, checkpoint["state_dict"], strict)
+        if any(map(_deepspeed_state.is_partitioned, module.parameters())):
+            _deepspeed_state.load_partitioned_weights(module, state, strict)
         else:
-            super().load_model_state_dict(checkpoint, strict)
+            super().load_module_state(module, state, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return on rank 0 what the optimizer's state would be with one process."""
@@ -438,29 +438,30 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
 
         return _deepspeed_state.whole_optimizer_state(self._engine, optimizer, self.is_global_zero)
 
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+    def load_optimizer_states(
+        self, optimizers: Sequence[Optimizer], states: Sequence[Any], module_state: Mapping[str, Any]
+    ) -> None:
         from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
 
-        states = checkpoint["optimizer_states"]
-        if len(states) != len(self.optimizers):
+        if len(states) != len(optimizers):
             raise CheckpointError(
-                f"The checkpoint holds {len(states)} optimizer states, and there is {len(self.optimizers)} optimizer. "
+                f"The checkpoint holds {len(states)} optimizer states, and there is {len(optimizers)} optimizer. "
                 "Return the same optimizer from configure_optimizers, or load only the weights."
             )
-        for index, (optimizer, state) in enumerate(zip(self.optimizers, states, strict=True)):
+        for index, (optimizer, state) in enumerate(zip(optimizers, states, strict=True)):
             with restoring(f"optimizer {index} ({type(optimizer).__name__})"):
                 _deepspeed_state.load_optimizer_state(self._engine, optimizer, state)
-        _deepspeed_state.load_master_weights(self.lightning_module, checkpoint["state_dict"])
+        _deepspeed_state.load_master_weights(self.lightning_module, module_state)
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
         if state := self.optimizer_state(optimizer):
             optimizer.load_state_dict(state)
         return optimizer
 
-    def rank_state(self) -> dict[str, Any]:
+    def rank_state(self, module: nn.Module) -> dict[str, Any]:
         if self._window_open:
             raise CheckpointError(
                 "The gradients of an open accumulation window are in DeepSpeed's engine, and a checkpoint cannot hold "
                 "them. Save after an optimizer step: ModelCheckpoint(every_n_train_steps=...) counts those."
             )
-        return super().rank_state()
+        return super().rank_state(module)

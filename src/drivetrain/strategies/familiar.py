@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.base.introspect import overrides
 from drivetrain.strategies.facts import Facts
+
+if TYPE_CHECKING:
+    from drivetrain.strategies.strategy import Strategy
 
 _DECLARED = {
     "restore_checkpoint_after_setup": "restores_after_setup",
@@ -15,6 +26,11 @@ class Familiar:
     """What the field's strategies have, and this contract says in another way: callable, and honoured if overridden."""
 
     facts: Facts
+    lightning_module: Any
+    optimizers: list[Optimizer]
+    module_state: Any
+    load_module_state: Any
+    load_optimizer_states: Any
 
     @property
     def is_distributed(self) -> bool:
@@ -36,8 +52,79 @@ class Familiar:
         """Whether the strategy's optimizers add up the gradients of a window themselves."""
         return self.facts.handles_gradient_accumulation
 
+    # ---- state of the run's module and optimizers ----------------------------------------------------------------
 
-def read_overrides(strategy: Familiar) -> None:
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the state of the run's module; every rank must call it."""
+        state: dict[str, Any] = self.module_state(self.lightning_module)
+        return state
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load ``checkpoint["state_dict"]`` into the run's module."""
+        self.load_module_state(self.lightning_module, checkpoint["state_dict"], strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load ``checkpoint["optimizer_states"]``, one entry for each optimizer of the run."""
+        self.load_optimizer_states(self.optimizers, checkpoint["optimizer_states"], checkpoint.get("state_dict", {}))
+
+
+# ---- overrides under these names, for the callers of the contract ----------------------------------------------------
+
+
+def module_state(strategy: Strategy, module: nn.Module, model: nn.Module) -> dict[str, Any]:
+    """Return what a checkpoint holds of ``module``, of which the strategy has made ``model``."""
+    if not _own(strategy, "lightning_module_state_dict"):
+        return strategy.module_state(module)
+    with standing_for(strategy, lightning_module=module, model=model):
+        return strategy.lightning_module_state_dict()
+
+
+def load_module_state(
+    strategy: Strategy, module: nn.Module, model: nn.Module, state: Mapping[str, Any], strict: bool
+) -> None:
+    """Load what :func:`module_state` returned."""
+    if not _own(strategy, "load_model_state_dict"):
+        strategy.load_module_state(module, state, strict)
+        return
+    with standing_for(strategy, lightning_module=module, model=model):
+        strategy.load_model_state_dict({"state_dict": state}, strict=strict)
+
+
+def optimizer_state(strategy: Strategy, optimizer: Optimizer, module: nn.Module | None) -> dict[str, Any]:
+    """Return what a checkpoint holds of an optimizer of the parameters of ``module``."""
+    with standing_for(strategy, lightning_module=module):  # the verb of this contract is the field's
+        return strategy.optimizer_state(optimizer)
+
+
+def load_optimizer_state(
+    strategy: Strategy, optimizer: Optimizer, module: nn.Module | None, state: Mapping[str, Any]
+) -> None:
+    """Load what :func:`optimizer_state` returned."""
+    if not _own(strategy, "load_optimizer_state_dict"):
+        strategy.load_optimizer_states([optimizer], [state], {})
+        return
+    with standing_for(strategy, lightning_module=module, optimizers=[optimizer]):
+        strategy.load_optimizer_state_dict({"optimizer_states": [state]})
+
+
+def _own(strategy: Strategy, name: str) -> bool:
+    return overrides(strategy, name, Familiar)
+
+
+@contextmanager
+def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
+    """Context in which a strategy has other attributes: methods under these names know one module, that of the run."""
+    # In the instance's dictionary: a setter would do to them what is to be done once, at the start of a run.
+    own = vars(strategy)
+    before = {name: own[name] for name in attributes if name in own}
+    own.update({name: attributes[name] for name in before})
+    try:
+        yield
+    finally:
+        own.update(before)
+
+
+def read_overrides(strategy: Strategy) -> None:
     """Let overrides of familiar members change what the strategy declares; called when a run begins."""
     own = type(strategy)
     overridden = {name: fact for name, fact in _DECLARED.items() if getattr(own, name) is not vars(Familiar)[name]}

@@ -346,20 +346,21 @@ class FSDPStrategy(ParallelStrategy):
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        module = self.lightning_module
+    def module_state(self, module: nn.Module) -> dict[str, Any]:
         return sharded.sharded_model_state(module) if self.saves_shards else sharded.whole_model_state(module)
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
         with self._on_all_ranks():
-            sharded.load_whole_model_state(self.lightning_module, checkpoint["state_dict"], strict)
+            sharded.load_whole_model_state(module, state, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         return optimizer.state_dict() if self.saves_shards else sharded.whole_optimizer_state(optimizer)
 
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+    def load_optimizer_states(
+        self, optimizers: Sequence[Optimizer], states: Sequence[Any], module_state: Mapping[str, Any]
+    ) -> None:
         with self._on_all_ranks():
-            sharded.load_whole_optimizer_states(self.optimizers, checkpoint["optimizer_states"])
+            sharded.load_whole_optimizer_states(optimizers, states)
 
     @contextmanager
     def _on_all_ranks(self) -> Iterator[None]:

@@ -197,27 +197,27 @@ class ParallelStrategy(Strategy):
 
     def on_validation_start(self) -> None:
         """In a fit, each rank's buffers come from its own batches: evaluate with rank 0's, as a checkpoint does."""
-        self.share_from_rank_zero(self._own_buffers())
+        self.share_from_rank_zero(self._own_buffers(self.lightning_module))
 
-    def rank_state(self) -> dict[str, Any]:
+    def rank_state(self, module: nn.Module) -> dict[str, Any]:
         """Return the buffers of this rank; those of rank 0 are in the checkpoint."""
-        if self.is_global_zero or self.lightning_module is None:
+        if self.is_global_zero:
             return {}
-        own = {id(buffer) for buffer in self._own_buffers()}
-        named = self.lightning_module.named_buffers()
+        own = {id(buffer) for buffer in self._own_buffers(module)}
+        named = module.named_buffers()
         return {"buffers": found} if (found := {name: each for name, each in named if id(each) in own}) else {}
 
-    def load_rank_state(self, state: Mapping[str, Any]) -> None:
-        known = dict(self.lightning_module.named_buffers())
+    def load_rank_state(self, module: nn.Module, state: Mapping[str, Any]) -> None:
+        known = dict(module.named_buffers())
         for name, value in state.get("buffers", {}).items():
             if name in known and known[name].shape == value.shape:
                 known[name].copy_(value)
 
-    def _own_buffers(self) -> list[torch.Tensor]:
+    def _own_buffers(self, module: nn.Module) -> list[torch.Tensor]:
         """Return the buffers that ranks of one data group may have different values of."""
         from drivetrain.strategies.sharded_state import is_dtensor  # here, so that importing the Trainer stays quick
 
-        return [buffer for buffer in self.lightning_module.buffers() if not is_dtensor(buffer)]
+        return [buffer for buffer in module.buffers() if not is_dtensor(buffer)]
 
     # ---- between ranks -------------------------------------------------------------------------------------------
 

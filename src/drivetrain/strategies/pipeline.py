@@ -393,23 +393,22 @@ class PipelineStrategy(ParallelStrategy):
             gradient.mul_(coefficient)
         return norm
 
-    def _own_buffers(self) -> list[Tensor]:
-        return [buffer for buffer in super()._own_buffers() if not buffer.is_meta]
+    def _own_buffers(self, module: nn.Module) -> list[Tensor]:
+        return [buffer for buffer in super()._own_buffers(module) if not buffer.is_meta]
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        state = self.lightning_module.state_dict()
+    def module_state(self, module: nn.Module) -> dict[str, Any]:
+        state = module.state_dict()
         if 0 not in self.pipeline.ranks:
             return {}
         whole = {name: self._from_owner(value, self._owners.get(name)) for name, value in state.items()}
         return whole if self.is_global_zero else {}
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        own = self.lightning_module.state_dict(keep_vars=True)
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
+        own = module.state_dict(keep_vars=True)
         elsewhere = {name: value for name, value in own.items() if isinstance(value, Tensor) and value.is_meta}
-        state = {name: elsewhere.get(name, value) for name, value in checkpoint["state_dict"].items()}
-        self.lightning_module.load_state_dict(state, strict=strict)
+        module.load_state_dict({name: elsewhere.get(name, value) for name, value in state.items()}, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         if 0 not in self.pipeline.ranks:
@@ -423,8 +422,10 @@ class PipelineStrategy(ParallelStrategy):
         entries = {number: each for number, each in found.items() if each is not None}
         return {**state, "state": entries} if self.is_global_zero else {}
 
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        load_states("optimizer", self.optimizers, checkpoint["optimizer_states"], check_optimizer_state, load_own)
+    def load_optimizer_states(
+        self, optimizers: Sequence[Optimizer], states: Sequence[Any], module_state: Mapping[str, Any]
+    ) -> None:
+        load_states("optimizer", optimizers, states, check_optimizer_state, load_own)
 
     def _from_owner(self, value: Any, owner: int | None) -> Any:
         """``value`` as the rank of the pipeline has it that holds the stage, in host memory; all its ranks call it."""

@@ -4,19 +4,19 @@ A strategy for sharded models overrides four methods of :class:`Strategy` with t
 those of a strategy that shards nothing, and each can resume the other's::
 
     class FSDP2Strategy(ParallelStrategy):
-        restore_checkpoint_after_setup = True
+        facts = ParallelStrategy.facts.but(restores_after_setup=True)
 
-        def lightning_module_state_dict(self):
-            return whole_model_state(self.lightning_module)
+        def module_state(self, module):
+            return whole_model_state(module)
 
-        def load_model_state_dict(self, checkpoint, strict=True):
-            load_whole_model_state(self.lightning_module, checkpoint["state_dict"], strict)
+        def load_module_state(self, module, state, strict=True):
+            load_whole_model_state(module, state, strict)
 
         def optimizer_state(self, optimizer):
             return whole_optimizer_state(optimizer)
 
-        def load_optimizer_state_dict(self, checkpoint):
-            load_whole_optimizer_states(self.optimizers, checkpoint["optimizer_states"])
+        def load_optimizer_states(self, optimizers, states, module_state):
+            load_whole_optimizer_states(optimizers, states)
 
 [Note: torch's own functions]
 ``torch.distributed.checkpoint.state_dict`` has functions for this too, and they cannot be used for exact checkpoints.

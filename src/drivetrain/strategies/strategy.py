@@ -339,45 +339,48 @@ class Strategy(Stepping, Familiar, ABC):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the module's state under the names that it has without ``torch.compile``; every rank must call it.
+    def module_state(self, module: nn.Module) -> dict[str, Any]:
+        """Return the state of ``module`` under the names that it has without ``torch.compile``; every rank calls it.
 
         Rank 0 writes what it returns; the result of the other ranks may be empty.
 
         Raises:
             CheckpointError: the module holds DTensors, and this strategy does not override the method.
         """
-        state = plain_names(self.lightning_module.state_dict())
-        self._refuse_dtensors(state, "lightning_module_state_dict")
+        state = plain_names(module.state_dict())
+        self._refuse_dtensors(state, "module_state", module)
         return state
 
-    def _refuse_dtensors(self, state: Mapping[str, Any], method: str, optimizer: Optimizer | None = None) -> None:
+    def _refuse_dtensors(
+        self, state: Mapping[str, Any], method: str, module: nn.Module | None = None, optimizer: Any = None
+    ) -> None:
         if "torch.distributed.tensor" in sys.modules:  # whoever has made one has imported it
             from drivetrain.strategies.sharded_state import refuse_dtensors
 
-            refuse_dtensors(state, f"{type(self).__name__}.{method}", self.lightning_module, optimizer)
+            refuse_dtensors(state, f"{type(self).__name__}.{method}", module, optimizer)
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load ``checkpoint["state_dict"]`` into the module."""
-        module: nn.Module = self.lightning_module
-        module.load_state_dict(own_names(module, checkpoint["state_dict"]), strict=strict)
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Load into ``module`` what :meth:`module_state` returned, of this strategy or of another."""
+        module.load_state_dict(own_names(module, state), strict=strict)
 
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load ``checkpoint["optimizer_states"]``, one entry for each optimizer, in their order.
+    def load_optimizer_states(
+        self, optimizers: Sequence[Optimizer], states: Sequence[Any], module_state: Mapping[str, Any]
+    ) -> None:
+        """Load one state into each optimizer, in their order; ``module_state`` is that of their module beside them.
 
         Raises:
-            CheckpointError: the number of entries is another one, or an entry does not fit its optimizer.
+            CheckpointError: the number of states is another one, or a state does not fit its optimizer.
         """
-        load_states("optimizer", self.optimizers, checkpoint["optimizer_states"], check_optimizer_state)
+        load_states("optimizer", optimizers, states, check_optimizer_state)
 
-    def rank_state(self) -> dict[str, Any]:
-        """Return what this strategy must keep of this rank to resume; every rank stores its own, even if others differ.
+    def rank_state(self, module: nn.Module) -> dict[str, Any]:
+        """Return what of this rank must be kept to resume ``module``; every rank stores its own, even if others differ.
 
         Plain data and tensors. An empty dictionary stores nothing.
         """
         return {}
 
-    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+    def load_rank_state(self, module: nn.Module, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`rank_state` returned on this rank; not called where nothing was stored."""
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
@@ -417,7 +420,7 @@ class Strategy(Stepping, Familiar, ABC):
             CheckpointError: the state holds DTensors, and this strategy does not override the method.
         """
         state = optimizer.state_dict()
-        self._refuse_dtensors(state, "optimizer_state", optimizer)
+        self._refuse_dtensors(state, "optimizer_state", self.lightning_module, optimizer)
         return state
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:

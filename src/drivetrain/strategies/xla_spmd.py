@@ -131,9 +131,11 @@ class XLASPMDStrategy(XLAExecution):
         for optimizer in self.optimizers:
             self._shard_state(optimizer)
 
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        super().load_optimizer_state_dict(checkpoint)
-        for optimizer in self.optimizers:
+    def load_optimizer_states(
+        self, optimizers: Sequence[Optimizer], states: Sequence[Any], module_state: Mapping[str, Any]
+    ) -> None:
+        super().load_optimizer_states(optimizers, states, module_state)
+        for optimizer in optimizers:
             self._shard_state(optimizer)
 
     def _shard_state(self, optimizer: Optimizer) -> None:

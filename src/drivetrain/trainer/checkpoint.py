@@ -154,7 +154,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         options = own.pop("options", None)
         precision = own.pop("precision", strategy.precision_plugin.state_dict)
         checkpoint.update(own)
-        if state := strategy.rank_state():
+        if state := strategy.rank_state(trainer.lightning_module):
             checkpoint["rank_state"] = state
         checkpoint["callbacks"] = {
             callback.state_key: state
@@ -445,7 +445,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     check_restart(restart, trainer.lightning_module, complete)
     if state := own.get("rank_state"):
         with restoring(f"the strategy ({type(strategy).__name__})"):
-            strategy.load_rank_state(expect(state, Mapping))
+            strategy.load_rank_state(trainer.lightning_module, expect(state, Mapping))
     run.restart, run.resumed_from = restart, trainer.ckpt_path
 
 

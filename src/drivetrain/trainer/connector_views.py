@@ -162,7 +162,7 @@ class CheckpointView:
     def restore_optimizers(self) -> None:
         """Give the optimizers their states."""
         strategy = self.trainer.strategy
-        if overrides(strategy, "load_optimizer_state_dict", Strategy):
+        if any(overrides(strategy, own, Strategy) for own in ("load_optimizer_states", "load_optimizer_state_dict")):
             strategy.load_optimizer_state_dict(self._loaded_checkpoint)
             return
         for optimizer, state in zip(strategy.optimizers, self._loaded_checkpoint["optimizer_states"], strict=False):

@@ -42,7 +42,7 @@ def inside_an_epoch(run: Run | None, strategy: Strategy) -> list[State]:
     state = dict(capture(run))
     part: State = {"loops": state.pop("progress"), "rng": state.pop("rng")}
     part["restart"] = {key: value for key, value in state.items() if key not in ("callbacks", "buffers", "precision")}
-    if own := strategy.rank_state():
+    if own := strategy.rank_state(run.module):
         part["rank_state"] = own
     return strategy.gather_objects(part)
 
