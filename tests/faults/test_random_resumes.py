@@ -1,11 +1,18 @@
 """Random fits that are interrupted once or several times end as those that were not; the long form runs hundreds.
 
-They draw callbacks that keep tensors of the model, a finder before the fit, the loader, and where exceptions come.
+They draw callbacks that keep tensors of the model, a finder before the fit, the loader, and where exceptions come. Jobs
+of two ranks draw the strategy, the precision, who saves, and the rank that fails, is killed in a hook or inside a save,
+or sends SIGTERM to the job.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import random
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +223,115 @@ def test_fits_that_were_interrupted_end_as_those_that_were_not(long_form: bool, 
         folder.mkdir()
         found.append(check(1000 * seed + number, folder))
     assert [each for each in found if each is not None] == []
+
+
+# ---- jobs of two ranks -----------------------------------------------------------------------------------------------
+
+PROGRAM = Path(__file__).with_name("chain_program.py")
+PER_EPOCH = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_start", "on_validation_end")
+PER_BATCH = ("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end")
+SAVES = {"": ("epoch=", "step=", "last"), "term": ("stopped", "on_exception"), "exception": ("on_exception",)}
+
+Options = dict[str, Any]
+
+
+def draw_job(seed: int) -> tuple[Options, list[Options]]:
+    """Return a program of two ranks, and how it ends, once or twice."""
+    rng = random.Random(seed)
+    job = {
+        "strategy": rng.choice(["ddp", "fsdp"]),
+        "precision": rng.choice(["32-true", "16-mixed", "bf16-mixed"]),
+        "accumulate": rng.choice([1, 1, 2]),
+        "last": rng.choice([None, True, "link"]),
+        "on_exception": rng.random() < 0.6,
+        "every_2": rng.random() < 0.6,
+    }
+    faults = []
+    for _ in range(rng.randint(1, 2)):
+        how = rng.choice(["kill", "kill", "exception", "term", ""])
+        hook, most = rng.choice([(PER_EPOCH, 3), (PER_BATCH, 6)])
+        fault: Options = {"fault": [rng.choice(hook), rng.randint(1, most), rng.randint(0, 1), how]} if how else {}
+        if not how or (how in SAVES and rng.random() < 0.6):  # its save is not finished
+            fault["save"] = [rng.randint(0, 1), rng.choice(SAVES[how]), rng.randint(1, 12)]
+        faults.append(fault)
+    return job, faults
+
+
+class Jobs:
+    """Runs the programs, each in a folder of its own: copies of a process, or under torchrun."""
+
+    def __init__(self, programs: Any, folder: Path) -> None:
+        self.programs, self.folder = programs, folder
+
+    def run(self, folder: Path, options: Options, torchrun: bool) -> Any:
+        folder.mkdir(exist_ok=True)
+        if not torchrun:
+            return self.programs.run(PROGRAM, json.dumps(options), cwd=folder)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM)]
+        return subprocess.run([*command, json.dumps(options)], cwd=folder, capture_output=True, text=True, timeout=300)
+
+    def check(self, name: str, job: Options, faults: list[Options], torchrun: bool = False) -> tuple[str, str]:
+        """Return what is wrong, "" if nothing is, and what the ends and the resumed run have printed."""
+        # Who saves, and who starts the ranks, makes no difference to what the fit comes to.
+        whole = self.folder / " ".join(str(job[key]) for key in ("strategy", "precision", "accumulate"))
+        folder, said = self.folder / name, ""
+        if not whole.exists():
+            assert self.run(whole, {**job, "last": None, "on_exception": False}, False).returncode == 0
+        for fault in [*faults, {}]:
+            done = self.run(folder, {**job, **fault}, torchrun)
+            said += done.stdout + done.stderr
+        if done.returncode != 0:
+            return f"{job} {faults}: {done.stderr}", said
+        found, expected = outcome(folder), outcome(whole)
+        wrong = [key for key in expected if found[key] != expected[key]]
+        return (f"{job} {faults}: {wrong}" if wrong else ""), said
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What a program has come to; of rows that were written again, the last."""
+    logged: dict[str, dict[str, str]] = {}
+    with open(folder / "logs" / "v" / "metrics.csv") as stream:
+        for row in csv.DictReader(stream):
+            logged.setdefault(row["step"], {}).update({name: value for name, value in row.items() if value})
+    found: dict[str, Any] = {"logged": logged}
+    for rank in (0, 1):
+        lines = map(json.loads, (folder / f"batches-{rank}.jsonl").read_text().splitlines())
+        found[f"batches of rank {rank}"] = {tuple(place): batch for place, batch in lines}
+        found[f"end of rank {rank}"] = json.loads((folder / f"end-{rank}.json").read_text())
+    return found
+
+
+JOB = {"strategy": "fsdp", "precision": "32-true", "accumulate": 1, "last": "link"}
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are copied")
+
+
+@pytest.fixture(scope="module")
+def jobs(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    return Jobs(programs, tmp_path_factory.mktemp("jobs"))
+
+
+@ON_LINUX
+@pytest.mark.parametrize(
+    ("faults", "line"),
+    [
+        ([{"fault": ["on_train_batch_end", 6, 0, "term"], "save": [0, "stopped", 5]}], "stopped.ckpt was not finished"),
+        ([{"fault": ["on_train_batch_end", 6, 1, "exception"]}], "Resuming from .*on_exception.ckpt"),
+    ],
+)  # fmt: skip
+def test_a_job_of_two_ranks_that_has_failed_ends_as_one_that_has_not(
+    jobs: Jobs, faults: list[Options], line: str
+) -> None:
+    """A rank is killed inside the save after SIGTERM; a rank fails before the other has logged the step."""
+    wrong, said = jobs.check(line[:1], {**JOB, "on_exception": "stopped" not in line}, faults)
+    assert "the fault was injected" in said, said
+    assert re.search(line, said), said
+    assert wrong == ""
+
+
+@ON_LINUX
+def test_random_jobs_of_two_ranks(jobs: Jobs, long_form: bool, seed: int) -> None:
+    found = []
+    for number in range(50 if long_form else 1):
+        job, faults = draw_job(1000 * seed + number)
+        found.append(jobs.check(str(number), job, faults, torchrun=long_form and number % 4 == 0)[0])
+    assert [each for each in found if each] == []

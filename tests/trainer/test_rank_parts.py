@@ -261,6 +261,16 @@ def test_inside_an_epoch_a_rank_needs_its_part(pool: Any, tmp_path: Path, how: s
         assert "Put that file back beside the checkpoint" in error
 
 
+def test_the_error_names_a_checkpoint_from_the_end_of_an_epoch(pool: Any, tmp_path: Path) -> None:
+    pool.run(fitted, path := tmp_path / "a.ckpt", group=False)
+    spoil(tmp_path, "missing")
+    pool.run(epoch_saved, tmp_path, group=False)
+    usable = tmp_path / "epoch=0.ckpt"
+    for error, _ in pool.run(attempt, path, group=False):
+        assert f"or resume from {usable}, the newest one that was saved at the end of an epoch" in error
+    assert pool.run(attempt, usable, group=False) == [("", []), ("", [])]
+
+
 @pytest.mark.parametrize("how", ["missing", "flipped"])
 def test_at_the_end_of_an_epoch_it_continues_with_a_warning(pool: Any, tmp_path: Path, how: str) -> None:
     pool.run(epoch_saved, tmp_path, group=False)

@@ -162,9 +162,9 @@ def after_batch(run: Run, bound: Bound) -> None:
     phase = progress.phase
     if progress.flush_due:
         progress.enter(Phase.LOG_FLUSH)
-        rows = run.book.agree_on_steps(run.book.step_values("train"))
+        rows = run.book.step_values("train")
         try:
-            run.publish(rows, progress.logger_step)
+            run.publish(run.book.agree_on_steps(rows), progress.logger_step)
         except BaseException:
             run.book.put_back(rows)  # not logged: a checkpoint that is saved now must hold them
             raise

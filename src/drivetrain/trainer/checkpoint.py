@@ -328,7 +328,7 @@ def load_own_part(trainer: Trainer, checkpoint: dict[str, Any], path: str, weigh
     from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
 
     with naming(path):
-        checkpoint["ranks"] = parts = rank_parts.read(trainer.strategy, checkpoint, path, weights_only)
+        checkpoint["ranks"] = parts = rank_parts.read(trainer, checkpoint, path, weights_only)
         checkpoint.update(parts[trainer.global_rank] if len(parts) == trainer.world_size else {})
 
 
@@ -472,12 +472,10 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
     if batches_done:
         from drivetrain.trainer.stopping import end_of_epoch  # here, so that the import stays quick
 
-        usable = end_of_epoch(trainer, trainer.ckpt_path, checkpoint["state_dict"])
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
             f"{trainer.world_size}. Resume with as many, or from "
-            + (f"{usable}, the newest one" if usable else "a checkpoint")
-            + " that was saved at the end of an epoch."
+            f"{end_of_epoch(trainer, trainer.ckpt_path, checkpoint['state_dict'])}."
         )
     if checkpoint.get("rank_state"):
         from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick

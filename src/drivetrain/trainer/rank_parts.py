@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
 
 State = dict[str, Any]
+Trainer = Any  # not the class, which knows this file
 
 _OWN = ("rng", "restart", "rank_state")
 # Of ``restart``: the same on every rank.
@@ -90,14 +91,14 @@ def own_part(state: Mapping[str, Any]) -> State:
     return part
 
 
-def read(strategy: Strategy, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
+def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
     """Return the parts of all ranks, of which only this rank's is filled; every rank must call it.
 
     If a rank's file is missing or damaged and the checkpoint was saved at the end of an epoch, that rank gets what rank
     0 had, and the random state that it has now.
 
     Args:
-        strategy: of the run that resumes.
+        trainer: of the run that resumes.
         checkpoint: the main file.
         path: of that.
         weights_only: as it was passed to the Trainer.
@@ -106,7 +107,7 @@ def read(strategy: Strategy, checkpoint: Mapping[str, Any], path: str, weights_o
         CheckpointError: a rank's file is missing or damaged, and the checkpoint was saved inside an epoch or a window;
             on every rank.
     """
-    listed = checkpoint["rank_files"]
+    strategy, listed = trainer.strategy, checkpoint["rank_files"]
     parts: list[State] = [{} for _ in range(len(listed) + 1)]
     if len(parts) != strategy.world_size:
         return parts  # who resumes with another number of processes has no use for them
@@ -121,10 +122,12 @@ def read(strategy: Strategy, checkpoint: Mapping[str, Any], path: str, weights_o
             own, failure = _replaced(own), shown_error(error)
     failures = [text for text in strategy.gather_objects(failure) if text]
     if failures and is_inside(checkpoint):
+        from drivetrain.trainer.stopping import end_of_epoch  # which knows this file
+
         raise CheckpointError(
             f"The checkpoint was saved inside an epoch, and one of the files that its processes wrote beside it cannot "
-            f"be used: {failures[0]}. Put that file back beside the checkpoint, or resume from a checkpoint that was "
-            "saved at the end of an epoch. The weights alone can be loaded without it."
+            f"be used: {failures[0]}. Put that file back beside the checkpoint, or resume from "
+            f"{end_of_epoch(trainer, path, checkpoint['state_dict'])}. The weights alone can be loaded without it."
         )
     if failures:
         rank_zero_warn(

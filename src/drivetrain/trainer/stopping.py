@@ -72,10 +72,10 @@ def _folder(trainer: Trainer) -> str:
 
 
 def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
-    """Return the newest checkpoint of this model that was saved at the end of an epoch; "" without one.
+    """Return words for the newest checkpoint of this model that was saved at the end of an epoch.
 
-    Any number of processes can resume such a one. Looked at are those of the callbacks, and those in the folder of
-    ``refused``; every file is read until one is found.
+    Any number of processes can resume such a one, also without the parts of others. Looked at are those of the
+    callbacks, and those in the folder of ``refused``; every file is read until one is found.
 
     Args:
         trainer: of the fit that cannot resume from ``refused``.
@@ -89,7 +89,7 @@ def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
             found = store.load_checkpoint(path)
             at_end = not is_inside(found) and not found["loops"]["drivetrain"].get("epoch_cut")
             if at_end and "optimizer_states" in found and found["state_dict"].keys() == weights.keys():
-                return str(path)
+                return f"{path}, the newest one that was saved at the end of an epoch"
         except Exception:  # whatever a file raises that is damaged, or no checkpoint
             continue
-    return ""
+    return "a checkpoint that was saved at the end of an epoch"
