@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader
 from drivetrain import Callback
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from drivetrain.errors import ConfigurationError
+from drivetrain.strategies import DDPStrategy
+from drivetrain.trainer.after_exception import _is_replica
 from drivetrain.trainer.checkpoint import resolve_path
 
 
@@ -209,6 +211,12 @@ def test_a_file_needs_a_name(tmp_path: Path, wrong: Any) -> None:
 _whole: list[str] = []  # what an undisturbed run prints
 
 PROGRAM = Path(__file__).parents[1] / "faults" / "save_program.py"
+
+
+@pytest.mark.parametrize("verb", ["", "module_state", "lightning_module_state_dict", "optimizer_state"])
+def test_t57_only_ranks_that_have_the_whole_state_save_alone(verb: str) -> None:
+    own = {verb: lambda *_: {}} if verb else {}
+    assert _is_replica(type("Own", (DDPStrategy,), own)()) == (not verb)
 
 
 @pytest.fixture

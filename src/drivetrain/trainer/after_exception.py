@@ -22,6 +22,11 @@ from drivetrain.trainer.checkpoint import dump
 from drivetrain.trainer.rank_parts import own_part
 from drivetrain.trainer.shown import saving
 
+# What a strategy overrides whose ranks need each other for the state of the model; the first is the field's name.
+_STATE_VERBS = (
+    "lightning_module_state_dict", "module_state", "optimizer_state", "open_gradients", "save_checkpoint",
+)  # fmt: skip
+
 
 def save_after_exception(trainer: Any, path: str, weights_only: bool = False) -> str:
     """Save ``path`` when a fit ends by an exception; with several ranks without an exchange, which the dead would hang.
@@ -133,11 +138,10 @@ def _is_sharded(strategy: Strategy) -> bool:
         return False
     from drivetrain.strategies.fsdp import FSDPStrategy
 
-    state = ("lightning_module_state_dict", "optimizer_state", "open_gradients", "save_checkpoint")
     store = strategy.checkpoint_io
     if not isinstance(strategy, FSDPStrategy) or not isinstance(store, TorchCheckpointIO):
         return False
-    return not any(defined_by_user(strategy, name) for name in state) and not overrides(
+    return not any(defined_by_user(strategy, name) for name in _STATE_VERBS) and not overrides(
         store, "save_checkpoint", TorchCheckpointIO
     )
 
@@ -150,8 +154,7 @@ def _is_replica(strategy: Strategy) -> bool:
     """
     from drivetrain.strategies.ddp import DDPStrategy  # here, so that importing the Trainer stays quick
 
-    state = ("lightning_module_state_dict", "optimizer_state", "open_gradients", "save_checkpoint")
-    if all(any(overrides(strategy, name, base) for name in state) for base in (Strategy, DDPStrategy)):
+    if all(any(overrides(strategy, name, base) for name in _STATE_VERBS) for base in (Strategy, DDPStrategy)):
         return False
     shards = any(hasattr(optimizer, "consolidate_state_dict") for optimizer in strategy.optimizers)
     return not shards and strategy.data.size == strategy.world_size
