@@ -221,12 +221,19 @@ class Numbers(IterableDataset[Any]):
         return iter(torch.arange(float(self.first), self.first + 8).reshape(4, 2))
 
 
-def told_of_samples(folder: Path, divides: bool, validates: bool) -> list[str]:
+class Masked(Numbers):
+    """The numbers behind a mask, which is the same on all ranks, and a tensor without values."""
+
+    def __iter__(self) -> Any:
+        return ((torch.ones(2), torch.empty(0), numbers) for numbers in super().__iter__())
+
+
+def told_of_samples(folder: Path, divides: bool, validates: bool, kind: type[Numbers] = Numbers) -> list[str]:
     trainer = Trainer(
         accelerator="cpu", devices=2, max_epochs=2, default_root_dir=folder, logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, limit_train_batches=2,
     )  # fmt: skip
-    loader = DataLoader(Numbers(trainer.global_rank * 100 if divides else 0), batch_size=2)
+    loader = DataLoader(kind(trainer.global_rank * 100 if divides else 0), batch_size=2)
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         trainer.fit(Judged(), loader, loader if validates else None)
@@ -239,3 +246,11 @@ def test_ranks_that_train_on_the_same_samples_are_told_so(pool: Any, tmp_path: P
     assert len(first) == 1
     assert second == []
     assert pool.run(told_of_samples, tmp_path, True, validates, group=False) == [[], []]
+
+
+@pytest.mark.parametrize(("divides", "told"), [(True, 0), (False, 1)])
+def test_what_is_the_same_in_every_batch_says_nothing_of_the_samples(
+    pool: Any, tmp_path: Path, divides: bool, told: int
+) -> None:
+    first, second = pool.run(told_of_samples, tmp_path, divides, False, Masked, group=False)
+    assert (len(first), second) == (told, [])

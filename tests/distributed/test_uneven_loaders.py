@@ -254,6 +254,16 @@ def test_a_step_that_fetches_its_batches_needs_as_many_needs_every_rank(pool: An
         assert "takes dataloader_iter, and the loaders of the ranks have different lengths, [3, 2] batches" in text
 
 
+def fetching_as_many() -> int:
+    ours = trainer(max_epochs=1, limit_val_batches=0)
+    ours.fit(Fetching(), DataLoader(data_of(3 * ours.global_rank, 3), batch_size=BATCH))
+    return int(ours.global_step)
+
+
+def test_a_step_that_fetches_its_batches_may_fetch_as_many_on_each_rank(pool: Any) -> None:
+    assert pool.run(fetching_as_many, group=False) == [3, 3]
+
+
 # ---- going on in the middle of an epoch ------------------------------------------------------------------------------
 
 

@@ -505,3 +505,25 @@ def test_names_that_replace_each_other_are_warned_of_once(
     found = [str(each.message) for each in recwarn]
     assert len(found) == (message is not None)
     assert message is None or re.search(message, found[0])
+
+
+def test_an_optimizer_step_may_log_before_its_closure_and_after_it(make_trainer: Any) -> None:
+    class Logs(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.layer(batch).mean()
+
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+            self.log("before", float(batch_idx), on_step=False, on_epoch=True)
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+            self.log("after", float(batch_idx), on_step=False, on_epoch=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Logs(), [torch.ones(2, 2)] * 4)
+    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == {"before": 1.5, "after": 1.5}
