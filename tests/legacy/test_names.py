@@ -46,6 +46,8 @@ def imported(path: str) -> Any:
     [
         "core.memory.ModelSummary", "core.memory.get_human_readable_count", "loggers.LoggerCollection",
         "loggers.base.LoggerCollection", "profiler.AdvancedProfiler", "profiler.BaseProfiler",
+        "metrics.PSNR", "metrics.classification.Accuracy", "metrics.functional.accuracy",
+        "metrics.functional.classification.auroc", "metrics.metric.Metric", "metrics.regression.MeanSquaredError",
         "profiler.PassThroughProfiler", "profiler.SimpleProfiler", "profiler.profilers.SimpleProfiler",
         "utilities.AMPType", "utilities.DeviceType", "utilities.DistributedType",
         "utilities.apply_func.apply_to_collection", "utilities.parsing.collect_init_args",

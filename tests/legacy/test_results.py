@@ -247,3 +247,86 @@ def test_a_second_fit_that_resumes_counts_as_its_checkpoint(pl: Any, tmp_path: P
     model.seen.clear()
     trainer.fit(model, loader(2), ckpt_path=str(tmp_path / "a.ckpt"))
     assert model.seen == [(2, 4), (2, 5)]
+
+
+# ---- dictionaries that steps and hooks return, in 1.1 ----------------------------------------------------------------
+
+
+def returns(**values: Any) -> Any:
+    return lambda self, *args: dict(values)
+
+
+def numbered(self: Any, batch: Any, batch_idx: int) -> dict[str, Any]:
+    return {"val_loss": torch.tensor(float(batch_idx)), "log": {"a": torch.tensor(2.0 * batch_idx)}}
+
+
+@pytest.mark.parametrize(
+    ("members", "seen", "logged"),
+    [
+        ({"validation_epoch_end": returns(val_loss=5.0, text="x")}, {"val_loss": 5.0}, {}),
+        (
+            {"validation_epoch_end": returns(val_loss=torch.tensor(5.0), log={"a": 1.0}, progress_bar={"p": 2.0})},
+            {"val_loss": 5.0, "a": 1.0, "p": 2.0},
+            {"a": 1.0},
+        ),
+        ({"validation_epoch_end": returns(val_loss=5.0, log={"val_loss": 4.0})}, {"val_loss": 4.0}, {"val_loss": 4.0}),
+        ({"validation_step": numbered}, {"val_loss": 1.0, "a": 2.0}, {"a": 2.0}),
+        (
+            {"training_step": lambda self, batch, batch_idx: {"loss": self.weight.sum() * 0 + 3, "extra": batch_idx}},
+            {"loss": 3.0, "extra": 1.0},
+            {},
+        ),
+    ],
+)
+def test_callbacks_of_1_1_see_the_numbers_that_are_returned(
+    members: dict[str, Any], seen: dict[str, float], logged: dict[str, float]
+) -> None:
+    trainer = trainer_of(v1_1)
+    trainer.fit(model_of(v1_1, **{"validation_step": returns(), **members}), loader(2), loader(2))
+    assert floats(trainer.callback_metrics) == seen
+    assert floats(trainer.logged_metrics) == logged
+
+
+def test_what_is_logged_by_name_wins_over_what_is_returned() -> None:
+    def logs_and_returns(self: Any, batch: Any, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 0:
+            self.log("extra", 1.0, on_step=False, on_epoch=True)
+        return {"loss": self.weight.sum(), "extra": 7.0}
+
+    trainer = trainer_of(v1_1, max_epochs=2)
+    trainer.fit(model_of(v1_1, training_step=logs_and_returns), loader(2))
+    assert float(trainer.callback_metrics["extra"]) == 1.0
+
+
+def test_a_test_of_1_1_returns_the_numbers_and_1_3_does_not(pl: Any) -> None:
+    expected = [{"test_loss": 9.0}] if pl is v1_1 else [{}]
+    model = model_of(pl, test_step=returns(), test_epoch_end=returns(test_loss=9.0))
+    assert trainer_of(pl).test(model, test_dataloaders=loader(1), verbose=False) == expected
+
+
+def test_a_returned_val_loss_chooses_the_checkpoint_of_1_1(tmp_path: Path) -> None:
+    def ends(self: Any, outputs: Any) -> dict[str, Any]:
+        return {"val_loss": torch.stack([each["val_loss"] for each in outputs]).mean()}
+
+    def validates(self: Any, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"val_loss": torch.tensor([5.0, 1.0, 3.0][self.current_epoch])}
+
+    trainer, weight = after_a_test(v1_1, tmp_path, validation_step=validates, validation_epoch_end=ends)
+    assert weight == -2.0
+    assert trainer.checkpoint_callback.monitor == "val_loss"
+
+
+def test_a_run_of_1_1_resumes_in_an_epoch_whose_steps_return_numbers(tmp_path: Path) -> None:
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 0 and not (tmp_path / "a.ckpt").exists():
+                trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    def step(self: Any, batch: Any, batch_idx: int) -> dict[str, Any]:
+        return {"loss": self.weight.sum(), "extra": 7.0}
+
+    trainer_of(v1_1, max_epochs=1, callbacks=[Saves()]).fit(model_of(v1_1, training_step=step), loader(2))
+    model = model_of(v1_1, training_step=step)
+    trainer = trainer_of(v1_1, max_epochs=1, resume_from_checkpoint=str(tmp_path / "a.ckpt"))
+    trainer.fit(model, loader(2))
+    assert (model.weight.item(), float(trainer.callback_metrics["extra"])) == (-2.0, 7.0)

@@ -26,7 +26,7 @@ from drivetrain.legacy.v1_3 import (
     SingleDevicePlugin,
     TrainingTypePlugin,
 )
-from drivetrain.legacy.v1_3.training_type_plugin import NEVER_CALLED
+from drivetrain.legacy.v1_3.training_type_plugin import NEVER_USED
 
 Batch = namedtuple("Batch", "x y")
 
@@ -607,9 +607,9 @@ def test_no_member_is_missing_from_the_table_above(cls: type) -> None:
     assert {name for name in own if not name.startswith("_")} - OF_TODAY == set(IN_A_RUN[cls])
 
 
-@pytest.mark.parametrize("name", sorted(NEVER_CALLED))
-def test_an_override_that_is_never_called_is_warned_of_by_name(name: str) -> None:
-    with pytest.warns(UserWarning, match=f"Own overrides {name}, which is never called"):
+@pytest.mark.parametrize("name", sorted(NEVER_USED))
+def test_an_override_that_is_never_used_is_warned_of_by_name(name: str) -> None:
+    with pytest.warns(UserWarning, match=f"Own overrides {name}, which is never used"):
         type("Own", (DDPPlugin,), {name: lambda self: None})
 
 
@@ -658,6 +658,22 @@ def test_the_processes_meet_as_the_plugin_says() -> None:
     seen: list[Any] = []
     quiet(accelerator=CPUAccelerator(PrecisionPlugin(), Meets())).fit(Net(), loader())
     assert seen == [(0, 1, False), True]
+
+
+def test_the_sampler_of_a_plugin_is_used() -> None:
+    class Shares(DDPPlugin):
+        @property
+        def distributed_sampler_kwargs(self) -> dict[str, Any]:
+            return {"num_replicas": 2, "rank": 1}
+
+    class Counts(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    seen: list[int] = []
+    quiet(accelerator=CPUAccelerator(PrecisionPlugin(), Shares())).fit(Counts(), loader())
+    assert seen == [4]  # of 8 samples
 
 
 def test_the_epoch_ends_for_an_accelerator_that_takes_no_argument() -> None:

@@ -60,22 +60,6 @@ _UTILITIES: dict[str, tuple[str, ...]] = {
     "seed": (_SEED,),
     "warning_utils": (f"{_C}.rank_zero: WarningCache",),
 }
-_METRICS = (
-    "torchmetrics: AveragePrecision ExplainedVariance MeanAbsoluteError MeanSquaredError MeanSquaredLogError Metric "
-    "MetricCollection PSNR=PeakSignalNoiseRatio PrecisionRecallCurve ROC SSIM=StructuralSimilarityIndexMeasure",
-    f"{_LATER}.metrics: Accuracy ConfusionMatrix F1 FBeta Precision Recall",
-)
-_FUNCTIONS = f"{_L}.functional"
-_OF_TORCHMETRICS = "torchmetrics.functional"
-_FUNCTIONAL: dict[str, tuple[str, ...]] = {  # a module named as its function, once imported, would hide it
-    "classification": (_FUNCTIONS,),
-    "f_beta": (f"{_FUNCTIONS}: f1 fbeta",),
-    "nlp": (f"{_OF_TORCHMETRICS}: bleu_score",),
-}
-_REGRESSION = (
-    f"{_OF_TORCHMETRICS}: explained_variance image_gradients mean_absolute_error mean_squared_error "
-    "mean_squared_log_error psnr=peak_signal_noise_ratio ssim=structural_similarity_index_measure"
-)
 _folder = later.folder
 
 SERVED: dict[str, tuple[str, ...]] = {
@@ -98,11 +82,8 @@ SERVED: dict[str, tuple[str, ...]] = {
     "core.saving": later.SERVED["core.saving"],
     "core.step_result": (f"{_L}.results: EvalResult Result TrainResult",),
     **{path: sources for path, sources in later.SERVED.items() if path.split(".")[0] == "loggers"},
-    "metrics": _METRICS,
-    "metrics.classification": _METRICS,
-    **_folder("metrics.functional", _FUNCTIONAL, _REGRESSION),
-    "metrics.metric": ("torchmetrics: Metric",),
-    "metrics.regression": _METRICS,
+    "metrics": later.SERVED["metrics.classification"],
+    **{path: sources for path, sources in later.SERVED.items() if path.startswith("metrics.")},
     "overrides": (),
     "overrides.data_parallel": ("torch.nn.parallel: LightningDistributedDataParallel=DistributedDataParallel",),
     **_folder("plugins", _PLUGINS),

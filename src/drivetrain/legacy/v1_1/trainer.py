@@ -18,6 +18,7 @@ class Trainer(FlaggedTrainer):
 
     flags_of_that_time = flags.FLAGS
     default_checkpoint = ModelCheckpoint
+    takes_dictionaries = True
 
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)

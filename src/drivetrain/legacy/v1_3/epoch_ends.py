@@ -17,7 +17,18 @@ EXTRA_HOOKS = frozenset({
 """The hooks of modules and callbacks that are called for accelerators of these generations, and nowhere else."""
 
 
-class EpochEnds(Callback):
+class _OfCallbacks(Callback):
+    """Hooks that modules did not have."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        _call_callbacks(trainer, "on_batch_start")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt):
+            _call_callbacks(trainer, "on_keyboard_interrupt")
+
+
+class EpochEnds(_OfCallbacks):
     """Keeps what the steps return, for a module that has ``training_epoch_end`` or one of the others.
 
     These come before the callbacks' ``on_train_epoch_end`` and ``on_validation_epoch_end``, which see what they log.
@@ -32,13 +43,7 @@ class EpochEnds(Callback):
         self._in_evaluation = in_evaluation
         self._training: list[Any] = []
         self._evaluation: dict[int, list[Any]] = {}
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        _call_callbacks(trainer, "on_batch_start")
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if isinstance(exception, KeyboardInterrupt):
-            _call_callbacks(trainer, "on_keyboard_interrupt")
+        self._last: Any = None
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._training = vars(pl_module)["_outputs_of_epoch"] = []
@@ -82,6 +87,8 @@ class EpochEnds(Callback):
     def _keep(self, pl_module: Any, hook: str, outputs: Any, dataloader_idx: int) -> None:
         if hook_of(pl_module, hook) and outputs is not None:
             self._evaluation.setdefault(dataloader_idx, []).append(outputs)
+        elif _takes_dictionaries(pl_module):
+            self._last = outputs  # of a step whose dictionary is logged when the evaluation ends
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._end(trainer, pl_module, "validation_epoch_end")
@@ -93,7 +100,10 @@ class EpochEnds(Callback):
         step = hook.replace("_epoch_end", "_step")
         kept = [trainer.strategy.epoch_outputs(step, self._evaluation[index]) for index in sorted(self._evaluation)]
         self._evaluation = {}
-        _log(pl_module, _call(pl_module, hook, kept[0] if len(kept) == 1 else kept))
+        last, self._last = self._last, None
+        if hook_of(pl_module, hook):
+            last = _call(pl_module, hook, kept[0] if len(kept) == 1 else kept)
+        _log(pl_module, last)
         getattr(pl_module, "save_predictions", lambda: None)()
 
 
@@ -122,7 +132,7 @@ def _log(module: Any, returned: Any) -> None:
 
 
 def log_dictionaries(module: Any, returned: Mapping[str, Any]) -> None:
-    """Log what a step or a hook has returned under "log" and "progress_bar"."""
+    """Log what a step or a hook has returned under "log" and "progress_bar"; in 1.1, other numbers for callbacks."""
     logged, shown = returned.get("log") or {}, returned.get("progress_bar") or {}
     own = vars(module)
     if (logged or shown) and not own.get("_has_warned_of_dictionaries"):
@@ -135,3 +145,9 @@ def log_dictionaries(module: Any, returned: Mapping[str, Any]) -> None:
     for name in {**logged, **shown}:
         value = logged.get(name, shown.get(name))
         module.log(name, value, logger=name in logged, prog_bar=name in shown)
+    if _takes_dictionaries(module):
+        module.trainer.logbook.keep_returned(module, returned)
+
+
+def _takes_dictionaries(module: Any) -> bool:
+    return bool(getattr(module.trainer.logbook, "takes_dictionaries", False))

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from drivetrain.logbook.entry import LogRule
 from drivetrain.logbook.logbook import Logbook
+
+_RETURNED = "a returned dictionary"
+_NO_NUMBERS = ("log", "progress_bar", "hiddens")
 
 
 class LastSteps(Logbook):
     """Today's, in which ``loss`` is the last step's value, as of the epoch's end; ``loss_epoch`` is the mean.
 
     A metric object is what it has computed, as today.
+
+    Args:
+        sum_dtype: as for Logbook.
+        takes_dictionaries: callbacks see the numbers that steps and ``*_epoch_end`` return, as in 1.1.
     """
+
+    def __init__(self, sum_dtype: torch.dtype, takes_dictionaries: bool = False) -> None:
+        super().__init__(sum_dtype)
+        self.takes_dictionaries = takes_dictionaries
+
+    def keep_returned(self, module: Any, returned: Mapping[str, Any]) -> None:
+        """Log the numbers of a dictionary for callbacks alone, apart from the names that ``self.log`` has got."""
+        scopes = self._groups.get(self.group, {}).values()
+        logged = {entry.name for scope in scopes if scope.hook != _RETURNED for entry in scope.entries.values()}
+        trains = self.scope is not None and self.scope.hook == "training_step"
+        outer = self.enter(self.scope_for(self.group, _RETURNED, LogRule(on_step=trains, on_epoch=not trains)))
+        for name, value in returned.items():
+            if name not in logged and name not in _NO_NUMBERS and _is_number(value):
+                module.log(name, value, logger=False)
+        self.enter(outer)
+
+    def state_dict(self, group: str) -> list[dict[str, Any]]:
+        return [state for state in super().state_dict(group) if state["hook"] != _RETURNED]
 
     def refresh(self) -> dict[str, Any]:
         both = [each for each in self._entries(self.group) if each.on_step and each.on_epoch and each.metric is None]
@@ -29,6 +55,10 @@ class LastSteps(Logbook):
             elif newest is not None:
                 metrics[entry.name] = torch.as_tensor(newest, dtype=metrics[entry.epoch_name].dtype)
         return metrics
+
+
+def _is_number(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, torch.Tensor) else type(value) in (int, float)
 
 
 def with_last_steps(results: Sequence[Any], metrics: dict[str, Any]) -> list[Any]:

@@ -100,6 +100,24 @@ _UTILITIES: dict[str, tuple[str, ...]] = {
 }
 
 
+_METRICS = (
+    "torchmetrics: AveragePrecision ExplainedVariance MeanAbsoluteError MeanSquaredError MeanSquaredLogError Metric "
+    "MetricCollection PSNR=PeakSignalNoiseRatio PrecisionRecallCurve ROC SSIM=StructuralSimilarityIndexMeasure",
+    f"{_L}.metrics: Accuracy ConfusionMatrix F1 FBeta Precision Recall",
+)
+_FUNCTIONS = "drivetrain.legacy.v1_1.functional"
+_OF_TORCHMETRICS = "torchmetrics.functional"
+_FUNCTIONAL: dict[str, tuple[str, ...]] = {  # a module named as its function, once imported, would hide it
+    "classification": (_FUNCTIONS,),
+    "f_beta": (f"{_FUNCTIONS}: f1 fbeta",),
+    "nlp": (f"{_OF_TORCHMETRICS}: bleu_score",),
+}
+_REGRESSION = (
+    f"{_OF_TORCHMETRICS}: explained_variance image_gradients mean_absolute_error mean_squared_error "
+    "mean_squared_log_error psnr=peak_signal_noise_ratio ssim=structural_similarity_index_measure"
+)
+
+
 def folder(name: str, files: dict[str, tuple[str, ...]], *more: str) -> dict[str, tuple[str, ...]]:
     """Return a package that offers what its modules do, and these modules."""
     return {
@@ -134,7 +152,11 @@ SERVED: dict[str, tuple[str, ...]] = {
     **folder("loggers", _LOGGERS),
     "tuner": ("drivetrain.tuner: Tuner",),
     "tuner.tuning": ("drivetrain.tuner: Tuner",),
-    "metrics": (f"{_L}.metrics",),
+    "metrics": (f"{_L}.metrics", _METRICS[0]),
+    "metrics.classification": _METRICS,
+    **folder("metrics.functional", _FUNCTIONAL, _REGRESSION),
+    "metrics.metric": ("torchmetrics: Metric MetricCollection",),
+    "metrics.regression": _METRICS,
     "plugins": (f"{_L}: {_PRECISION} {_TRAINING_TYPE}", _ENVIRONMENTS, f"{_ABSENT}: RPCSequentialPlugin"),
     "plugins.environments": (_ENVIRONMENTS,),
     "plugins.precision": (f"{_L}: {_PRECISION}",),

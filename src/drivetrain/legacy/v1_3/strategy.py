@@ -167,6 +167,10 @@ class Composed(_Gradients):
         decide = self.source.training_type_plugin.reduce_boolean_decision
         return bool(decide(decision) if all else self.usual.reduce_boolean_decision(decision, all))
 
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return dict(self.source.training_type_plugin.distributed_sampler_kwargs)
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         return dict(self.source.lightning_module_state_dict())
 

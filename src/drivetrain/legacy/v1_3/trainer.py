@@ -29,6 +29,7 @@ class _Flagged(Asked):
 
     flags_of_that_time: ClassVar[Mapping[str, Any]] = flags.FLAGS
     default_checkpoint: ClassVar[Any] = ModelCheckpoint
+    takes_dictionaries: ClassVar[bool] = False
     resume_from_checkpoint: Any = None
 
     @staticmethod
@@ -44,7 +45,7 @@ class _Flagged(Asked):
         self._flags = {**flags.FLAGS, **self.flags_of_that_time, **given}
         self.resume_from_checkpoint = given.get("resume_from_checkpoint")
         super().__init__(**settings)
-        self.logbook = LastSteps(self.logbook.sum_dtype)
+        self.logbook = LastSteps(self.logbook.sum_dtype, self.takes_dictionaries)
         self._callbacks = [self._of_that_time(each, settings["callbacks"]) for each in self._callbacks]
         rate = given.get("progress_bar_refresh_rate")
         for bar in (each for each in self._callbacks if rate and hasattr(each, "refresh_rate")):

@@ -133,7 +133,7 @@ class _Ranks(_Facts):
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """The arguments ``num_replicas`` and ``rank`` of a DistributedSampler."""
-        return dict(self.strategy.distributed_sampler_kwargs)
+        return dict(self.strategy.usual.distributed_sampler_kwargs)
 
     @property
     def on_gpu(self) -> bool:
@@ -283,10 +283,11 @@ class _Steps(_Life):
         """The optimizer has been stepped, or left out."""
 
 
-NEVER_CALLED = frozenset({
-    "configure_sync_batchnorm", "determine_ddp_device_ids", "mp_spawn_kwargs", "new_process", "reconciliate_processes",
+NEVER_USED = frozenset({
+    "cluster_environment", "configure_sync_batchnorm", "determine_ddp_device_ids", "global_rank", "local_rank",
+    "mp_spawn_kwargs", "new_process", "node_rank", "parallel_devices", "reconciliate_processes",
     "restore_model_state_from_ckpt_path", "rpc_enabled", "set_world_ranks", "setup_distributed",
-    "transfer_distrib_spawn_state_on_fit_end", "update_global_step",
+    "transfer_distrib_spawn_state_on_fit_end", "update_global_step", "world_size",
 })  # fmt: skip
 """Members that plugins of that time had, and whose work today's strategy does by itself."""
 
@@ -296,10 +297,11 @@ class TrainingTypePlugin(_Steps):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if (ignored := sorted(NEVER_CALLED & vars(cls).keys())) and not is_own_class(cls):
+        if (ignored := sorted(NEVER_USED & vars(cls).keys())) and not is_own_class(cls):
             rank_zero_warn(
-                f"{cls.__name__} overrides {', '.join(ignored)}, which is never called: today's strategy does this by "
-                "itself. Override setup_environment, init_ddp_connection or configure_ddp."
+                f"{cls.__name__} overrides {', '.join(ignored)}, which is never used: today's strategy knows and does "
+                "this by itself. Override setup_environment, init_ddp_connection or configure_ddp, or pass a "
+                "cluster environment."
             )
 
     def barrier(self, name: str | None = None) -> None:
