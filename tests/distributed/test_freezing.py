@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Callback, LightningModule, Trainer
@@ -17,7 +18,16 @@ from drivetrain.strategies import DDPStrategy, FSDPStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(frozen|no gradient has reached)")
 
+
+def _averaged() -> DDPStrategy:
+    """Each rank trains by itself, and parameters are averaged after every second step."""
+    state = post_localSGD_hook.PostLocalSGDState(None, None, 0, post_local_gradient_allreduce=False)
+    hook = post_localSGD_hook.post_localSGD_hook
+    return DDPStrategy(find_unused_parameters=True, ddp_comm_state=state, ddp_comm_hook=hook, model_averaging_period=2)
+
+
 STRATEGIES: dict[str, Callable[[], Any]] = {
+    "averaged": _averaged,
     "ddp": lambda: "ddp",
     "unused": lambda: "ddp_find_unused_parameters_true",
     "view": lambda: DDPStrategy(find_unused_parameters=True, gradient_as_bucket_view=True),
@@ -102,11 +112,17 @@ def check(pool: Any, name: str, net: Any, *arguments: Any, **more: Any) -> None:
         assert torch.allclose(found, expected, atol=1e-12, rtol=0)
 
 
+def test_what_freezes_between_two_averages_of_a_model_is_averaged_once_more(pool: Any) -> None:
+    net, last = ({1: False}, "end"), {"max_steps": 7}  # an average follows the first step, and the last
+    one, other = pool.run(fit_new, "averaged", net, (1,), last, group=False)
+    assert torch.equal(one, other)
+
+
 INSIDE = {-1: False, 2: True, 6: False, 9: True}  # in windows of four batches
 
 
 @pytest.mark.parametrize("swaps", [False, True])
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "ddp"])
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in ("averaged", "ddp")])
 def test_layers_thaw_and_freeze_inside_a_window(pool: Any, name: str, swaps: bool) -> None:
     check(pool, name, (INSIDE, "end", 99, swaps))
 

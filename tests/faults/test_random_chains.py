@@ -123,8 +123,9 @@ for _name in FAILING:
 def draw_chain(seed: int) -> dict[str, Any]:
     """A program and its legs, as plain data."""
     rng = random.Random(seed)
-    drawn = draw(rng.randrange(10**6), by_sample=False)
+    drawn = draw(rng.randrange(10**6), "")
     drawn["parts"] = [(False, shares, use) for _, shares, use in drawn["parts"]]
+    drawn["changes"] = {}  # a run that resumes would not know of them
     drawn["count"], drawn["watches"] = rng.choice([36, 37, 44, 48, 50, 54]), rng.random() < 0.3
     limit = rng.choice([1.0, 1.0, 3, 2])
     batches = min(-(-drawn["count"] // BATCH), limit) if isinstance(limit, int) else -(-drawn["count"] // BATCH)

@@ -1,4 +1,7 @@
-"""Random programs with frozen, shared and unused parameters train under each strategy as they do in one process."""
+"""Random programs with frozen, shared and unused parameters train under each strategy as they do in one process.
+
+They also draw an average of the weights, and parameters that freeze and thaw inside of epochs and windows.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer, WeightedLoss
+from drivetrain.callbacks import EMAWeightAveraging
 from drivetrain.checkpoints import TorchCheckpointIO
-from drivetrain.strategies import DDP2Strategy, ModelParallelStrategy, PipelineStrategy, Strategy, context_parallel
+from drivetrain.strategies import (
+    DDP2Strategy,
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    PipelineStrategy,
+    Strategy,
+    context_parallel,
+)
 
 pytestmark = pytest.mark.timeout(3600)  # the long form takes minutes
 
@@ -63,10 +76,12 @@ class Net(LightningModule):
         self.freeze("frozen")
 
     def freeze(self, which: str) -> None:
+        self.train_parameters(self.drawn[which], which == "thawed")
+
+    def train_parameters(self, numbers: Sequence[int], trained: bool) -> None:
         named = dict(self.named_parameters())
-        for number in self.drawn[which]:
-            parameter = named[self.all_names[number % len(self.all_names)]]
-            parameter.requires_grad_(which == "thawed")
+        for number in numbers:
+            named[self.all_names[number % len(self.all_names)]].requires_grad_(trained)
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -95,6 +110,8 @@ class Net(LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         for part in self.parts:
             part.batch_idx = batch_idx
+        for trained, numbers in self.drawn["changes"].get((self.current_epoch, batch_idx), ()):
+            self.train_parameters(numbers, trained)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.drawn["logs"]:
@@ -116,9 +133,9 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def draw(seed: int, by_sample: bool) -> dict[str, Any]:
-    """A program, as plain data."""
-    rng = random.Random(seed)
+def draw(seed: int, name: str) -> dict[str, Any]:
+    """A program for a strategy, as plain data."""
+    rng, more, by_sample = random.Random(seed), random.Random(-seed), name in BY_SAMPLE
     uses = ["always", "never", "sometimes", *(["by sample"] if by_sample else [])]
     parts = [(rng.random() < 0.4, rng.random() < 0.5, rng.choice(uses)) for _ in range(PARTS)]
     some = [*range(10 * PARTS)]
@@ -128,7 +145,11 @@ def draw(seed: int, by_sample: bool) -> dict[str, Any]:
         frozen += [each for part in rng.sample(range(PARTS), rng.choice([1, 2])) for each in some[part * per :][:per]]
     clip = rng.choice([{}, {"gradient_clip_val": 0.05}, {
         "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}])  # fmt: skip
-    return {
+    changes = {
+        (more.randrange(2), more.randrange(5)): [(False, more.sample(some, 4)), (True, more.sample(some, 4))]
+        for _ in range(more.choice([0, 1, 2]))
+    }
+    drawn: dict[str, Any] = {
         "parts": parts, "frozen": frozen, "turn": rng.randrange(7), "logs": rng.random() < 0.5,
         "frozen later": rng.sample(some, rng.choice([0, 0, 5])),
         "thawed": rng.sample(frozen, min(len(frozen), rng.choice([0, 0, 3]))),
@@ -137,15 +158,32 @@ def draw(seed: int, by_sample: bool) -> dict[str, Any]:
         "groups": [{"lr": 0.003 * (1 + number), "weight_decay": rng.choice([0.0, 0.1])}
                    for number in range(rng.choice([1, 2, 3]))],
         "arguments": {"accumulate_grad_batches": rng.choice([1, 1, 2, 3]), **clip},
+        "averages": more.random() < 0.4, "changes": {} if "pipeline" in name else changes,
     }  # fmt: skip
+    if "split" in name:
+        drawn["weighted"] = False  # refused
+    if name == "model averaging":  # after each step that is the same for what is linear in the gradients
+        arguments = {"accumulate_grad_batches": drawn["arguments"]["accumulate_grad_batches"]}
+        groups = [{**each, "lr": each["lr"] / 50} for each in drawn["groups"]]  # nothing clips
+        drawn.update(optimizer=OPTIMIZERS[seed % 3], arguments=arguments, averages=False, groups=groups)
+    return drawn
 
 
 def _pipeline(schedule: str, size: int) -> Callable[[], Strategy]:
     return lambda: PipelineStrategy(schedule, num_microbatches=2, pipeline_parallel_size=size)  # type: ignore[arg-type]
 
 
-def _mesh(**sizes: int) -> Callable[[], Strategy]:
+def _mesh(**sizes: Any) -> Callable[[], Strategy]:
     return lambda: ModelParallelStrategy(**{"data_parallel_size": 1, **sizes}, save_distributed_checkpoint=False)
+
+
+def _model_averaging() -> Strategy:
+    """Each rank trains by itself, and parameters are averaged after each step."""
+    state = post_localSGD_hook.PostLocalSGDState(None, None, 2, post_local_gradient_allreduce=False)
+    return DDPStrategy(
+        ddp_comm_state=state, ddp_comm_hook=post_localSGD_hook.post_localSGD_hook, model_averaging_period=1,
+        find_unused_parameters=True,
+    )  # fmt: skip
 
 
 STRATEGIES: dict[str, tuple[Callable[[], Strategy | str], int, dict[str, Any]]] = {
@@ -153,7 +191,11 @@ STRATEGIES: dict[str, tuple[Callable[[], Strategy | str], int, dict[str, Any]]] 
     "ddp": (lambda: "ddp_find_unused_parameters_true", 2, {}),
     "horovod": (lambda: "horovod", 2, {}),
     "ddp2": (lambda: DDP2Strategy(find_unused_parameters=True), 2, {"devices": 2, "num_nodes": 2}),
+    "ddp, split": (lambda: "ddp", 2, {"split_on_oom": True}),
+    "model averaging": (_model_averaging, 2, {}),
     "fsdp": (lambda: "fsdp", 2, {}),
+    "fsdp by window": (lambda: FSDPStrategy(gradient_exchange="window"), 2, {}),
+    "fsdp, split": (lambda: "fsdp", 2, {"split_on_oom": True}),
     "tp": (_mesh(tensor_parallel_size=2), 2, {}),
     "cp": (_mesh(context_parallel_size=2, tensor_parallel_size=1), 2, {}),
     "pipeline": (_pipeline("1f1b", 2), 2, {}),
@@ -161,6 +203,7 @@ STRATEGIES: dict[str, tuple[Callable[[], Strategy | str], int, dict[str, Any]]] 
     "pipeline of four": (_pipeline("1f1b", 4), 4, {}),
     "two pipelines": (_pipeline("gpipe", 2), 4, {}),
     "tp and fsdp": (_mesh(data_parallel_size=2, tensor_parallel_size=2), 4, {}),
+    "tp and fsdp by window": (_mesh(data_parallel_size=2, tensor_parallel_size=2, gradient_exchange="window"), 4, {}),
 }
 BY_SAMPLE = ("dp", "ddp", "horovod", "ddp2")  # where ranks may disagree about what is unused
 
@@ -178,6 +221,8 @@ def train(drawn: Mapping[str, Any], name: str, path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(drawn["count"], LENGTH, WIDTH, generator=generator) for _ in range(2))
     tokens = torch.randint(1, 9, (drawn["count"], LENGTH), generator=generator)
+    if drawn["averages"]:
+        trainer.callbacks.append(EMAWeightAveraging(decay=0.7))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers that are frozen, and others that train
         trainer.fit(Net(drawn), DataLoader(TensorDataset(x, y, tokens), batch_size=BATCH))
@@ -192,11 +237,15 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What two checkpoints differ in: weights, states and groups of the optimizer."""
+WEIGHTS = ("state_dict", "averaged_state_dict", "global_step")
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], kept: Sequence[str] = (*WEIGHTS, "optimizer_states")
+) -> list[str]:
+    """What two checkpoints differ in: weights, their average, states and groups of the optimizer."""
     found = []
-    kept = ("state_dict", "optimizer_states", "global_step")
-    mine, expected = (dict(_flat({key: file[key] for key in kept})) for file in (one, other))
+    mine, expected = (dict(_flat({key: file.get(key) for key in kept})) for file in (one, other))
     found += [f"{key}: only in one" for key in sorted(mine.keys() ^ expected.keys())]
     for key in mine.keys() & expected.keys():
         left, right = (torch.as_tensor(each[key]) if each[key] is not None else None for each in (mine, expected))
@@ -210,7 +259,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 def train_all(name: str, seeds: Sequence[int], folder: Path) -> None:
     """Train the programs of these seeds."""
     for seed in seeds:
-        drawn = draw(seed, name in BY_SAMPLE)
+        drawn = draw(seed, name)
         try:
             train(drawn, name, folder / f"{seed}.ckpt")
         except Exception as error:
@@ -235,9 +284,9 @@ def test_random_programs_train_as_in_one_process(pool: Any, name: str, seed: int
         else:
             pool.run(train_all, name, seeds, tmp_path, world_size=processes, group=False, timeout=300)
         for each in seeds:
-            drawn = draw(each, name in BY_SAMPLE)
+            drawn = draw(each, name)
             train(drawn, "", tmp_path / "alone.ckpt")
-            found = differences(
-                *map(TorchCheckpointIO().load_checkpoint, (tmp_path / f"{each}.ckpt", tmp_path / "alone.ckpt"))
-            )
+            files = [TorchCheckpointIO().load_checkpoint(tmp_path / f"{file}.ckpt") for file in (each, "alone")]
+            # a rank that trains by itself has momentum of its own
+            found = differences(*files, *([WEIGHTS] if name == "model averaging" else []))
             assert not found, f"program {each} of {name} differs: {found[:5]}\n{drawn}"

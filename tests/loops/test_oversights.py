@@ -90,6 +90,43 @@ def test_a_loss_in_time_lets_max_steps_count_steps(loader: Any, make_trainer: An
     assert (model.steps, trainer.global_step) == (11, 6)
 
 
+class StopsAt(Forgets):
+    """From a step on it has no loss any more, or skips its epochs; ``until``: for so many epochs."""
+
+    def __init__(self, step: int, until: float = float("inf"), skips_epochs: bool = False) -> None:
+        super().__init__()
+        self.step, self.until, self.skips_epochs = step, until, skips_epochs
+
+    @property
+    def is_over(self) -> bool:
+        return self.global_step >= self.step and self.current_epoch < self.until
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1 if self.skips_epochs and self.is_over else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if self.is_over else self.layer(batch[0]).mean()
+
+
+@pytest.mark.parametrize("skips_epochs", [False, True])
+def test_a_run_whose_losses_stop_coming_ends_where_only_max_steps_would_end_it(
+    loader: Any, make_trainer: Any, skips_epochs: bool
+) -> None:
+    trainer = make_trainer(max_epochs=-1, max_steps=6)
+    with pytest.raises(ConfigurationError, match="last 100 windows .* stays at 3, and max_steps=6.* pass max_epochs"):
+        trainer.fit(StopsAt(3, skips_epochs=skips_epochs), loader)
+    assert trainer.global_step == 3
+
+
+def test_it_goes_on_where_losses_come_again_or_epochs_end_it(loader: Any, make_trainer: Any) -> None:
+    trainer = make_trainer(max_epochs=-1, max_steps=6)
+    trainer.fit(StopsAt(3, until=20), loader)
+    assert trainer.global_step == 6
+    trainer = make_trainer(max_epochs=120, max_steps=6)
+    trainer.fit(StopsAt(3), loader)
+    assert (trainer.global_step, trainer.current_epoch) == (3, 120)
+
+
 def test_without_optimizers_and_under_manual_optimization_no_loss_is_expected(loader: Any, make_trainer: Any) -> None:
     class Reads(Forgets):
         def configure_optimizers(self) -> Any:

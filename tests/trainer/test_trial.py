@@ -1,10 +1,14 @@
-"""A trial leaves no trace: what a fit sees after a finder is what it sees without one, whatever its loader."""
+"""A trial leaves no trace: what a fit sees and logs after a finder is what it does without one, whatever its loader.
+
+The sanity check is such a trial too.
+"""
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from drivetrain import Callback, LightningDataModule
 from drivetrain.callbacks import BatchSizeFinder, LearningRateFinder
 from drivetrain.data import CombinedLoader
+from drivetrain.errors import ConfigurationError
+from drivetrain.loggers import CSVLogger
 
 
 class Rows(Dataset[Any]):
@@ -177,3 +183,117 @@ def test_a_fit_after_a_finder_sees_what_it_sees_without(make_trainer: Any, kind:
         finders.append(BatchSizeFinder(max_trials=2, init_val=2, max_val=2))
     for one, other in zip(seen([]), seen(finders), strict=True):
         assert torch.equal(one, other) if torch.is_tensor(one) else one == other
+
+
+# ---- loaders that can be iterated only once --------------------------------------------------------------------------
+
+
+def batches() -> Iterator[Any]:
+    yield from LOADERS["list"]()
+
+
+class Again:
+    """An iterator of its own, which begins again with each pass."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.rest = batches()
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.rest)
+
+
+ONCE: dict[str, Callable[[], Any]] = {
+    "generator": batches,
+    "iter()": lambda: iter(LOADERS["list"]()),
+    "map()": lambda: map(tuple, LOADERS["list"]()),
+    "combined": lambda: CombinedLoader({"a": LOADERS["plain"](), "b": batches()}, "max_size"),
+}
+
+
+def fitted(make_trainer: Any, train: Any, validate: Any = None, finders: Sequence[Callback] = (), **more: Any) -> Any:
+    random.seed(8)
+    trainer = make_trainer(max_epochs=1, callbacks=[*finders], **more)
+    trainer.fit(module := Sees(), train, validate)
+    return module
+
+
+@pytest.mark.parametrize("kind", ONCE)
+def test_a_finder_refuses_a_loader_whose_batches_it_would_take(make_trainer: Any, kind: str) -> None:
+    loader, finder = ONCE[kind](), LearningRateFinder(num_training_steps=3, update_attr=False)
+    with pytest.raises(ConfigurationError, match="can be iterated only once.*leave the finder out"):
+        fitted(make_trainer, loader, None, [finder])
+    assert len(fitted(make_trainer, loader).seen) == 4  # and has taken none
+
+
+@pytest.mark.filterwarnings("ignore:There are . finite losses")
+def test_an_iterator_that_begins_again_is_tried(make_trainer: Any) -> None:
+    finder = LearningRateFinder(num_training_steps=3, update_attr=False)
+    assert fitted(make_trainer, Again(), None, [finder]).seen == fitted(make_trainer, Again()).seen
+
+
+# ---- loggers ---------------------------------------------------------------------------------------------------------
+
+
+class Logs(Sees):
+    """Logs in each way in which a module can."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        self.logger.log_metrics({"direct": loss.item()}, step=self.global_step)
+        self.logger.log_hyperparams({"seen": len(self.seen)})
+        self.logger.experiment.log_metrics({"experiment": loss.item()}, step=self.global_step)
+        return loss
+
+
+class Slices(Data):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Rows(), self.batch_size)
+
+
+@pytest.mark.filterwarnings("ignore:There are . finite losses")
+@pytest.mark.parametrize("kind", ["learning rate", "batch size"])
+def test_the_files_of_a_logger_hold_nothing_of_a_trial(make_trainer: Any, tmp_path: Path, kind: str) -> None:
+    def written(folder: Path, finders: Sequence[Callback]) -> dict[str, str]:
+        torch.manual_seed(8)
+        random.seed(8)
+        logger = CSVLogger(folder)
+        trainer = make_trainer(max_epochs=2, callbacks=[*finders], logger=logger, log_every_n_steps=1)
+        trainer.fit(Logs(), datamodule=Slices(None))
+        return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*") if path.is_file()}
+
+    finder = LearningRateFinder(num_training_steps=6, update_attr=False)
+    other = BatchSizeFinder(max_trials=2, init_val=2, max_val=2)
+    expected = written(tmp_path / "without", [])
+    assert "direct" in expected["lightning_logs/version_0/metrics.csv"]
+    assert written(tmp_path / "with", [finder if kind == "learning rate" else other]) == expected
+
+
+# ---- the sanity check ------------------------------------------------------------------------------------------------
+
+
+class Validates(Sees):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if not self.trainer.sanity_checking:
+            self.seen.append(float(batch[0].sum()))
+
+
+VALIDATED = {**{name: LOADERS[name] for name in LOADERS if "combined" not in name}, "generator": batches}
+
+
+@pytest.mark.parametrize("kind", VALIDATED)
+@pytest.mark.filterwarnings("ignore:.*num_workers", "ignore:.*multi-threaded", "ignore:.*generator")
+def test_validations_see_the_same_after_a_sanity_check(make_trainer: Any, kind: str) -> None:
+    def seen(sanity_steps: int) -> list[float]:
+        torch.manual_seed(8)
+        random.seed(8)
+        trainer = make_trainer(max_epochs=1, num_sanity_val_steps=sanity_steps, limit_val_batches=2)
+        trainer.fit(module := Validates(), LOADERS["list"](), VALIDATED[kind]())
+        return module.seen
+
+    assert seen(1) == seen(0)
+    assert len(seen(0)) == 2

@@ -17,7 +17,7 @@ from drivetrain.base.seed import isolate_rng
 from drivetrain.callbacks._without_logging import without_logging
 from drivetrain.callbacks.weight_averaging import WeightAveraging
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.data.kept import generators_kept, workers_kept
+from drivetrain.data.kept import objects_kept, workers_kept
 from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
 from drivetrain.loops.pieces import training_step_arguments
 from drivetrain.module.optimizers import LRSchedulerConfig
@@ -189,7 +189,7 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
     rank_zero_info(f"{_OWNER} computes the statistics of {len(layers)} batch norm layers in a pass over the data.")
     momenta = [layer.momentum for layer in layers]
     modes = {each: each.training for each in module.modules()}
-    with torch.no_grad(), isolate_rng(), generators_kept([loader]), workers_kept([loader]), without_logging(module):
+    with torch.no_grad(), isolate_rng(), workers_kept([loader]), objects_kept([loader]), without_logging(module):
         module.train()
         for layer in layers:
             layer.reset_running_stats()

@@ -154,6 +154,11 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
                 generator.set_state(saved)
 
 
+def is_one_shot(loader: Any) -> bool:
+    """Return whether a loader is an iterator that nothing can set back: a generator, or one of Python's own."""
+    return isinstance(loader, Iterator) and not hasattr(loader, "__dict__") and not is_stateful(loader)
+
+
 def parts_of(loader: Any) -> list[Any]:
     """Return the loaders in a combined one; of any other itself."""
     return loader.flattened if isinstance(loader, CombinedLoader) else [loader]

@@ -24,6 +24,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.loops.epoch import run_batches, validate_late
 from drivetrain.loops.evaluate import agree_on_counts
 from drivetrain.loops.oversights import (
+    PATIENCE,
     check_manual_steps,
     check_parameters,
     no_batches,
@@ -36,8 +37,6 @@ from drivetrain.loops.resume import enter_epoch, restore_random_state, restore_r
 from drivetrain.loops.run import Run, val_check_every
 from drivetrain.loops.sanity import sanity_check
 from drivetrain.loops.schedules import Schedules
-
-_PATIENCE = 100  # windows in a row; a loss scale that begins too large skips fewer than 40
 
 
 def fit(run: Run) -> None:
@@ -62,8 +61,11 @@ def fit(run: Run) -> None:
         epoch = enter_epoch(run)
         if epoch is not None:
             watch.epoch_began()
+            windows = progress.stepped_batches
             run_batches(run, *epoch)
             watch.batches_ended()
+            if run.losses is not None and progress.stepped_batches == windows:  # on_train_batch_start has ended it
+                run.losses.count_missed()
             check_manual_steps(run, steps_before)
             _end_epoch(run)
         _close_epoch(run)
@@ -93,11 +95,11 @@ class _Patience:
         progress = self._run.progress
         self._windows = self._windows + 1 if progress.global_step == self._step else 1
         self._step = progress.global_step
-        if self._windows == _PATIENCE:
+        if self._windows == PATIENCE:
             progress.ask_to_stop()
             rank_zero_warn(
                 f"The trial of {self._run.limits.max_steps:.0f} optimizer steps ends after {self._step}: the next "
-                f"{_PATIENCE} windows made none. Let {type(self._run.module).__name__}.training_step return a loss, "
+                f"{PATIENCE} windows made none. Let {type(self._run.module).__name__}.training_step return a loss, "
                 "whatever global_step is."
             )
 

@@ -21,6 +21,7 @@ from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
 from drivetrain.module.optimizers import LRSchedulerConfig, parameters_of
 
+PATIENCE = 100  # windows in a row without a step; a loss scale that begins too large skips fewer than 40
 _HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest number: what is below rounds to 0
 
 
@@ -35,16 +36,19 @@ class LossWatch:
         self._run = run
         self._windows_before = run.progress.stepped_batches
         self._windows_without = 0
+        self._step, self._in_a_row = -1, 0  # windows without a loss since this step
 
     def missed(self, output: Any) -> None:
         """A window has ended without an optimizer step; ``output``: what the step returned for its last batch.
 
         Raises:
-            ConfigurationError: ``training_step`` cannot return a loss, or has not for ``max_steps`` windows.
+            ConfigurationError: ``training_step`` cannot return a loss, or has not for ``max_steps`` windows, or does
+                not any more.
         """
         if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
             return  # a batch of the window had a loss; what it gave was not stepped for another reason
         self._windows_without += 1
+        self.count_missed()
         if self._windows_without < self._run.progress.stepped_batches - self._windows_before:
             return  # some window had a loss: this program skips batches
         module, windows = self._run.module, self._windows_without
@@ -66,6 +70,26 @@ class LossWatch:
                 f"{name} has returned {returned} for every batch of the first optimizer step, so nothing was updated. "
                 "If these batches are skipped on purpose, nothing is wrong; else return the loss"
                 f"{'.' if output is None else ', with the number of samples or tokens as its weight.'}"
+            )
+
+    def count_missed(self) -> None:
+        """Count a window without a loss, or an epoch that had no window.
+
+        Raises:
+            ConfigurationError: they have been so many in a row that ``max_steps``, which alone ends the fit, is not
+                reached any more.
+        """
+        progress, limits = self._run.progress, self._run.limits
+        self._in_a_row = self._in_a_row + 1 if progress.global_step == self._step else 1
+        self._step = progress.global_step
+        batches = progress.num_training_batches
+        least = 10 * PATIENCE if batches == ENDLESS else max(PATIENCE, batches)
+        if limits.max_epochs == ENDLESS > limits.max_steps and self._in_a_row >= least:
+            raise ConfigurationError(
+                f"The last {self._in_a_row} windows of batches had no loss, so global_step stays at {self._step}, and "
+                f"max_steps={limits.max_steps:.0f}, which alone ends this fit, is never reached. Let "
+                f"{type(self._run.module).__name__}.training_step return a loss whatever global_step is, or pass "
+                "max_epochs."
             )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import isolate_rng, rng_state
 from drivetrain.base.spelling import warn_if_misspelt
-from drivetrain.data.kept import generators_kept, workers_kept
+from drivetrain.data.kept import is_one_shot, objects_kept, parts_of, workers_kept
 from drivetrain.loops.evaluate import evaluate
 from drivetrain.loops.loaders import EvalLoader
 from drivetrain.loops.metrics import copied_states, set_states
@@ -45,8 +46,15 @@ def sanity_check(run: Run) -> None:
             for source in run.loaders.evaluation("validate")
         ]
         each = [source.loader for source in loaders]
-        with generators_kept(each), workers_kept(each):
-            evaluate(run, "sanity_check", loaders)
+        once = [part for loader in each for part in parts_of(loader) if is_one_shot(part)]
+        if once:
+            rank_zero_info(
+                f"The sanity check is left out: it would take batches of the {type(once[0]).__name__}, which can be "
+                "iterated only once."
+            )
+        else:
+            with workers_kept(each), objects_kept(each):
+                evaluate(run, "sanity_check", loaders)
         run.hooks.call_callbacks("on_sanity_check_end")
         for config in run.engine.strategy.lr_scheduler_configs if run.module.automatic_optimization else ():
             if config.reduce_on_plateau:

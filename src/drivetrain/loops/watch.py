@@ -75,7 +75,7 @@ class FitWatch:
     def epoch_began(self) -> None:
         """The hooks of an epoch's start have run."""
         self._updates, self._counts = updates_of(self._run.module), self._scheduler_counts()
-        self._steps = self._run.progress.global_step
+        self._steps, self._windows = self._run.progress.global_step, self._run.progress.stepped_batches
         self._begun_elsewhere = self._run.progress.batches_done > 0
 
     def batches_ended(self) -> None:
@@ -163,7 +163,8 @@ class FitWatch:
                 "in this epoch: its step() was not called, or its parameters had no gradient then. Call "
                 "self.manual_backward(loss) before its step(), and zero_grad() after it or before the backward pass."
             )
-        losses = run.window.batches_with_gradients and run.module.automatic_optimization
+        losses = run.window.batches_with_gradients and run.progress.stepped_batches > self._windows
+        losses = losses and run.module.automatic_optimization
         open_window = run.window.batches_done > 0  # a request to stop came before its step
         if not losses or open_window or run.progress.global_step > self._steps:
             self._without_steps = 0

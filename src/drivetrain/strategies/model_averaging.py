@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError, described, is_count, shown
@@ -37,6 +38,7 @@ class ModelAveraging:
         self.period = period
         self.state = state
         self._hooks: list[Any] = []
+        self._trained: set[int] = set()  # parameters, by identity, that were trained at the last average or later
 
     def attach(self, optimizers: Sequence[Optimizer]) -> None:
         """Average after the steps of these optimizers, and no longer after those of others.
@@ -55,9 +57,11 @@ class ModelAveraging:
             optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # its warm-up may be over
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
+            self._trained.update(id(each) for each in _parameters_of(optimizer) if each.requires_grad)
 
     def detach(self) -> None:
         """Average no more."""
+        self._trained.clear()
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -78,8 +82,11 @@ class ModelAveraging:
     def _average(self, optimizer: Optimizer) -> None:
         from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
-        # not only those with a gradient: what travels must be the same on every rank
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        # Not only those with a gradient: what travels must be the same on every rank. Those that have frozen since the
+        # last average differ too.
+        parameters = [each for each in _parameters_of(optimizer) if each.requires_grad or id(each) in self._trained]
+        self._trained.difference_update(map(id, parameters))
+        self._trained.update(id(each) for each in parameters if each.requires_grad)
         if not parameters:
             return
         places = [parameter.data for parameter in parameters]
@@ -92,6 +99,10 @@ class ModelAveraging:
         group = optimizer.param_groups[0]
         group.setdefault(_STEPS, 0)  # the checkpoint is of another strategy: the warm-up begins
         self.state.iter = group.get(_ITERATIONS, 0)
+
+
+def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None:

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.base.registry import load
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback, Checkpoint, connect_module
-from drivetrain.data.kept import objects_kept, workers_kept
+from drivetrain.data.kept import is_one_shot, objects_kept, parts_of, workers_kept
+from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.metrics import copied_states, set_states
@@ -35,9 +37,8 @@ def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterato
 
     Weights, buffers, gradients, optimizers, schedulers, the loss scale, random states, metric objects, plain attributes
     of the module, the datamodule, loaders with their samplers and data sets, counters and logged values are put back.
-    Meanwhile the Trainer
-    shows the counters of the trial, and has ``callbacks`` and no logger. What hooks and steps of the module do outside
-    of it, such as writing a file, cannot be undone.
+    Meanwhile the Trainer shows the counters of the trial, and has ``callbacks`` and, in place of its loggers, one that
+    writes nothing. What hooks and steps of the module do outside of it, such as writing a file, cannot be undone.
 
     Args:
         trainer: whose run is under way, in a hook outside of a step.
@@ -70,7 +71,8 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
     join_book(book, strategy)
     own = trainer.__dict__
     own.update(
-        limits=dataclasses.replace(trainer.limits, **limits), progress=progress, logbook=book, _loggers=[],
+        limits=dataclasses.replace(trainer.limits, **limits), progress=progress, logbook=book,
+        _loggers=[load("drivetrain.loggers:DummyLogger")()] if trainer.loggers else [],
         _callbacks=list(callbacks), predictions=Predictions(keeps=False),
     )  # fmt: skip
     module.trainer = trainer
@@ -101,8 +103,19 @@ def _generators(module: torch.nn.Module, datamodule: Any) -> list[Any]:
 
 
 def _keep_loaders(kept: ExitStack, made: Any) -> None:
-    """Keep loaders as they are when the trial gets them, whether they were passed or a hook has returned them."""
+    """Keep loaders as they are when the trial gets them, whether they were passed or a hook has returned them.
+
+    Raises:
+        ConfigurationError: one of them cannot be kept.
+    """
     loaders = [loader for _, loader in leaves(made)]
+    for part in (part for loader in loaders for part in parts_of(loader)):
+        if is_one_shot(part):
+            raise ConfigurationError(
+                f"A finder tries some steps before the fit, and the {type(part).__name__} that is the loader can be "
+                "iterated only once: the fit would miss the batches of the trial. Pass an object that can be iterated "
+                "again, such as a DataLoader or a list, or leave the finder out."
+            )
     kept.enter_context(workers_kept(loaders))
     kept.enter_context(objects_kept(loaders))
 
