@@ -11,7 +11,8 @@ import torch
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers.board import Board, traceback_of_user
+from drivetrain.launchers.board import Board
+from drivetrain.launchers.tracebacks import traceback_of_user
 from drivetrain.strategies import SingleDeviceStrategy
 
 FIT = "in fits"

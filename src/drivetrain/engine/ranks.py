@@ -12,7 +12,8 @@ from torch import Tensor
 
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import WrongTypeError, described
-from drivetrain.launchers.launcher import Launcher
+from drivetrain.launchers.launcher import Launcher, LaunchError
+from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.plan import Plan
 from drivetrain.strategies.collectives import as_tensor, operation_of
 from drivetrain.strategies.strategy import Strategy
@@ -127,6 +128,9 @@ class Ranks(RankFacts):
             return function(*args, **kwargs)
         try:
             result: R = self.launcher.launch(_as_rank, self, function, args, kwargs)
+        except LaunchError:
+            cut_tracebacks()
+            raise
         finally:
             self.strategy.after_job()
         return result

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from drivetrain.launchers.board import ENGINE, own_sheet
+from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.strategies import _failing, _waiting
 
 
@@ -19,6 +20,7 @@ def begin() -> None:
     """Tell, from now on, of the exception that ends this process."""
     if (sheet := own_sheet()) is not None:
         sheet.words[ENGINE] = 1
+    cut_tracebacks()
     if not _before:
         _before.append(sys.excepthook)
         sys.excepthook = _tell_and_print

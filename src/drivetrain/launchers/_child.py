@@ -33,10 +33,10 @@ from drivetrain.base import files
 from drivetrain.checkpoints import container
 from drivetrain.errors import ConfigurationError, PeerError, text_of
 from drivetrain.launchers._process_state import ProcessState
-from drivetrain.launchers.board import place_of_user, traceback_of_user
 from drivetrain.launchers.failure import Failure as Failure
 from drivetrain.launchers.failure import read_failure as read_failure
 from drivetrain.launchers.launcher import in_notebook
+from drivetrain.launchers.tracebacks import place_of_user, traceback_of_user
 
 T = TypeVar("T")
 

@@ -11,14 +11,12 @@ import faulthandler
 import json
 import mmap
 import os
-import traceback
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from drivetrain.base.registry import load
-from drivetrain.errors import DrivetrainError
 from drivetrain.launchers._folder import DESCRIPTION, HELD, hold, keep_sockets_in
 
 BOARD = "DRIVETRAIN_BOARD"
@@ -214,27 +212,3 @@ def _mapped(folder: Path, count: int) -> list[memoryview]:
         with open(folder / f"{local_rank}.slot", "rb") as file:
             slots.append(memoryview(mmap.mmap(file.fileno(), _SIZE, access=mmap.ACCESS_READ)).cast("q"))
     return slots
-
-
-def traceback_of_user(error: BaseException) -> str:
-    """Return the traceback of ``error`` as text: from the innermost line of the user's code on, under those above it.
-
-    Frames of libraries above that line say nothing that a user has written. An error of drivetrain's own says what to
-    do, so nothing below that line is shown of it; where no line is the user's, it is the error alone.
-    """
-    outside = load("drivetrain.trainer.error_notes:is_library")
-    text = traceback.TracebackException.from_exception(error)
-    users = [index for index, each in enumerate(text.stack) if not outside(each.filename)]
-    if isinstance(error, DrivetrainError):
-        text.stack = traceback.StackSummary.from_list([text.stack[index] for index in users])
-    elif users:
-        rest = range(users[-1] + 1, len(text.stack))
-        text.stack = traceback.StackSummary.from_list([text.stack[index] for index in (*users, *rest)])
-    return "".join(text.format() if text.stack else text.format_exception_only())
-
-
-def place_of_user(error: BaseException) -> str:
-    """Return file, line and function of the innermost line of the user's code that ``error`` passed through; or ""."""
-    outside = load("drivetrain.trainer.error_notes:is_library")
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not outside(each.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""

@@ -41,12 +41,15 @@ class Failure:
         if not self.traceback:
             return None
         trace = RemoteTraceback(self.traceback)
+        has_lines = "Traceback (most recent" in self.traceback  # else it repeats the exception
         try:
             exception = pickle.loads(self.exception)
         except Exception:  # some classes cannot be made again from what they pickle
             return trace
-        exception.__cause__ = trace
-        return exception if isinstance(exception, BaseException) else trace
+        if not isinstance(exception, BaseException):
+            return trace
+        exception.__cause__ = trace if has_lines else None
+        return exception
 
 
 def read_failure(folder: Path, local_rank: int) -> Failure | None:

@@ -179,7 +179,7 @@ class MultiProcessingLauncher(Launcher):
         )
         places = [f"Rank {each} was {board.place(local)}." for local, each in enumerate(board.ranks)]
         stacks = board.stacks(local_rank).rstrip()
-        lines = [line for line in (message, failure.cure, stacks, *places) if line]
+        lines = [line for line in (*places, stacks, message, failure.cure) if line]  # the error is the last line
         raise LaunchError("\n".join(lines), rank, process.exitcode) from failure.cause()
 
 

@@ -280,7 +280,7 @@ class RayLauncher(Launcher):
         who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
         places = [] if board is None else [f"Rank {each} was {board.place(each)}." for each in board.ranks]
         if not isinstance(end, Ended):
-            error = LaunchError("\n".join([f"{who} died before it could report.", _DIED, *places]), rank.number, 1)
+            error = LaunchError("\n".join([*places, f"{who} died before it could report.", _DIED]), rank.number, 1)
             error.__cause__ = end
             return _Failed(error)
         failure = end.failure
@@ -288,7 +288,7 @@ class RayLauncher(Launcher):
             return _Failed(KeyboardInterrupt(), asked=True)
         if end.exit_code == 128 + signal.SIGTERM:
             return _Failed(SIGTERMException(), asked=True)
-        lines = [line for line in (f"{who} {failure.summary}", failure.cure, *places) if line]
+        lines = [line for line in (*places, f"{who} {failure.summary}", failure.cure) if line]
         error = LaunchError("\n".join(lines), rank.number, end.exit_code)
         error.__cause__ = failure.cause()
         return _Failed(error, follows=failure.follows)

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from drivetrain.base.rank_zero import log
 from drivetrain.errors import PeerError, SIGTERMException, text_of
 from drivetrain.launchers import _child, flight
-from drivetrain.launchers.board import Sheet, place_of_user
+from drivetrain.launchers.board import Sheet
+from drivetrain.launchers.tracebacks import place_of_user
 from drivetrain.strategies import _waiting
 
 _STORE_S = 2.0  # that a rank which fails waits for the store: the process that holds it may have stopped

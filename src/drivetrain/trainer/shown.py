@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from drivetrain.launchers import orphan
 from drivetrain.launchers.board import PHASE, SAVES, SAVING, SHOWN, STALL, own_sheet
 from drivetrain.launchers.launcher import LAUNCHER
+from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.loops.progress import Phase, Progress
 from drivetrain.strategies import _failing, _waiting
 
@@ -51,6 +52,8 @@ def shown(
             failed = said
             _failing.tell_ranks(failed, lambda: summary(failed, progress))
         _failing.write_for_report(sheet, said)
+        if several:
+            cut_tracebacks()
         if explained is not None:
             raise explained from None  # its text says what to do, and the other's would hide it on the screen
         raise

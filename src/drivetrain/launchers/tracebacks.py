@@ -1,0 +1,76 @@
+"""Tracebacks cut to what a user has written: in reports, and where Python prints the error that ends a process.
+
+Frames of libraries above the innermost line of the user's say nothing that a user has written. An error of drivetrain's
+own says what to do, so nothing below that line is shown of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from drivetrain.base.registry import load
+from drivetrain.errors import DrivetrainError
+
+_Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+_before: list[_Print] = []  # what prints exceptions otherwise; empty until cut_tracebacks() is called
+
+
+def cut_tracebacks() -> None:
+    """Leave out of the traceback that ends this process what no user has written, from now on."""
+    if not _before:
+        _before.append(sys.excepthook)
+        sys.excepthook = _print_cut
+
+
+def traceback_of_user(error: BaseException) -> str:
+    """Return the traceback of ``error`` as text; where no line of drivetrain's own error is the user's, it alone."""
+    text = traceback.TracebackException.from_exception(error)
+    kept = _kept(error, [each.filename for each in text.stack])
+    text.stack = traceback.StackSummary.from_list([text.stack[index] for index in kept])
+    return "".join(text.format() if text.stack else text.format_exception_only())
+
+
+def place_of_user(error: BaseException) -> str:
+    """Return file, line and function of the innermost line of the user's code that ``error`` passed through; or ""."""
+    outside = load("drivetrain.trainer.error_notes:is_library")
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not outside(each.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def _kept(error: BaseException, files: Sequence[str]) -> list[int]:
+    """Return which of a traceback's frames are shown, by number; ``files`` holds the file of each."""
+    outside = load("drivetrain.trainer.error_notes:is_library")
+    users = [index for index, file in enumerate(files) if not outside(file)]
+    if isinstance(error, DrivetrainError):
+        return users
+    return [*users, *range(users[-1] + 1, len(files))] if users else list(range(len(files)))
+
+
+def _print_cut(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    complete: list[tuple[BaseException, TracebackType | None]] = []
+    each: BaseException | None = error
+    while each is not None and all(each is not seen for seen, _ in complete):
+        complete.append((each, each.__traceback__))
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    try:
+        for one, _ in complete:
+            one.__traceback__ = _cut(one)
+        _before[0](kind, error, error.__traceback__)
+    finally:
+        for one, found in complete:  # for a debugger, after the end
+            one.__traceback__ = found
+
+
+def _cut(error: BaseException) -> TracebackType | None:
+    entries, trace = [], error.__traceback__
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    cut: TracebackType | None = None
+    for index in reversed(_kept(error, [each.tb_frame.f_code.co_filename for each in entries])):
+        cut = TracebackType(cut, entries[index].tb_frame, entries[index].tb_lasti, entries[index].tb_lineno)
+    return cut
