@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from drivetrain.errors import ConfigurationError
+
 T = TypeVar("T")
 
 _ALIKE = 0.9  # of difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" and "best_step" have 0.89
@@ -18,6 +20,29 @@ _ALIKE = 0.9  # of difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" 
 def is_own_class(cls: type) -> bool:
     """Whether drivetrain defines this class; a subclass of the user's is none of its own."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def check_base_init(obj: object) -> None:
+    """Check that an ``__init__`` of the user's has called that of drivetrain's class below it, if this keeps anything.
+
+    Raises:
+        ConfigurationError: its code has no such call, and no attribute that the other would have set is there.
+    """
+    users: Any = None
+    for cls in type(obj).__mro__:
+        init: Any = inspect.unwrap(vars(cls).get("__init__", object.__init__))
+        if init is object.__init__:
+            continue
+        if is_own_class(cls):
+            if users is not None and not {*init.__code__.co_names} & {*vars(obj)}:
+                raise ConfigurationError(
+                    f"{users.__qualname__} has not called that of its base class, {cls.__name__}. Begin it with "
+                    "super().__init__(), which takes that class's arguments."
+                )
+            return
+        if users is None and (not inspect.isfunction(init) or any("init" in each for each in init.__code__.co_names)):
+            return  # it calls "__init__", or as a dataclass "__post_init__"
+        users = users or init
 
 
 def overrides(obj: object, name: str, base: type) -> bool:

@@ -30,10 +30,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
     CHECKPOINT_HYPER_PARAMS_TYPE = "datamodule_hparams_type"
 
     name: str | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trainer: Trainer | None = None
+    trainer: Trainer | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint saves of the data module."""

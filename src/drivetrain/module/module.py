@@ -38,12 +38,35 @@ class _Toggle(NamedTuple):
     found: dict[nn.Parameter, bool]
 
 
+class _NotYet(dict[str, Any]):
+    """In the place of what torch registers layers, parameters and buffers in, until ``nn.Module.__init__`` has run."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise ConfigurationError(
+            f"{self.owner}.__init__ assigns self.{name}, {described(value)}, before its base class's __init__ was "
+            "called. Begin it with super().__init__()."
+        )
+
+
 class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, ExportMixin, nn.Module):
     """An ``nn.Module`` with its steps, its optimizers and its hooks.
 
     Define ``training_step`` and ``configure_optimizers``; everything else is optional. Of a run, the module holds
     only a reference to the Trainer, which is not copied or pickled with it.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make a module that explains itself if its ``__init__`` registers a layer before that of the base class."""
+        new: Any = super().__new__
+        module: Self = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+        registries = _NotYet(cls.__name__)
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):  # torch replaces them
+            module.__dict__[name] = registries
+        return module
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

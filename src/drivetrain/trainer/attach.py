@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.base.introspect import (
+    check_base_init,
     defined_by_user,
     is_own_class,
     missing_arguments,
@@ -99,6 +100,7 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
             if hasattr(callback, "start") and hasattr(callback, "describe"):
                 cure = f"Write Trainer(profiler={type(callback).__name__}(...))."
             raise WrongTypeError(f"{start} {described(callback)}. {_cure(callback, 'drivetrain.callbacks', cure)}")
+        check_base_init(callback)
     return found
 
 
@@ -174,6 +176,7 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
     for logger in found:
         if isinstance(logger, contract) and not is_own_class(type(logger)):
             load("drivetrain.base.members:check_members")(type(logger))
+            check_base_init(logger)
         if not isinstance(logger, contract):
             cure = "Pass a drivetrain.loggers.Logger, a list of them, True or False."
             raise ConfigurationError(
