@@ -139,7 +139,7 @@ def test_t45_replicas_do_not_share_the_parameters_that_they_inherit(forked: dict
 def test_t31_an_exception_is_the_cause_with_its_traceback_and_the_others_are_killed(forked: dict[str, Any]) -> None:
     failed = forked["exception"]
     assert (failed["rank"], failed["exit_code"]) == (1, 1)
-    assert failed["message"].startswith("Rank 1 of 2 (process ")
+    assert "\nRank 1 of 2 (process " in failed["message"]
     assert ", exit code 1) raised ValueError: the reason\nat " in failed["message"]
     assert (failed["cause"], failed["cause_text"]) == ("ValueError", "the reason")
     assert "in raises\n    raise error(*args)\nValueError: the reason" in failed["origin"]
