@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from drivetrain import Trainer
+from drivetrain.base.rank_zero import tell_rank
 from drivetrain.compat import rank_zero
 from drivetrain.compat.rank_zero import (
+    RANK_VARIABLES,
     LightningDeprecationWarning,
     WarningCache,
     _get_rank,
@@ -91,3 +98,37 @@ def test_the_warning_is_drivetrains_own() -> None:
     from drivetrain.base.rank_zero import rank_zero_warn
 
     assert rank_zero.rank_zero_warn is rank_zero_warn
+
+
+PROGRAM = """
+import lightning
+from lightning_utilities.core.rank_zero import rank_prefixed_message, rank_zero_info, rank_zero_only
+
+@rank_zero_only
+def answer():
+    return "said"
+
+rank_zero_info("needs the rank")
+print(rank_zero_only.rank, answer(), rank_prefixed_message("text", rank_zero_only.rank))
+"""
+
+
+def test_the_shared_package_is_told_the_rank_when_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    command = [sys.executable, "-m", "drivetrain.compat", "program.py"]
+    kept = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    for environ, said in ({}, "0 said [rank: 0] text"), ({"RANK": "2", "WORLD_SIZE": "3"}, "2 None [rank: 2] text"):
+        done = subprocess.run(command, cwd=tmp_path, env={**kept, **environ}, capture_output=True, text=True)
+        assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
+
+
+def test_a_trainer_tells_a_package_that_was_imported_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = pytest.importorskip("lightning_utilities.core.rank_zero").rank_zero_only
+    monkeypatch.setattr(shared, "rank", None, raising=False)
+    Trainer(accelerator="cpu", logger=False)
+    assert shared.rank == 0
+    tell_rank(3)
+    assert shared.rank == 3
+    monkeypatch.setitem(sys.modules, "lightning_utilities.core.rank_zero", None)
+    tell_rank(4)  # it is not installed
+    assert shared.rank == 3

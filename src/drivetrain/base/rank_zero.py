@@ -32,6 +32,17 @@ def rank_from_environ(environ: Mapping[str, str] = os.environ) -> int:
     return 0
 
 
+def tell_rank(rank: int | None = None) -> None:
+    """Tell the package lightning_utilities the rank: programs use its ``rank_zero_only``, which raises without it.
+
+    Args:
+        rank: of this process; ``None``: as the launcher exported it.
+    """
+    decorator = getattr(sys.modules.get("lightning_utilities.core.rank_zero"), "rank_zero_only", None)
+    if decorator is not None:
+        decorator.rank = rank_from_environ() if rank is None else rank
+
+
 def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
     """Decorator: call ``fn`` on global rank 0; elsewhere return ``None``."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution, DistributionFinder
 
 _CURE = "Leave it out of the program, or run the program with Lightning itself: without drivetrain.compat."
+_TOLD_THE_RANK = "lightning_utilities.core.rank_zero"
 _VERSIONED = ("", "pytorch", "fabric")
 
 
@@ -70,6 +71,8 @@ class CompatFinder:
         Raises:
             ModuleNotFoundError: it belongs to the original and is not served.
         """
+        if fullname == _TOLD_THE_RANK:
+            return _telling_rank(fullname, path)
         root, _, rest = fullname.partition(".")
         if root not in table.in_use().roots:
             return None
@@ -90,6 +93,23 @@ class CompatFinder:
         from drivetrain.compat.distribution import distributions  # here, because importing it costs every child
 
         return distributions(None if context is None else context.name)
+
+
+def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Return the spec of a module that is told the rank as soon as it is imported, as the original does."""
+    spec = PathFinder.find_spec(fullname, path)
+    if spec is not None and spec.loader is not None:
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            from drivetrain.base.rank_zero import tell_rank  # here, because importing it costs every child
+
+            execute(module)
+            tell_rank()
+
+        loader.exec_module = exec_module
+    return spec
 
 
 class _TableLoader:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import is_own_class
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_warn, tell_rank
 from drivetrain.base.registry import check_part, load
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
@@ -83,6 +83,7 @@ def verbs_of(strategy: Strategy) -> Verbs:
 
 def strategy_of(plan: Plan) -> Strategy:
     """Return the strategy of a plan: the user's own, or a new one."""
+    tell_rank()
     if isinstance(plan.strategy, Strategy):
         return plan.strategy
     strategy = plan.strategy.build()

@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.introspect import defined_by_user
+from drivetrain.base.rank_zero import tell_rank
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
@@ -131,6 +132,7 @@ class ParallelStrategy(Strategy):
         self._store_ranks_of_job()
         if self.world_size > 1:
             os.environ["RANK"] = str(self.global_rank)  # what is only for rank 0 asks for it, and loaders' workers do
+            tell_rank(self.global_rank)
         super().setup_environment()
         if dist.is_initialized():
             self._check_group()
