@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
-from drivetrain import Callback
+from drivetrain import Callback, LightningModule
 from drivetrain.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
@@ -287,3 +288,18 @@ def test_after_an_exception_where_the_epoch_that_thaws_begins(
         (weights, rates), (whole, expected) = fitted(path), fitted()
         same(weights, whole)
         assert rates == expected
+
+
+def test_groups_that_a_subclass_keeps_are_found_after_pruning() -> None:
+    module, callback = LightningModule(), BaseFinetuning()
+    module.layer = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    callback._store(module, 0, 0, optimizer.param_groups)
+    nn.utils.prune.random_unstructured(module.layer, "weight", 0.5)
+    callback._restarting = True
+    fresh = torch.optim.SGD(module.parameters(), lr=0.1)
+    trainer: Any = SimpleNamespace(optimizers=[fresh], lr_scheduler_configs=[])
+    callback.on_fit_start(trainer, module)
+    [group] = fresh.param_groups
+    assert group["lr"] == 0.5
+    assert {id(each) for each in group["params"]} == {id(module.layer.weight_orig), id(module.layer.bias)}

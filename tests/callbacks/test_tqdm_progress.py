@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import TQDMProgressBar
 from drivetrain.callbacks.progress_bar import Snapshot
+from drivetrain.compat.boring_classes import BoringModel
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import CSVLogger
 
@@ -245,3 +247,22 @@ def test_a_subclass_has_its_own_format(capsys: pytest.CaptureFixture[str]) -> No
     bar.draw(Snapshot("train", 0, 2, 5, 20))
     bar.close()
     assert frames(capsys)[-1].startswith("Epoch 1/2 at 5")
+
+
+def test_the_bar_of_training_is_there_in_the_sanity_check(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Own(TQDMProgressBar):
+        def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+            super().on_sanity_check_start(trainer, pl_module)
+            seen.append(self.train_progress_bar)
+
+        def init_sanity_tqdm(self) -> Any:
+            seen.append(self.train_progress_bar)
+            return super().init_sanity_tqdm()
+
+    Trainer(accelerator="cpu", max_steps=1, logger=False, default_root_dir=tmp_path, callbacks=[Own()]).fit(
+        BoringModel()
+    )
+    assert seen
+    assert all(bar is not None and bar.disable for bar in seen)

@@ -298,7 +298,7 @@ def test_an_object_that_is_no_argument_counts_as_keywords_and_may_come_at_any_ti
         (("hiden",), "Model.__init__ has no argument 'hiden' to save as a hyperparameter. Did you mean 'hidden'?"),
         ((5,), 'got int. Pass names of arguments, as in save_hyperparameters("lr", "hidden")'),
         ((["lr"],), "got list. Pass names of arguments"),
-        (({"a": 1}, "lr"), "got dict, str. Pass names of arguments"),
+        (({"a": 1}, {"b": 1}), "got dict, dict. Pass names of arguments"),
         ((Config,), "got type. Pass names of arguments"),
     ],
 )
@@ -426,3 +426,13 @@ def test_names_can_be_removed_later() -> None:
     net = Net()
     net.remove_ignored_hparams(["lr", "absent"])
     assert dict(net.hparams) == dict(net.hparams_initial) == {"width": 3}
+
+
+def test_names_beside_an_object_have_no_effect() -> None:
+    class Both(LightningModule):
+        def __init__(self, config: dict[str, Any], lr: float = 0.1) -> None:
+            super().__init__()
+            self.save_hyperparameters(config, "lr")
+
+    with pytest.warns(UserWarning, match="Both called save_hyperparameters with an object and with names, 'lr'"):
+        assert dict(Both({"width": 2}, 0.5).hparams) == {"width": 2}

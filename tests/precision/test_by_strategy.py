@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from drivetrain import Trainer
+from drivetrain.compat.boring_classes import BoringModel
 from drivetrain.errors import ConfigurationError
 from drivetrain.plugins import DeepSpeedPrecision, FSDPPrecision
 from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
@@ -51,3 +55,50 @@ def test_a_scaler_is_that_of_16_mixed() -> None:
     assert FSDPPrecision("16-mixed", scaler).scaler is scaler
     with pytest.raises(ConfigurationError, match="only 16-mixed scales losses"):
         FSDPPrecision("bf16-mixed", scaler)
+
+
+class Doubles(FSDPPrecision):
+    def convert_input(self, data: Any) -> Any:
+        return super().convert_input(data) * 2
+
+
+class Named(DeepSpeedPrecision):
+    def __init__(self, mine: int, name: str = "bf16-mixed") -> None:
+        super().__init__(name)
+        self.mine = mine
+
+
+@pytest.mark.parametrize(("name", "kind"), [("bf16-mixed", MixedPrecision), ("64-true", DoublePrecision)])
+def test_overrides_of_a_subclass_are_called_before_those_of_the_precision(name: str, kind: type) -> None:
+    made = Doubles(name)
+    assert isinstance(made, Doubles)
+    assert isinstance(made, kind)
+    assert made.precision == name
+    assert made.convert_input(torch.ones(1, dtype=torch.float32)) == 2.0
+    assert made.convert_input(torch.ones(1)).dtype is (torch.float64 if kind is DoublePrecision else torch.float32)
+
+
+def test_a_subclass_may_have_arguments_of_its_own_and_be_copied() -> None:
+    made = Named(3)
+    for each in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert (each.mine, each.precision) == (3, "bf16-mixed")
+        assert isinstance(each, MixedPrecision)
+    assert type(copy.deepcopy(made)) is type(made)
+    assert Named(1, "32-true").precision == "32-true"
+
+
+def test_a_trainer_calls_the_overrides_of_a_subclass(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Sees(FSDPPrecision):
+        def convert_input(self, data: Any) -> Any:
+            seen.append(data)
+            return super().convert_input(data)
+
+    trainer = Trainer(
+        accelerator="cpu", plugins=[Sees("bf16-mixed")], default_root_dir=tmp_path, max_steps=1, logger=False,
+        enable_progress_bar=False,
+    )  # fmt: skip
+    trainer.fit(BoringModel())
+    assert trainer.precision == "bf16-mixed"
+    assert seen

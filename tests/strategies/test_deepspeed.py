@@ -103,3 +103,12 @@ def test_the_engine_steps_another_optimizer_of_the_same_kind() -> None:
     assert theirs.state
     assert not mine.state
     assert scheduler.optimizer is mine
+
+
+def test_clipping_by_a_value_of_0_is_none(installed: None) -> None:
+    strategy = DeepSpeedStrategy()
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    strategy.clip_gradients_value(model, optimizer, 0.0)
+    with pytest.raises(ConfigurationError, match="clips gradients by their norm"):
+        strategy.clip_gradients_value(model, optimizer, 0.5)

@@ -141,6 +141,8 @@ def test_s4_8_a_job_of_one_replica_stacks_as_one_of_several(standin: Any) -> Non
     assert weight.grad.tolist() == [3.0, 3.0]
     assert not strategy.all_gather(weight).requires_grad
     assert strategy.reduce(torch.tensor(2.0)) == 2.0
+    assert strategy.reduce(output=torch.tensor(2.0)) == 2.0
+    assert strategy.reduce(tensor=torch.tensor(2.0), reduce_op="sum") == 2.0
 
 
 def test_s4_6_a_loader_is_wrapped_once_and_keeps_what_tells_where_it_is(standin: Any) -> None:

@@ -174,7 +174,7 @@ class BaseFinetuning(Callback):
         current_param_groups: list[dict[str, Any]],
     ) -> None:
         """Note the groups of optimizer ``opt_idx`` after the first ``num_param_groups``, by parameter name."""
-        names = {parameter: name for name, parameter in pl_module.named_parameters()}
+        names = {parameter: plain_name(name) for name, parameter in pl_module.named_parameters()}
         known = self._internal_optimizer_metadata.get(opt_idx)
         new = current_param_groups if known is None else current_param_groups[num_param_groups:]
         kept = self._apply_mapping_to_param_groups(new, names)
@@ -190,7 +190,7 @@ class BaseFinetuning(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Thaw what was thawed when the checkpoint was saved, and add the groups that the optimizers had then."""
         if self._restarting:  # a subclass has restored _internal_optimizer_metadata
-            named = dict(pl_module.named_parameters())
+            named = _named(pl_module)
             for index, groups in self._internal_optimizer_metadata.items():
                 there = len((optimizer := trainer.optimizers[index]).param_groups)
                 optimizer.param_groups = self._apply_mapping_to_param_groups(groups, named)
@@ -340,12 +340,19 @@ def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, 
     }
 
 
-def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
+def _named(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by name; those that torch's pruning has renamed by both names.
+
+    It renames them maybe after a state was noted and before the checkpoint was saved, or before a run that resumes.
+    """
     named = {plain_name(name): each for name, each in module.named_parameters(remove_duplicate=False)}
-    # Torch's pruning renames parameters, maybe after this state was noted and before the checkpoint was saved.
     masks = {plain_name(name) for name, _ in module.named_buffers() if name.endswith("_mask")}
     stems = {name: name.removesuffix("_orig") for name in named}
-    named |= {stem: named[name] for name, stem in stems.items() if f"{stem}_mask" in masks}
+    return named | {stem: named[name] for name, stem in stems.items() if f"{stem}_mask" in masks}
+
+
+def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
+    named = _named(module)
     if "frozen" in state:
         frozen = {id(named[name]) for name in state["frozen"] if name in named}
         for parameter in named.values():

@@ -89,6 +89,8 @@ class TQDMProgressBar(ProgressBar):
     sanity_progress_bar = test_progress_bar = predict_progress_bar = val_progress_bar
 
     def _bar(self, training: bool) -> Any:
+        if training and training not in self._bars and self._trainer is not None and self.trainer.sanity_checking:
+            return _new_bar(disable=True)  # which is there, and shows nothing
         if training not in self._bars and self._thread is not None:
             self._thread.show_now(training)  # a step may ask before the thread has drawn
         if training not in self._bars:

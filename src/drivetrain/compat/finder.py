@@ -49,6 +49,11 @@ class ServedModule(ModuleType):
             return importlib.import_module(f"{self.__name__}.{name}")
         raise AttributeError(_refusal(self.__name__, self._compat_path, name))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Keep a function where its module has the same name, and was just imported: as the original does."""
+        if not (isinstance(value, ServedModule) and find(self._compat_path, name)):
+            super().__setattr__(name, value)
+
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *self._compat_names(), *submodules(self._compat_path)})
 

@@ -450,6 +450,12 @@ SERVED: dict[str, tuple[str, ...]] = {
         "_TORCH_GREATER_EQUAL_2_2 _TORCH_GREATER_EQUAL_2_3 _TORCH_GREATER_EQUAL_2_4 _TORCH_GREATER_EQUAL_2_4_1 "
         "_TORCH_GREATER_EQUAL_2_5 _TORCH_GREATER_EQUAL_2_6",
     ),
+    "fabric.utilities.init": (
+        f"{_C}.weights: _EmptyInit _has_meta_device_parameters_or_buffers _materialize _materialize_meta_tensors",
+    ),
+    "fabric.utilities.load": (
+        f"{_C}.weights: _METADATA_FILENAME _NotYetLoadedTensor _lazy_load _materialize_tensors _move_state_into",
+    ),
     "fabric.utilities.logger": (
         f"{_C}.loggers: _add_prefix _convert_params _flatten_dict _sanitize_callable_params _sanitize_params",
     ),

@@ -71,7 +71,7 @@ class Entry:
     __slots__ = (
         "name", "options", "on_step", "on_epoch", "once", "to_logger", "to_bar", "reduction", "keep_graph",
         "dataloader_idx", "last", "fresh", "shared", "agreed", "_book", "_borrows", "_pending", "_pending_weight",
-        "_restored", "_total", "_weight", "_last_weight", "_metric", "source",
+        "_restored", "_total", "_weight", "_last_weight", "_metric", "_is_without_value", "source",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +98,7 @@ class Entry:
         self._weight: float = 0
         self._last_weight: float = 1
         self._metric: Any = None
+        self._is_without_value = False  # the metric object has computed None
         self.shared = options.sync_dist and book.gather is not None  # the ranks' values are one value
         self.agreed: Value | None = None  # what they have agreed on for this epoch
         self._borrows = False  # the epoch's first value under this name was the fresh result of an operation
@@ -244,7 +245,7 @@ class Entry:
 
     def epoch_value(self) -> Value | None:
         """The reduction over everything pushed since the last :meth:`reset`; ``None`` if there was nothing."""
-        if self.agreed is not None:
+        if self.agreed is not None or self._is_without_value:
             return self.agreed
         if self._metric is not None:
             return self._computed()
@@ -305,8 +306,11 @@ class Entry:
         finally:
             metric.dist_sync_fn = None
 
-    def _computed(self) -> Tensor:
+    def _computed(self) -> Tensor | None:
         value = self._metric.compute()
+        self._is_without_value = value is None
+        if value is None:
+            return None
         if isinstance(value, Tensor):
             return self._as_scalar(value.detach())
         raise LoggingError(
@@ -343,6 +347,7 @@ class Entry:
             self._metric.reset()
         self._pending.clear()
         self._total, self._weight, self.last, self.fresh, self.agreed = None, 0, None, False, None
+        self._is_without_value = False
 
 
 def check_arguments(name: str, value: Any, options: Options, batch_size: Any) -> None:

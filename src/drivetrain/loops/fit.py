@@ -194,6 +194,8 @@ def _close_epoch(run: Run) -> None:
     if not progress.epoch_cut:  # its rest may still come, in a run that resumes here
         schedules = Schedules.of(run)
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
+        if run.settings.fast_dev_run:
+            schedules.check_watched()
     book.reset("train")
     progress.close_epoch()
     if run.limits.train_batches == 0:

@@ -71,6 +71,17 @@ class Schedules:
             else:
                 config.scheduler.step()
 
+    def check_watched(self) -> None:
+        """Look up, at the end of a trial, what those watch that were not due in it.
+
+        Raises:
+            ConfigurationError: a strict scheduler watches a value that was never logged.
+        """
+        metrics = self._book.refresh()
+        for config in (*self.step_plateau, *self.epoch_plateau):
+            if config.frequency > 1 and config.monitor not in metrics:
+                self._missing(config, metrics)
+
     def _missing(self, config: LRSchedulerConfig, metrics: dict[str, Any]) -> None:
         cure = 'Log it, or set "strict": False to skip the scheduler while it is missing.'
         if config.interval == "step":

@@ -110,7 +110,7 @@ class HyperparametersMixin:
 
         Args:
             *args: nothing: every argument, ``**kwargs`` one by one, ``*args`` not at all. Names: only those. One
-                mapping, namespace or dataclass: its items, as the hyperparameters.
+                mapping, namespace or dataclass: its items, as the hyperparameters; names beside it have no effect.
             ignore: names to leave out, and to forget if a base class has saved them.
             frame: where to look for ``__init__``, outwards; ``None``: from the caller on.
             logger: whether the Trainer passes them to the loggers.
@@ -130,7 +130,13 @@ class HyperparametersMixin:
             arguments = _init_arguments(self, frame or inspect.currentframe())
         name = "kwargs"
         if objects:
-            saved = _items(*args)
+            saved = _items(*objects)
+            if len(objects) < len(args):
+                names = ", ".join(repr(arg) for arg in args if isinstance(arg, str))
+                rank_zero_warn(
+                    f"{type(self).__name__} called save_hyperparameters with an object and with names, {names}. The "
+                    "items of the object are saved, and names have no effect beside it. Leave them out."
+                )
             # An object that came as an argument goes back as one when the class is built from a checkpoint; where a
             # derived class passed it on, under the name it has there.
             passed = [key for key, value in (arguments or {}).items() if value is objects[0]]

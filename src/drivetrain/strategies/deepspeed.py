@@ -380,7 +380,8 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
         return None
 
     def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
-        raise self._no_clipping_by_value()
+        if clip_val:  # a limit of 0 is none
+            raise self._no_clipping_by_value()
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, model: nn.Module | None = None, **kwargs: Any

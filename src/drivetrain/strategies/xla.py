@@ -170,16 +170,19 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         """Wait for every rank; nothing before the replicas run. Further arguments are not used."""
         self.world.barrier(name)
 
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return the reduction of ``tensor`` over all ranks; other values are unchanged.
+    def reduce(  # type: ignore[override]  # this strategy's first argument has another name in the field
+        self, output: Any = None, group: Any = None, reduce_op: Any = "mean", *, tensor: Any = None
+    ) -> Any:
+        """Return the reduction of a tensor over all ranks; other values are unchanged.
 
         Args:
-            tensor: of the same shape and type on every rank.
+            output: a tensor of the same shape and type on every rank; ``tensor`` is the same argument.
+            tensor: as for the other strategies.
             group: not used, unless it is a ``drivetrain.strategies.Group``: torch_xla reduces over all replicas.
             reduce_op: "mean" (the default, and what ``None`` means), "sum", "min", "max", "product", or a
                 ``ReduceOp``.
         """
-        return Strategy.reduce(self, tensor, group, reduce_op)
+        return Strategy.reduce(self, output if tensor is None else tensor, group, reduce_op)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Return the tensors of all ranks, stacked to ``(world_size, *tensor.shape)``, also of one replica.

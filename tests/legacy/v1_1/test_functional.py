@@ -55,7 +55,11 @@ def test_counts_of_classes() -> None:
              "precision precision_recall precision_recall_curve psnr recall roc ssim stat_scores "
              "stat_scores_multiple_classes to_categorical to_onehot"),
         (".classification", "auc auroc get_num_classes iou stat_scores to_onehot"),
-        (".f_beta", "f1 fbeta"), (".nlp", "bleu_score"),
+        (".f_beta", "f1 fbeta"), (".nlp", "bleu_score"), (".roc", "roc"), (".psnr", "psnr"), (".ssim", "ssim"),
+        (".average_precision", "average_precision"), (".confusion_matrix", "confusion_matrix"),
+        (".precision_recall_curve", "precision_recall_curve"), (".explained_variance", "explained_variance"),
+        (".mean_squared_error", "mean_squared_error"), (".mean_absolute_error", "mean_absolute_error"),
+        (".mean_squared_log_error", "mean_squared_log_error"),
     ],
 )  # fmt: skip
 def test_a_program_of_that_time_imports_them(module: str, names: str) -> None:
@@ -63,5 +67,16 @@ def test_a_program_of_that_time_imports_them(module: str, names: str) -> None:
     try:
         found = importlib.import_module(f"pytorch_lightning.metrics.functional{module}")
         assert all(callable(getattr(found, name)) for name in names.split())
+    finally:
+        compat.uninstall()
+
+
+def test_a_module_that_has_the_name_of_its_function_does_not_hide_it() -> None:
+    compat.install(generation="1.1")
+    try:
+        module = importlib.import_module("pytorch_lightning.metrics.functional.roc")
+        package = importlib.import_module("pytorch_lightning.metrics.functional")
+        assert package.roc is module.roc
+        assert importlib.import_module("pytorch_lightning.metrics.functional.nlp") is package.nlp  # no function's name
     finally:
         compat.uninstall()

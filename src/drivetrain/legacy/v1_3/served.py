@@ -107,15 +107,18 @@ _METRICS = (
 )
 _FUNCTIONS = "drivetrain.legacy.v1_1.functional"
 _OF_TORCHMETRICS = "torchmetrics.functional"
-_FUNCTIONAL: dict[str, tuple[str, ...]] = {  # a module named as its function, once imported, would hide it
+_SAME_NAME = ("average_precision", "confusion_matrix", "precision_recall_curve", "roc")
+_SAME_NAME_TODAY = ("explained_variance", "mean_absolute_error", "mean_squared_error", "mean_squared_log_error")
+_FUNCTIONAL: dict[str, tuple[str, ...]] = {
+    **{name: (f"{_FUNCTIONS}: {name}",) for name in _SAME_NAME},
+    **{name: (f"{_OF_TORCHMETRICS}: {name}",) for name in _SAME_NAME_TODAY},
     "classification": (_FUNCTIONS,),
     "f_beta": (f"{_FUNCTIONS}: f1 fbeta",),
     "nlp": (f"{_OF_TORCHMETRICS}: bleu_score",),
+    "psnr": (f"{_OF_TORCHMETRICS}: psnr=peak_signal_noise_ratio",),
+    "ssim": (f"{_OF_TORCHMETRICS}: ssim=structural_similarity_index_measure",),
 }
-_REGRESSION = (
-    f"{_OF_TORCHMETRICS}: explained_variance image_gradients mean_absolute_error mean_squared_error "
-    "mean_squared_log_error psnr=peak_signal_noise_ratio ssim=structural_similarity_index_measure"
-)
+_REGRESSION = f"{_OF_TORCHMETRICS}: image_gradients"
 
 
 def folder(name: str, files: dict[str, tuple[str, ...]], *more: str) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,87 @@
+"""What programs on Fabric import from ``utilities.load`` and ``utilities.init``: they load weights, create layers."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from drivetrain import parity
+from drivetrain.engine.no_init import NoInit
+from drivetrain.errors import CheckpointError
+
+_METADATA_FILENAME = "meta.pt"
+
+
+class _EmptyInit(NoInit):
+    """Create layers without initializing their parameters.
+
+    Args:
+        enabled: whether to do so.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        super().__init__()
+        self.enabled = enabled
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.enabled:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class _NotYetLoadedTensor:
+    """No tensor of :func:`_lazy_load` is one: those are tensors whose bytes the system reads when they are used."""
+
+
+def _lazy_load(filename: str | Path) -> Any:
+    """Return what is in a file of ``torch.save``; the bytes of a tensor are read when it is used."""
+    if not Path(filename).is_file():
+        raise CheckpointError(f"There is no file {str(filename)!r}. Check the path.")
+    return torch.load(filename, map_location="cpu", mmap=True, weights_only=not parity.current().pickle)
+
+
+def _materialize_tensors(collection: Any) -> Any:
+    """Return ``collection``: its tensors need no further step."""
+    return collection
+
+
+def _move_state_into(
+    source: MutableMapping[str, Any], destination: MutableMapping[str, Any], keys: set[str] | None = None
+) -> None:
+    """Move what has these names, by default all, from one dictionary into the other, whose objects load it."""
+    for key in list(source.keys() if keys is None else keys & source.keys()):
+        state = source.pop(key)
+        if key in destination and hasattr(destination[key], "load_state_dict"):
+            destination[key].load_state_dict(state)
+        else:
+            destination[key] = state
+
+
+def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
+    """Give the parameters and buffers of this module, not those of its children, memory and first values."""
+    module.to_empty(device=torch.device(device), recurse=False)
+    reset: Any = getattr(module, "reset_parameters", None)
+    if not callable(reset):
+        raise TypeError(
+            f"{type(module).__name__} has parameters on the meta device, and no reset_parameters() that gives them "
+            "first values. Define it."
+        )
+    reset()
+
+
+def _materialize_meta_tensors(module: nn.Module, device: torch.device | str | int) -> None:
+    """Do so for each layer in ``module`` that has something on the meta device."""
+    for each in module.modules():
+        if _has_meta_device_parameters_or_buffers(each, recurse=False):
+            _materialize(each, device)
+
+
+def _has_meta_device_parameters_or_buffers(obj: Any, recurse: bool = True) -> bool:
+    """Return whether a module, or an optimizer, has a tensor on the meta device."""
+    if isinstance(obj, torch.optim.Optimizer):
+        return any(parameter.is_meta for group in obj.param_groups for parameter in group["params"])
+    return any(tensor.is_meta for tensor in (*obj.parameters(recurse=recurse), *obj.buffers(recurse=recurse)))
