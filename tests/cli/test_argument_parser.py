@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -171,3 +173,13 @@ def test_a_printed_configuration_is_a_file_for_config(
 def test_only_classes_of_the_library_are_added_so() -> None:
     with pytest.raises(ConfigurationError, match="which is none of Trainer, LightningModule"):
         LightningArgumentParser().add_lightning_class_args(Path, "path")
+
+
+def test_a_parser_that_is_too_old_is_named_with_its_version() -> None:
+    program = (
+        "import sys, types\nold = sys.modules['jsonargparse'] = types.ModuleType('jsonargparse')\n"
+        "old.__version__ = '4.39.0'\nimport drivetrain.cli.lightning_cli\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "needs jsonargparse 4.53 or later, and version 4.39.0 is installed. Run `pip install --upg" in done.stderr

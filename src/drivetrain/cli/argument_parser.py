@@ -15,14 +15,22 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 try:
-    from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
-    from jsonargparse.typing import class_from_function
+    import jsonargparse
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "The command line of a program needs the package jsonargparse, which is not installed. "
         'Run `pip install "jsonargparse[signatures]"`.',
         name=error.name,
     ) from error
+if tuple(map(int, jsonargparse.__version__.split(".")[:2])) < (4, 53):
+    raise ImportError(
+        f"The command line of a program needs jsonargparse 4.53 or later, and version {jsonargparse.__version__} is "
+        'installed. Run `pip install --upgrade "jsonargparse[signatures]>=4.53"`.',
+        name="jsonargparse",
+    )
+
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse.typing import class_from_function
 
 from drivetrain import callbacks, loggers
 from drivetrain.base import files

@@ -147,3 +147,45 @@ def test_the_command_line_of_its_time_differs() -> None:
 def test_an_evaluation_step_that_names_the_loaders_index_as_today_is_not_reported() -> None:
     for further in ("", ", dataloader_idx", ", dataloader_idx=0", ", prefix='val'"):
         assert left(f"{IMPORT}class A(pl.LightningModule):\n    def test_step(self, b, i{further}): ...\n") == []
+
+
+def of_init(arguments: str, call: str, more: str = "") -> list[tuple[int, str]]:
+    text = f"{IMPORT}class Net(pl.LightningModule):\n    def __init__(self, {arguments}):\n        self.{call}\n{more}"
+    return left(text)
+
+
+MODULES = ["net: nn.Module", "lr, net: torch.nn.Module = None", "*, net: Optional[nn.Module]", "net=nn.ReLU()",
+           "lr=0.1, net: nn.Linear | None = None", "net: 'MyModule'"]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", MODULES)
+@pytest.mark.parametrize("call", ["save_hyperparameters()", "save_hyperparameters('net')"])
+def test_a_hyperparameter_that_is_a_module_is_reported(arguments: str, call: str) -> None:
+    [(line, text)] = of_init(arguments, call)
+    assert line == 4
+    assert "keeps net, an nn.Module" in text
+    assert 'write save_hyperparameters(ignore=["net"]), and load_from_checkpoint(path, net=...)' in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        ("net: nn.Module", "save_hyperparameters(ignore=['net'])"),
+        ("net: nn.Module", "save_hyperparameters(ignore='net')"),
+        ("net: nn.Module, lr", "save_hyperparameters('lr')"),
+        ("net: nn.Module", "save_hyperparameters({'a': 1})"),
+        ("net: type[nn.Module]", "save_hyperparameters()"),
+        ("net: Callable[[], nn.Module]", "save_hyperparameters()"),
+        ("net: pl.LightningDataModule", "save_hyperparameters()"),
+        ("net: dict", "save_hyperparameters()"),
+        ("net: nn.Module", "others()"),
+    ],
+)
+def test_others_are_not(arguments: str, call: str) -> None:
+    assert of_init(arguments, call) == []
+
+
+@pytest.mark.parametrize("made", ["Net(0.1, nn.Linear(2, 1))", "Net(lr=0.1, net=torch.nn.Linear(2, 1))"])
+def test_a_module_is_known_by_what_the_file_passes(made: str) -> None:
+    assert len(of_init("lr, net", "save_hyperparameters()", f"{made}\n")) == 1
+    assert of_init("lr, net", "save_hyperparameters()", "Net(0.1, nn.functional.relu(x))\n") == []

@@ -8,6 +8,7 @@ import inspect
 
 from drivetrain.legacy.migrate.bindings import Bindings
 from drivetrain.legacy.migrate.flags import KNOWN, rewrite_trainer
+from drivetrain.legacy.migrate.hyperparameters import report_hyperparameters
 from drivetrain.legacy.migrate.names import Today
 from drivetrain.legacy.v1_3 import hooks
 from drivetrain.legacy.v1_3.flags import FLAGS
@@ -78,6 +79,7 @@ def rewrite_calls(bindings: Bindings) -> None:
         elif isinstance(node, ast.ClassDef):
             if bindings.is_a(node, "LightningModule"):
                 _report_module(bindings, node)
+                report_hyperparameters(bindings, node)
             elif bindings.is_a(node, "LightningDataModule"):
                 _report_data(bindings, node)
             elif bindings.is_a(node, "Callback"):
