@@ -87,7 +87,7 @@ class TestPipeline(StrategyConformance):
         weights, state = strategy.broadcast(
             (strategy.lightning_module_state_dict(), strategy.optimizer_state(trainer.optimizers[0]).get("state"))
         )
-        each = strategy.gather_objects(module.gradients)  # of its own parameters on each rank, None of the others
+        each = strategy.world.gather_objects(module.gradients)  # of its own parameters on each rank, None of the others
         gradients = [
             {name: next(part[name] for part in parts if part[name] is not None) for name in parts[0]}
             for parts in zip(*each, strict=True)

@@ -85,7 +85,9 @@ def fit(module: Net, strategy: Any = "horovod", **arguments: Any) -> Trainer:
 
 
 def same_on_all_ranks(run: Trainer, module: nn.Module) -> None:
-    for state in run.strategy.gather_objects({name: value.clone() for name, value in module.state_dict().items()}):
+    for state in run.strategy.world.gather_objects(
+        {name: value.clone() for name, value in module.state_dict().items()}
+    ):
         torch.testing.assert_close(dict(module.state_dict()), state, rtol=0, atol=0)
 
 

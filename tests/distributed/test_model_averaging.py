@@ -271,7 +271,7 @@ def twice() -> list[bool]:
     for _ in range(2):
         module = Net()
         trainer(strategy).fit(module, DataLoader(data(), batch_size=2))
-        everyones = strategy.gather_objects(module.after)
+        everyones = strategy.world.gather_objects(module.after)
         found.append([torch.equal(*pair) for pair in zip(*everyones, strict=True)])
     return found[1]
 

@@ -223,7 +223,9 @@ class TestTwoProcesses(StrategyConformance):
             net = Net(seed=rank)
             made = self.trainer(precision=None, plugins=BitsandbytesPrecision(mode))
             made.fit(net, loader(8))
-            states = made.strategy.gather_objects({name: each.tolist() for name, each in net.state_dict().items()})
+            states = made.strategy.world.gather_objects(
+                {name: each.tolist() for name, each in net.state_dict().items()}
+            )
             assert states[0] == states[1]
             with pytest.raises(ConfigurationError, match="packs weights into integers, .* cannot shard"):
                 self.trainer(FSDPStrategy(), precision=None, plugins=BitsandbytesPrecision(mode)).fit(Net(), loader(8))

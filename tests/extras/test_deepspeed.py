@@ -40,7 +40,7 @@ class Suite(StrategyConformance):
         trainer.fit(module, self.loader(), self.loader(2), ckpt_path=arguments.get("ckpt_path"))
         weights, states = complete(trainer.strategy, trainer.optimizers[0])
         losses = [loss.cpu() for loss in module.losses]
-        everyones = trainer.strategy.gather_objects(torch.stack(losses) if losses else torch.zeros(0))
+        everyones = trainer.strategy.world.gather_objects(torch.stack(losses) if losses else torch.zeros(0))
         return {
             "weights": weights, "optimizer": whole(states), "losses": torch.stack(everyones).mean(0), "gradients": [],
             "steps": trainer.global_step,

@@ -59,7 +59,7 @@ def engine() -> Engine:
 def returned(ours: Engine, rows: list[torch.Tensor]) -> Any:
     rows[1].add_(ours.global_rank + 1)
     facts = [{name: os.environ.get(name) for name in TOLD}, torch.get_num_threads(), torch.rand(1).item(), os.getcwd()]
-    return ours.strategy.gather_objects(facts), [Value(row) for row in rows]
+    return ours.strategy.world.gather_objects(facts), [Value(row) for row in rows]
 
 
 def case_returned(folder: str) -> Any:
@@ -204,7 +204,7 @@ def on_a_cluster_with_devices() -> Any:
 def place(ours: Engine) -> Any:
     names = ("MASTER_ADDR", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MINE", "NODES_OWN")
     facts = [socket.gethostname(), {name: os.environ.get(name) for name in names}]
-    return ours.strategy.gather_objects(facts)
+    return ours.strategy.world.gather_objects(facts)
 
 
 def two_machines() -> Any:

@@ -11,7 +11,19 @@ import pytest
 from drivetrain.accelerators import CPUAccelerator
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
-from drivetrain.strategies import SingleDeviceStrategy, rank_files
+from drivetrain.strategies import Group, SingleDeviceStrategy, rank_files
+
+
+class Two(Group):
+    """What rank 1 of two exchanges where rank 0 writes nothing."""
+
+    rank, ranks = 1, (0, 1)
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        return [({}, None), obj]
+
+    def new(self, ranks: Any) -> Group:
+        return self
 
 
 class SecondOfTwo(SingleDeviceStrategy):
@@ -19,11 +31,11 @@ class SecondOfTwo(SingleDeviceStrategy):
 
     global_rank, world_size, local_rank = 1, 2, 1
 
+    def make_world(self) -> Group:
+        return Two()
+
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         return obj
-
-    def gather_objects(self, obj: Any) -> list[Any]:
-        return [({}, None), obj]
 
 
 @pytest.fixture

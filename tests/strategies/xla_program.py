@@ -73,7 +73,7 @@ class Observer(Callback):
             trainer.strategy.remove_checkpoint(FOLDER / f"{name}.ckpt")
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        gathered = trainer.strategy.gather_objects(self.seen)
+        gathered = trainer.strategy.world.gather_objects(self.seen)
         if trainer.is_global_zero:
             torch.save(gathered, FOLDER / "seen.pt")
 
@@ -119,14 +119,14 @@ def exchanges(engine: Engine) -> list[Any]:
     standin.CALLS.clear()
     strategy.barrier("a name", "more", tag="more")
     found["rendezvous"] = list(standin.CALLS)
-    found["keyed"] = strategy.gather_keyed(["a", "b"], torch.tensor([1.0, rank]))
+    found["keyed"] = strategy.world.gather_keyed(["a", "b"], torch.tensor([1.0, rank]))
     found["decisions"] = [strategy.reduce_boolean_decision(rank == 0, all=every) for every in (True, False)]
 
     tied = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     tied[1].weight = tied[0].weight
     engine.setup(tied)
     found["tied"] = tied[0].weight is tied[1].weight
-    everyones: list[Any] = strategy.gather_objects(found)
+    everyones: list[Any] = strategy.world.gather_objects(found)
     return everyones
 
 

@@ -158,13 +158,13 @@ class Measured(SaveAt):
         self.carried: list[int] = []
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        strategy: Any = trainer.strategy
-        verbs = ("gather_objects", "broadcast", "all_gather", "reduce")
+        world: Any = trainer.strategy.world
+        verbs = ("gather_objects", "broadcast", "all_gather", "all_reduce")
         for name in verbs:
-            setattr(strategy, name, self.measured(getattr(strategy, name)))
+            setattr(world, name, self.measured(getattr(world, name)))
         super().on_train_batch_end(trainer)
         for name in verbs:
-            delattr(strategy, name)
+            delattr(world, name)
 
     def measured(self, verb: Any) -> Any:
         def call(value: Any, *args: Any, **kwargs: Any) -> Any:

@@ -60,7 +60,7 @@ class TerminateOnNaN(Callback):
             return
         cause = _cause(trainer, pl_module, batch, batch_idx)
         own = "" if finite else f"On rank {trainer.global_rank} the loss is {float(loss.detach()):g}: {cause}."
-        texts = [text for text in strategy.gather_objects(own) if text]
+        texts = [text for text in strategy.world.gather_objects(own) if text]
         raise NonFiniteLossError(
             f"The loss of batch {batch_idx} in epoch {trainer.current_epoch} is not finite. {' '.join(texts)} It "
             "has changed no weight. Lower the learning rate, clip gradients, or leave the batch out."

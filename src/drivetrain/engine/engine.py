@@ -163,7 +163,7 @@ class Engine(StateFiles):
     @property
     def rng(self) -> Generators:
         """The random generators of every process, to be saved and loaded with a model, so that it goes on exactly."""
-        return Generators(self.strategy.gather_objects, self.global_rank)
+        return Generators(lambda obj: self.strategy.world.gather_objects(obj), self.global_rank)
 
     @property
     def logger(self) -> Logger:

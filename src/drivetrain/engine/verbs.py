@@ -233,7 +233,7 @@ class Verbs:
             snapshot[_RANK_STATE] = own
         if keeps and self.strategy.world_size > 1:
             self.strategy.barrier("Engine.save")  # finds a rank that does something else, under this name
-            if any(self.strategy.gather_objects(bool(own))):
+            if any(self.strategy.world.gather_objects(bool(own))):
                 from drivetrain.strategies import rank_files  # here, because few files have such parts
 
                 part = {_RANK_STATE: own}
@@ -286,7 +286,7 @@ class Verbs:
                     own = rank_files.read(strategy, entry, path, weights_only).get(_RANK_STATE, {})
             except Exception as error:
                 failure = shown_error(error)
-        failures = [text for text in strategy.gather_objects(failure) if text]
+        failures = [text for text in strategy.world.gather_objects(failure) if text]
         if not failures:
             return own
         lost = f"{path}: what {type(strategy).__name__} has kept of each rank cannot be read: {failures[0]}."

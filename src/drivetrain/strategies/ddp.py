@@ -305,7 +305,7 @@ class DDPStrategy(ParallelStrategy):
             return optimizer
         sharded: Any = optimizer
         whole: Optimizer = type(sharded.optim)([dict(group) for group in sharded.param_groups], **sharded.defaults)
-        for rank, local_rank in enumerate(self.gather_objects(self.local_rank)):
+        for rank, local_rank in enumerate(self.world.gather_objects(self.local_rank)):
             if local_rank == 0:
                 self._consolidate(sharded, rank)
                 if rank == self.global_rank:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
 from drivetrain.strategies.facts import Facts
+from drivetrain.strategies.placement import place
 
 if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
@@ -28,6 +29,10 @@ class Familiar:
     facts: Facts
     lightning_module: Any
     optimizers: list[Optimizer]
+    model: nn.Module | None
+    global_rank: int
+    root_device: Any
+    data: Any
     module_state: Any
     load_module_state: Any
     load_optimizer_states: Any
@@ -52,6 +57,23 @@ class Familiar:
         """Whether the strategy's optimizers add up the gradients of a window themselves."""
         return self.facts.handles_gradient_accumulation
 
+    # ---- ranks and places ----------------------------------------------------------------------------------------
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this process is global rank 0."""
+        return self.global_rank == 0
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Arguments for a DistributedSampler; ranks with the same ``rank`` get the same samples, augmented alike."""
+        return {"num_replicas": self.data.size, "rank": self.data.index}
+
+    def model_to_device(self) -> None:
+        """Move the model to the root device."""
+        assert self.model is not None  # connect() came first
+        place(self.model, self.root_device)
+
     # ---- state of the run's module and optimizers ----------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -66,6 +88,35 @@ class Familiar:
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load ``checkpoint["optimizer_states"]``, one entry for each optimizer of the run."""
         self.load_optimizer_states(self.optimizers, checkpoint["optimizer_states"], checkpoint.get("state_dict", {}))
+
+    # ---- moments of a run ----------------------------------------------------------------------------------------
+
+    def on_train_start(self) -> None:
+        """After the callbacks' and the module's hook of this name; so do the others."""
+
+    def on_train_end(self) -> None:
+        """Training has ended."""
+
+    def on_validation_start(self) -> None:
+        """Validation begins."""
+
+    def on_validation_end(self) -> None:
+        """Validation has ended."""
+
+    def on_test_start(self) -> None:
+        """Testing begins."""
+
+    def on_test_end(self) -> None:
+        """Testing has ended."""
+
+    def on_predict_start(self) -> None:
+        """Prediction begins."""
+
+    def on_predict_end(self) -> None:
+        """Prediction has ended."""
+
+    def on_exception(self, exception: BaseException) -> None:
+        """The run ends by ``exception``."""
 
 
 # ---- overrides under these names, for the callers of the contract ----------------------------------------------------

@@ -370,7 +370,7 @@ class FSDPStrategy(ParallelStrategy):
             yield
         except Exception as error:
             failure = error
-        texts = self.gather_objects(failure and shown_error(failure))
+        texts = self.world.gather_objects(failure and shown_error(failure))
         if failure is not None:
             raise failure
         for rank, text in enumerate(texts):

@@ -76,7 +76,7 @@ def save(
         failure = error
     refused = isinstance(store, TorchCheckpointIO) and store.was_refused(path)
     outcome = failure and shown_error(failure), refused, store.is_durable(path)
-    outcomes = strategy.gather_objects(outcome)  # which waits for every rank
+    outcomes = strategy.world.gather_objects(outcome)  # which waits for every rank
     if all((text, refused) == (None, False) for text, refused, _ in outcomes):
         if all(is_durable for *_, is_durable in outcomes):  # or a later save to this path removes what it replaces
             commit(strategy, path, entries)
@@ -118,7 +118,7 @@ def write(
             own = _entry_of(file)
         except Exception as error:
             failure = error
-    outcomes = strategy.gather_objects((own, failure and shown_error(failure)))
+    outcomes = strategy.world.gather_objects((own, failure and shown_error(failure)))
     entries = [entry for entry, _ in outcomes[1:]]
     failed = [f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(outcomes) if text]
     if failed:

@@ -58,7 +58,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
             sharded.list_all(written, names.tensors)
     except Exception as error:
         failure = error
-    everyones = strategy.gather_objects((written, failure and shown_error(failure)))
+    everyones = strategy.world.gather_objects((written, failure and shown_error(failure)))
     failed = [f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(everyones) if text]
     try:
         if failed:

@@ -87,11 +87,6 @@ class Strategy(Stepping, Familiar, ABC):
     world_size: int = 1
 
     @property
-    def is_global_zero(self) -> bool:
-        """Whether this process is global rank 0."""
-        return self.global_rank == 0
-
-    @property
     @abstractmethod
     def root_device(self) -> torch.device:
         """The device this process computes on."""
@@ -188,11 +183,6 @@ class Strategy(Stepping, Familiar, ABC):
             self.model_to_device()
             return self.model
         return place(module, self.root_device) if move_to_device else module
-
-    def model_to_device(self) -> None:
-        """Move the model to the root device."""
-        assert self.model is not None  # connect() came first
-        place(self.model, self.root_device)
 
     def repeat_batch(self, repeats: bool) -> None:
         """Called before a batch that this rank repeats because other ranks have more: the batch must change nothing."""
@@ -306,24 +296,7 @@ class Strategy(Stepping, Familiar, ABC):
         """Whether all ranks decide so, or any of them. Every rank gets the same answer, so all take the same branch."""
         return self.world.reduce_boolean_decision(decision, all)
 
-    def gather_objects(self, obj: Any) -> list[Any]:
-        """Return ``obj`` of every rank, in order; on every rank."""
-        return self.world.gather_objects(obj)
-
-    def gather_keyed(self, names: Sequence[str], values: torch.Tensor) -> torch.Tensor:
-        """Return every rank's 1-D ``values``, one row each, after a check that all ranks pass the same ``names``.
-
-        Raises:
-            ConfigurationError: they do not; on all ranks, and it says who has which.
-        """
-        return self.world.gather_keyed(names, values)
-
     # ---- data ----------------------------------------------------------------------------------------------------
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Arguments for a DistributedSampler; ranks with the same ``rank`` get the same samples, augmented alike."""
-        return {"num_replicas": self.data.size, "rank": self.data.index}
 
     def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
         """Return ``loader``, or a copy that yields this rank's part: see :func:`drivetrain.data.samplers.share`."""
@@ -435,38 +408,9 @@ class Strategy(Stepping, Familiar, ABC):
 
         rank_files.remove(self, filepath)
 
-    # ---- moments of a run ----------------------------------------------------------------------------------------
-
-    def on_train_start(self) -> None:
-        """After the callbacks' and the module's hook of this name; so do the others."""
-
-    def on_train_end(self) -> None:
-        """Training has ended."""
-
-    def on_validation_start(self) -> None:
-        """Validation begins."""
-
-    def on_validation_end(self) -> None:
-        """Validation has ended."""
-
-    def on_test_start(self) -> None:
-        """Testing begins."""
-
-    def on_test_end(self) -> None:
-        """Testing has ended."""
-
-    def on_predict_start(self) -> None:
-        """Prediction begins."""
-
-    def on_predict_end(self) -> None:
-        """Prediction has ended."""
-
     def explain(self, error: BaseException) -> Exception | None:
         """Return the exception to raise instead of ``error``, if this strategy can explain it better."""
         return None
-
-    def on_exception(self, exception: BaseException) -> None:
-        """The run ends by ``exception``."""
 
 
 class _Strategies(Registry[Strategy]):

@@ -198,7 +198,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         if not isinstance(tensor, Tensor):
             raise NotImplementedError(
                 f"{type(self).__name__}.all_gather() takes tensors, and got a {type(tensor).__name__}. Pass a tensor, "
-                "or call gather_objects(obj)."
+                "or call world.gather_objects(obj)."
             )
         if self._device is None:
             return tensor

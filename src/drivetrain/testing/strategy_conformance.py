@@ -285,7 +285,7 @@ class StrategyConformance:
         assert isinstance(strategy.root_device, torch.device), f"root_device is {strategy.root_device!r}"
         same(strategy.world_size, self.devices, "world_size")
         assert strategy.facts.is_distributed or self.devices == 1, "is_distributed is False, with several processes"
-        same(strategy.gather_objects(strategy.global_rank), list(range(self.devices)), "global_rank on all ranks")
+        same(strategy.world.gather_objects(strategy.global_rank), list(range(self.devices)), "global_rank on all ranks")
         same(strategy.is_global_zero, strategy.global_rank == 0, "is_global_zero")
         if not strategy.facts.is_distributed:
             same((strategy.global_rank, strategy.local_rank, strategy.node_rank), (0, 0, 0), "ranks of one process")
@@ -314,7 +314,7 @@ class StrategyConformance:
         same(strategy.all_gather(here).cpu().reshape(size, 2).tolist(), everyones, "all_gather")
         same(strategy.reduce_boolean_decision(rank == 0, all=False), True, "whether any rank decides so")
         same(strategy.reduce_boolean_decision(rank == 0, all=True), size == 1, "whether all ranks decide so")
-        same(strategy.gather_keyed(["a", "b"], here).cpu().tolist(), everyones, "gather_keyed")
+        same(strategy.world.gather_keyed(["a", "b"], here).cpu().tolist(), everyones, "gather_keyed")
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -382,7 +382,7 @@ def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) 
     """Return the mean over ranks and replicas of each loss; equal parts of a global batch count the same."""
     here = torch.stack([loss.cpu() for loss in losses]) if losses else torch.zeros(0)
     here = here.reshape(-1, replicas).mean(1)
-    return torch.stack(strategy.gather_objects(here)).mean(0)
+    return torch.stack(strategy.world.gather_objects(here)).mean(0)
 
 
 def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strategy:

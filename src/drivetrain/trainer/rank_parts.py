@@ -45,7 +45,7 @@ def inside_an_epoch(run: Run | None, strategy: Strategy) -> list[State]:
     part["restart"] = {key: value for key, value in state.items() if key not in ("callbacks", "buffers", "precision")}
     if own := strategy.rank_state(run.module):
         part["rank_state"] = own
-    return strategy.gather_objects(part)
+    return strategy.world.gather_objects(part)
 
 
 def meet(strategy: Strategy) -> None:
@@ -120,7 +120,7 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
                 own = _joined(own, decode_parts(part))
         except Exception as error:
             own, failure = _replaced(own), shown_error(error)
-    failures = [text for text in strategy.gather_objects(failure) if text]
+    failures = [text for text in strategy.world.gather_objects(failure) if text]
     if failures and is_inside(checkpoint):
         from drivetrain.trainer.stopping import end_of_epoch  # which knows this file
 

@@ -1,0 +1,73 @@
+"""How large the package and its contracts may be: budgets that only fall, unless ARCHITECTURE.md says for what."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import drivetrain
+from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.facts import Facts
+from drivetrain.strategies.single_device import SingleDeviceStrategy
+from drivetrain.strategies.stepping import Stepping
+from drivetrain.strategies.strategy import Strategy
+
+PACKAGE = Path(drivetrain.__file__).parent
+LEAVES = {"cli", "compat", "legacy", "loggers", "profilers", "testing", "tuner"}
+"""Folders that are no part of the core, which trains without them."""
+
+_LAYOUT = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+    tokenize.ENCODING,
+}  # fmt: skip
+
+
+def code_lines(source: str) -> int:
+    """How many lines hold code: no blank ones, comments or docstrings."""
+    texts: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        for statement in getattr(node, "body", None) if isinstance(getattr(node, "body", None), list) else ():
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                texts.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _LAYOUT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - texts)
+
+
+def test_code_is_counted_without_blanks_comments_and_docstrings() -> None:
+    assert code_lines('"""Text\nof two lines."""\n\n# a comment\nx = (1,\n     2)  # and another\n') == 2
+    assert code_lines('def f():\n    """Text."""\n    return """\n\n"""\n') == 4
+
+
+def test_the_package_grows_no_further() -> None:
+    sizes = {path: code_lines(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    core = sum(size for path, size in sizes.items() if path.relative_to(PACKAGE).parts[0] not in LEAVES)
+    assert core <= CORE
+    assert sum(sizes.values()) <= ALL
+
+
+@pytest.mark.parametrize(
+    ("contract", "built", "most"),
+    [
+        ((Stepping, Strategy), SingleDeviceStrategy(), 92), ((Facts,), Facts(), 16), ((Precision,), Precision(), 41),
+        ((CheckpointIO,), TorchCheckpointIO(), 16),
+    ],
+    ids=["strategy", "facts", "precision", "checkpoint_io"],
+)  # fmt: skip
+def test_a_contract_grows_no_further(contract: tuple[type, ...], built: object, most: int) -> None:
+    """Public methods, properties and attributes; not the field's names for them, which are in ``familiar.py``."""
+    members = {name for cls in contract for name in (*vars(cls), *vars(cls).get("__annotations__", ()))}
+    assert len({name for name in members | vars(built).keys() if not name.startswith("_")}) <= most
+
+
+CORE, ALL = 35_650, 49_900
+"""Lines of code of the core and of the whole package."""
