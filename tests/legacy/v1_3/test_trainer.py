@@ -254,6 +254,16 @@ def test_tune_finds_what_the_flags_ask_for() -> None:
         assert quiet().tune(module) == {}
 
 
+def test_the_tuner_takes_the_arguments_of_that_time() -> None:
+    module = Found()
+    tuner = quiet().tuner
+    sweep = tuner.lr_find(module, train_dataloader=loader(), num_training=20)
+    assert (len(sweep.results["lr"]), module.learning_rate) == (20, 0.5)
+    assert tuner.lr_find(module, loader(), None, None, 1e-4, 1, 20, update_attr=True).results["lr"][0] == 1e-4
+    assert module.learning_rate != 0.5
+    assert tuner.scale_batch_size(module, max_val=3) == module.batch_size == min(3, len(loader().dataset))
+
+
 def test_the_flag_for_averages_of_weights() -> None:
     [averaging] = [each for each in quiet(stochastic_weight_avg=True).callbacks if hasattr(each, "swa_lrs")]
     trainer = quiet(callbacks=[averaging], max_epochs=5)

@@ -77,7 +77,7 @@ class _Tunes(_Flagged):
     @property
     def tuner(self) -> Any:
         """What finds learning rates and batch sizes."""
-        from drivetrain.tuner import Tuner
+        from drivetrain.legacy.v1_3.tuner import Tuner
 
         return Tuner(self)
 
@@ -100,14 +100,11 @@ class _Tunes(_Flagged):
         data |= {"val_dataloaders": val_dataloaders, "datamodule": datamodule}
         found = {}
         if mode := self._flags["auto_scale_batch_size"]:
-            options = {
-                "mode": mode if isinstance(mode, str) else "power",
-                "margin": 0,
-                **(scale_batch_size_kwargs or {}),
-            }
+            options = {"mode": mode if isinstance(mode, str) else "power", **(scale_batch_size_kwargs or {})}
             found["scale_batch_size"] = self.tuner.scale_batch_size(model, **data, **options)
         if name := self._flags["auto_lr_find"]:
-            options = {"attr_name": name if isinstance(name, str) else "", **(lr_find_kwargs or {})}
+            attribute = name if isinstance(name, str) else ""
+            options = {"attr_name": attribute, "update_attr": True, **(lr_find_kwargs or {})}
             found["lr_find"] = self.tuner.lr_find(model, **data, **options)
         if not found:
             rank_zero_warn("trainer.tune does nothing: write Trainer(auto_lr_find=True, auto_scale_batch_size=True).")
