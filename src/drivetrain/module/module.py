@@ -280,7 +280,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @property
     def global_step(self) -> int:
         """Optimizer steps so far; 0 without a Trainer."""
-        return 0 if self._trainer is None else self._trainer.progress.global_step
+        return 0 if self._trainer is None else self._trainer.global_step
 
     @property
     def global_rank(self) -> int:

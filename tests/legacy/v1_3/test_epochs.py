@@ -26,6 +26,7 @@ class Watched(Net):
         self.seen: list[tuple[str, int, int]] = []
 
     def note(self, name: str) -> None:
+        assert (self.global_step, self.current_epoch) == (self.trainer.global_step, self.trainer.current_epoch)
         if not self.trainer.sanity_checking:
             self.seen.append((name, self.trainer.global_step, self.trainer.current_epoch))
 

@@ -203,6 +203,20 @@ def test_the_ends_of_epochs_get_the_outputs() -> None:
         assert trainer.test(model, dataloaders=loader(), verbose=False) == [{"test": 6.0}]
 
 
+def test_a_batch_moves_to_a_device_by_two_arguments() -> None:
+    class Moves(One):
+        def transfer_batch_to_device(self, batch: Any, device: Any) -> Any:  # type: ignore[override]
+            devices.append(device)
+            return super().transfer_batch_to_device(batch, device)
+
+    devices: list[Any] = []
+    model = Moves()
+    fit(model)
+    assert devices == [torch.device("cpu")] * 4
+    assert One().transfer_batch_to_device([torch.ones(1)], torch.device("meta"))[0].device.type == "meta"
+    assert model.transfer_batch_to_device([torch.ones(1)], torch.device("meta"))[0].device.type == "meta"
+
+
 def test_outputs_of_several_optimizers_come_as_a_list_for_each() -> None:
     class Ends(Two):
         def training_epoch_end(self, outputs: Any) -> None:
