@@ -55,6 +55,15 @@ def test_t3_t6_t12_t14_the_switches_of_numbers(numbers: str | tuple[str, ...], o
     assert parity.current() == before
 
 
+def test_a_loader_of_an_earlier_generation_starts_when_its_pass_begins() -> None:
+    compat.install("original", generation="1.3")
+    assert parity.current() == parity.Parity(
+        pickle=True, **{name: name != "early_iterators" for name in parity.NUMBERS}
+    )
+    compat.install("early_iterators", generation="1.3")
+    assert parity.current() == parity.Parity(pickle=True, early_iterators=True)
+
+
 def test_an_unknown_number_is_answered_and_nothing_is_installed() -> None:
     with pytest.raises(ConfigurationError, match=r"no switch 'undersized'.*Did you mean 'undersized_windows'\?"):
         compat.install("undersized")

@@ -37,7 +37,7 @@ def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
     Args:
         numbers: switches for numbers that differ from Lightning's on purpose: those of
             :mod:`drivetrain.parity` that make them the original's again, such as "undersized_windows":
-            their names, in one string with commas or in several; "original" is all of them.
+            their names, in one string with commas or in several; "original" is all that the generation had.
         generation: "1.1" or "1.3" serves the names of that version of Lightning, from ``drivetrain.legacy``; "": those
             of 2.6.
 
@@ -45,7 +45,7 @@ def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
         ConfigurationError: there is no such switch or generation, or the original has been imported already.
     """
     global _before
-    switches = _switches(numbers)
+    switches = _switches(numbers, generation)
     if generation and generation not in table.GENERATIONS:
         raise ConfigurationError(
             f"drivetrain.compat: there is no generation {shown(generation)}. "
@@ -82,11 +82,15 @@ def uninstall() -> None:
     children.forget()
 
 
-def _switches(numbers: str | Iterable[str]) -> list[str]:
+_LATEST_ONLY = frozenset({"early_iterators"})
+"""What "original" does not mean for the earlier generations: there a pass over a loader starts when it begins."""
+
+
+def _switches(numbers: str | Iterable[str], generation: str) -> list[str]:
     names = numbers.split(",") if isinstance(numbers, str) else list(numbers)
     names = [name for name in names if name]
     if "original" in names:
-        return list(parity.NUMBERS)
+        return [name for name in parity.NUMBERS if not (generation and name in _LATEST_ONLY)]
     for name in names:
         if name not in parity.NUMBERS:
             raise ConfigurationError(
