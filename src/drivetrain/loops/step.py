@@ -356,8 +356,8 @@ def _attach(
         progress.global_step += uncounted
         uncounted = False
 
-    if own:
-        run.unbinders.append(handle.optimizer.register_step_post_hook(count).remove)
+    if own and (register := getattr(handle.optimizer, "register_step_post_hook", None)):  # what wraps one may have none
+        run.unbinders.append(register(count).remove)
 
     def by_strategy(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
         nonlocal uncounted
