@@ -100,7 +100,7 @@ class DataHooks:
         """Change the batch on the host, before it moves."""
         return batch
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move the batch; by default every tensor in the tree, and every leaf that has ``.to``.
 
         Returns:

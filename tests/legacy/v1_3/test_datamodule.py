@@ -100,3 +100,16 @@ def test_what_the_class_says_of_its_samples_is_not_hidden(generation: Any) -> No
     assert Data(dims=(3, 2)).size() == (3, 2)
     assert Data().train_transforms == "those of the class"
     assert generation.LightningDataModule().dims == ()
+
+
+def test_a_data_module_without_a_setup_is_set_up_by_hand() -> None:
+    class Plain(pl.LightningDataModule):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return loader()
+
+    data = Plain()
+    data.setup()
+    trainer = quiet()
+    trainer.fit(Net(), datamodule=data)
+    data.teardown()
+    assert trainer.global_step > 0

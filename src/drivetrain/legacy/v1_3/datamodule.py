@@ -93,6 +93,12 @@ class LightningDataModule(_DoneOnce):
         super().__init_subclass__(**kwargs)
         hooks.adapt(cls, {name: hooks.OF_MODULES[name] for name in ("transfer_batch_to_device",)})
 
+    def setup(self, stage: str | None = None) -> None:
+        """Build datasets for ``stage``; ``None``: for all of them."""
+
+    def teardown(self, stage: str | None = None) -> None:
+        """``stage`` has ended; ``None``: all of them."""
+
     def size(self, dim: int | None = None) -> Any:
         """The shape of a sample, or one dimension of it."""
         return self.dims if dim is None else self.dims[dim]

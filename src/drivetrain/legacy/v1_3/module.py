@@ -97,6 +97,10 @@ class LightningModule(_Asked):
         closure: Callable[[], Any] | None = kwargs.get("optimizer_closure", next(filter(callable, args), None))
         optimizer.step(closure=closure)
 
+    def transfer_batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        """Move the batch to ``device``; ``None``: to that of the module."""
+        return super().transfer_batch_to_device(batch, self.device if device is None else device, dataloader_idx)
+
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_idx: int = 0) -> None:
         """Clear the gradients."""
         optimizer.zero_grad()
