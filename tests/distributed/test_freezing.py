@@ -112,9 +112,14 @@ def check(pool: Any, name: str, net: Any, *arguments: Any, **more: Any) -> None:
         assert torch.allclose(found, expected, atol=1e-12, rtol=0)
 
 
-def test_what_freezes_between_two_averages_of_a_model_is_averaged_once_more(pool: Any) -> None:
-    net, last = ({1: False}, "end"), {"max_steps": 7}  # an average follows the first step, and the last
-    one, other = pool.run(fit_new, "averaged", net, (1,), last, group=False)
+@pytest.mark.parametrize(
+    ("changes", "accumulate"), [({2: False}, 1), ({-1: False, 2: True, 3: False}, 2)], ids=["freezes", "thaws between"]
+)
+def test_what_freezes_between_two_averages_of_a_model_is_averaged_once_more(
+    pool: Any, changes: dict[int, bool], accumulate: int
+) -> None:
+    net, last = (changes, "start"), {"max_steps": 3}  # an average follows the first step, and the last
+    one, other = pool.run(fit_new, "averaged", net, (accumulate,), last, group=False)
     assert torch.equal(one, other)
 
 

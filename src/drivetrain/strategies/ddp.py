@@ -156,6 +156,7 @@ class DDPStrategy(ParallelStrategy):
             _static_from_first_exchange(wrapped)
         if self._averaging is not None:
             self._averaging.make_subgroup(self.num_processes)
+            self._averaging.trained |= self._averaged
         state, hook, wrapper = self.comm
         if hook is not None:
             wrapped.register_comm_hook(state, hook if wrapper is None else wrapper(hook))

@@ -38,7 +38,7 @@ class ModelAveraging:
         self.period = period
         self.state = state
         self._hooks: list[Any] = []
-        self._trained: set[int] = set()  # parameters, by identity, that were trained at the last average or later
+        self.trained: set[int] = set()  # parameters, by identity, that were trained at the last average or later
 
     def attach(self, optimizers: Sequence[Optimizer]) -> None:
         """Average after the steps of these optimizers, and no longer after those of others.
@@ -57,11 +57,11 @@ class ModelAveraging:
             optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # its warm-up may be over
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
-            self._trained.update(id(each) for each in _parameters_of(optimizer) if each.requires_grad)
+            self.trained.update(id(each) for each in _parameters_of(optimizer) if each.requires_grad)
 
     def detach(self) -> None:
         """Average no more."""
-        self._trained.clear()
+        self.trained.clear()
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -84,9 +84,9 @@ class ModelAveraging:
 
         # Not only those with a gradient: what travels must be the same on every rank. Those that have frozen since the
         # last average differ too.
-        parameters = [each for each in _parameters_of(optimizer) if each.requires_grad or id(each) in self._trained]
-        self._trained.difference_update(map(id, parameters))
-        self._trained.update(id(each) for each in parameters if each.requires_grad)
+        parameters = [each for each in _parameters_of(optimizer) if each.requires_grad or id(each) in self.trained]
+        self.trained.difference_update(map(id, parameters))
+        self.trained.update(id(each) for each in parameters if each.requires_grad)
         if not parameters:
             return
         places = [parameter.data for parameter in parameters]
