@@ -20,7 +20,7 @@ OURS = str(Path(drivetrain.__file__).parent)
 AT_MOST = 5000
 
 
-class Deep(LightningModule):
+class FiftySevenParameters(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(*[nn.Linear(8, 8) for _ in range(28)], nn.Linear(8, 1, bias=False))
@@ -55,7 +55,7 @@ class Saves(Callback):
 
 
 def calls(folder: Path, keeps: Any = None, **arguments: Any) -> int:
-    model, saves = Deep(), Saves(folder, keeps)
+    model, saves = FiftySevenParameters(), Saves(folder, keeps)
     assert len(list(model.parameters())) == 57
     trainer = Trainer(
         accelerator="cpu", max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,

@@ -103,8 +103,8 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
         if (path in given or found.is_own(path, others)) and found.can_be_used(path):
             if found.broken or found.unfinished:
                 rank_zero_warn(
-                    f'ckpt_path="last" passes over {found.passed_over}. The newest complete checkpoint is taken: '
-                    f"{path}."
+                    f'ckpt_path="last" passes over what cannot be resumed from: {found.passed_over}. The newest '
+                    f"complete checkpoint is taken: {path}."
                 )
             return path
     if found.broken:
