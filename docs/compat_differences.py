@@ -28,7 +28,6 @@ ON_PURPOSE = {
         "pytorch.strategies.DeepSpeedStrategy(*)",
     "Modules and data modules have the same method, whose fourth argument is `strict`. Pass `weights_only` by keyword.":
         "pytorch.LightningDataModule.load_from_checkpoint(weights_only)",
-    "The argument has the same name in all strategies: `tensor`.": "pytorch.strategies.XLAStrategy.reduce(*)",
     "Means over the same values; only the function has another name.":
         "pytorch.loggers.logger.merge_dicts(default_func)",
     "The original takes further arguments and ignores them.": """

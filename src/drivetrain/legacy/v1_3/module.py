@@ -69,28 +69,8 @@ class _Asked(drivetrain.module.module.LightningModule):
             torch.save(rows, f"{root}_rank_{self.global_rank}{ending}" if several else filename)
 
 
-class LightningModule(_Asked):
-    """Today's, with the calls of that time.
-
-    Attributes:
-        truncated_bptt_steps: train on this many time steps of a batch at once; 0: on all of them.
-    """
-
-    truncated_bptt_steps: int = 0
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        hooks.adapt(cls, hooks.OF_MODULES)
-
-    @property
-    def hparams(self) -> AttributeDict:
-        """The hyperparameters; setting them keeps them for checkpoints and loggers, as ``save_hyperparameters``."""
-        found: AttributeDict = self.__dict__.setdefault("_hparams", AttributeDict())
-        return found
-
-    @hparams.setter
-    def hparams(self, given: Any) -> None:
-        self.save_hyperparameters(given)
+class _Steps(_Asked):
+    """What a step calls, with the arguments of that time."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         """Step ``optimizer`` with the closure, wherever it is among the arguments."""
@@ -118,6 +98,30 @@ class LightningModule(_Asked):
         """Undo :meth:`toggle_optimizer` for an optimizer, or for its index."""
         is_index = isinstance(optimizer_idx, int)
         super().untoggle_optimizer(self.trainer.optimizers[optimizer_idx] if is_index else optimizer_idx)
+
+
+class LightningModule(_Steps):
+    """Today's, with the calls of that time.
+
+    Attributes:
+        truncated_bptt_steps: train on this many time steps of a batch at once; 0: on all of them.
+    """
+
+    truncated_bptt_steps: int = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        hooks.adapt(cls, hooks.OF_MODULES)
+
+    @property
+    def hparams(self) -> AttributeDict:
+        """The hyperparameters; setting them keeps them for checkpoints and loggers, as ``save_hyperparameters``."""
+        found: AttributeDict = self.__dict__.setdefault("_hparams", AttributeDict())
+        return found
+
+    @hparams.setter
+    def hparams(self, given: Any) -> None:
+        self.save_hyperparameters(given)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Log a value; ``sync_dist_op`` was the name of ``reduce_fx`` between ranks."""
