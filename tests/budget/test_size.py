@@ -69,5 +69,5 @@ def test_a_contract_grows_no_further(contract: tuple[type, ...], built: object, 
     assert len({name for name in members | vars(built).keys() if not name.startswith("_")}) <= most
 
 
-CORE, ALL = 35_900, 50_200
+CORE, ALL = 35_800, 50_200
 """Lines of code of the core and of the whole package."""
