@@ -28,7 +28,7 @@ class ServedModule(ModuleType):
     """One module of the original; ``__all__`` lists the names that it offers."""
 
     def __init__(self, name: str, path: str) -> None:
-        super().__init__(name, f"{name}, served by drivetrain.compat: see drivetrain/compat/table.py.")
+        super().__init__(name, f"{name}, served by drivetrain.compat: see drivetrain/compat/served.py.")
         self.__file__ = table.__file__
         # No folder to search, but a package: so ``from here import absent`` asks the finder, which says what is wrong.
         self.__path__: list[str] = []

@@ -49,10 +49,10 @@ class TrainerView(LimitsView, RankFacts, ViewsOfTrainer):
     _callbacks: list[Callback]
     _loggers: list[Logger]
     _profiler: Any
-    _hooks: HookTable | None
-    _run_parts: Run | None
-    _ckpt_path: str | None
-    _set_ckpt_path: str | Path | None
+    _hooks: HookTable | None = None
+    _run_parts: Run | None = None
+    _ckpt_path: str | None = None
+    _set_ckpt_path: str | Path | None = None
 
     @property
     def hooks(self) -> HookTable:

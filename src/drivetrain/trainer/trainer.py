@@ -37,9 +37,8 @@ from drivetrain.launchers.launcher import in_notebook
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
-from drivetrain.loops.run import Limits, Run
+from drivetrain.loops.run import Limits
 from drivetrain.module.datamodule import LightningDataModule
-from drivetrain.module.hooks import HookTable
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.plan import Plan, resolve
@@ -105,6 +104,9 @@ class Trainer(TrainerView):
         NotSupportedError: a legal argument that this version cannot honour.
     """
 
+    _optimizers_made = False
+    datamodule: LightningDataModule | None = None
+
     @_completed
     def __init__(
         self,
@@ -164,7 +166,6 @@ class Trainer(TrainerView):
         split_on_oom: bool = False,
         save_trainable_only: bool = False,
     ) -> None:
-        # Longer than 80 lines because the signature names every argument.
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))
         self.plan: Plan = resolve(self.settings)
@@ -174,9 +175,6 @@ class Trainer(TrainerView):
         self.limits = Limits.of(self.settings)
         self.progress = Progress()
         self.default_root_dir = spelled(self.settings.default_root_dir or Path.cwd())
-        self._run_parts: Run | None = None
-        self._optimizers_made = False
-        self._hooks: HookTable | None = None
         # Before the engine, which fills in what a strategy that was passed left open: nothing may be refused after it.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, self.plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
@@ -188,9 +186,6 @@ class Trainer(TrainerView):
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()
         self.ranks_of_job: list[dict[str, Any]] = []  # see Outcome.ranks
-        self.datamodule: LightningDataModule | None = None
-        self._ckpt_path: str | None = None
-        self._set_ckpt_path: str | Path | None = None
         self._program: dict[str, str] = {}  # of the newest fit: see last.py
 
     # ---- entry points --------------------------------------------------------------------------------------------
