@@ -98,9 +98,9 @@ RUNS_CODE = {
     "compat/demo_mnist.py": {"torch.hub.download_url_to_file": 1},  # tensors, which are read as plain data only
     "compat/files.py": {"torch.load": 2},  # restricted unless the caller, or the compatibility mode, says otherwise
     "compat/weights.py": {"torch.load": 1},  # the same
-    "launchers/_child.py": {"pickle.loads": 1, "torch.load": 1},  # a parent and its child, in a folder of their own
-    "launchers/_folder.py": {"subprocess.Popen": 1},  # a shell with a fixed text, to which the folder is an argument
-    "launchers/_ray_actor.py": {"pickle.loads": 2},  # between actors of one Ray job
+    "launchers/child.py": {"pickle.loads": 1, "torch.load": 1},  # a parent and its child, in a folder of their own
+    "launchers/folder.py": {"subprocess.Popen": 1},  # a shell with a fixed text, to which the folder is an argument
+    "launchers/ray_actor.py": {"pickle.loads": 2},  # between actors of one Ray job
     "launchers/failure.py": {"pickle.loads": 2},  # between a rank and the process that watches it, in that folder
     "launchers/ray.py": {"pickle.loads": 1},
     "launchers/script.py": {"subprocess.Popen": 1},  # the program's own command, as a list

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers._child import Sealed, read_result, write_result
+from drivetrain.launchers.child import Sealed, read_result, write_result
 
 
 class Own:
@@ -155,7 +155,7 @@ def test_what_a_new_process_cannot_import_is_refused_before_it_starts(
         cell.__file__ = file
     exec("class Model: ...\ndef loss(): ...", vars(cell))
     monkeypatch.setitem(sys.modules, "__main__", cell)
-    monkeypatch.setattr("drivetrain.launchers._child.in_notebook", lambda: notebook)
+    monkeypatch.setattr("drivetrain.launchers.child.in_notebook", lambda: notebook)
     for value, name in ((cell.Model(), "Model"), ([cell.loss], "loss")):
         if said is None:
             assert pickle.dumps(Sealed(value))

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drivetrain.launchers._folder import job_folder, keep_sockets_in, sweep
 from drivetrain.launchers.board import Board
+from drivetrain.launchers.folder import job_folder, keep_sockets_in, sweep
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
 

@@ -21,8 +21,8 @@ from drivetrain.clusters import LocalEnvironment
 from drivetrain.clusters.local import free_port
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import ScriptLauncher, script
-from drivetrain.launchers._child import write_failure
 from drivetrain.launchers.board import PHASE, SHOWN, Board, Sheet
+from drivetrain.launchers.child import write_failure
 from drivetrain.launchers.launcher import LAUNCHER
 from drivetrain.loops.progress import Phase
 

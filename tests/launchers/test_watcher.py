@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.launchers._child import write_failure
 from drivetrain.launchers.board import PHASE, SHOWN, Board, Sheet
+from drivetrain.launchers.child import write_failure
 from drivetrain.launchers.watcher import _Ranks
 from drivetrain.loops.progress import Phase
 

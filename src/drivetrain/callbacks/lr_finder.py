@@ -10,7 +10,7 @@ import torch
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
-from drivetrain.callbacks._tuned_attribute import set_tuned, tuned_name
+from drivetrain.callbacks.tuned_attribute import set_tuned, tuned_name
 from drivetrain.errors import ConfigurationError, MissingPackageError, is_count, is_number, wrong_value
 from drivetrain.loops.run import ENDLESS
 

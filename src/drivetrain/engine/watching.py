@@ -15,8 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 from drivetrain.launchers import stacks, watcher
-from drivetrain.launchers._folder import hold, sweep
 from drivetrain.launchers.board import FOLDER, STALL, Board, Sheet, join_board, own_sheet
+from drivetrain.launchers.folder import hold, sweep
 from drivetrain.launchers.launcher import LAUNCHER
 
 _MEETING_S = 30.0  # that local rank 0 has to make the board
@@ -53,7 +53,7 @@ def join(strategy: Any) -> Sheet | None:
     environment = getattr(strategy, "cluster_environment", None)
     if environment is None or not environment.creates_processes_externally or LAUNCHER in os.environ:
         return sheet
-    if "drivetrain.launchers._ray_actor" in sys.modules:  # Ray kills what a rank has started, together with it
+    if "drivetrain.launchers.ray_actor" in sys.modules:  # Ray kills what a rank has started, together with it
         return sheet
     if not watcher.can_watch() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return sheet

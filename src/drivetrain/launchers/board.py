@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base.registry import load
-from drivetrain.launchers._folder import DESCRIPTION, HELD, hold, keep_sockets_in
+from drivetrain.launchers.folder import DESCRIPTION, HELD, hold, keep_sockets_in
 
 BOARD = "DRIVETRAIN_BOARD"
 """The variable that names the folder to a rank, which removes it: programs that it starts must not inherit it."""

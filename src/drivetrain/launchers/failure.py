@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,3 +60,8 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
     except FileNotFoundError:
         return None
     return failure
+
+
+def first_of(failures: Mapping[int, Failure]) -> int:
+    """Return which of these ranks has failed first, and not because another one had."""
+    return min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))

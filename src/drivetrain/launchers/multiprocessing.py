@@ -16,12 +16,13 @@ import torch.multiprocessing
 from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, SIGTERMException, did_you_mean
-from drivetrain.launchers import _child, orphan, stacks
+from drivetrain.launchers import child, orphan, stacks
 from drivetrain.launchers._ending import Ending
-from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
 from drivetrain.launchers.board import BOARD, Board
+from drivetrain.launchers.failure import Failure, first_of, read_failure
+from drivetrain.launchers.folder import job_folder
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each, variables_of
 from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who_is_killed, was_asked_to_end
 from drivetrain.launchers.watch import Watch
@@ -94,25 +95,25 @@ class MultiProcessingLauncher(Launcher):
         if self.start_method == "fork":
             check_fork(threads, _PROBE_S)
         context: Any = torch.multiprocessing.get_context(self.start_method)
-        state, call = _child.Sealed(ProcessState.current()), _child.Sealed((function, args, kwargs))
+        state, call = child.Sealed(ProcessState.current()), child.Sealed((function, args, kwargs))
         with job_folder() as folder:
             return self._run(context, threads, state, call, folder)
 
     def _run(
-        self, context: Any, threads: int | None, state: _child.Sealed[Any], call: _child.Sealed[Any], folder: Path
+        self, context: Any, threads: int | None, state: child.Sealed[Any], call: child.Sealed[Any], folder: Path
     ) -> Any:
         processes: list[Any] = []
         first = self.environment.node_rank() * self.num_processes
         board = Board(folder, range(first, first + self.num_processes), self.num_processes * self.num_nodes)
         try:
             for place in self._places(threads, folder):
-                process = context.Process(target=_child.run, args=(place, state, call))
+                process = context.Process(target=child.run, args=(place, state, call))
                 with _early_variables(place):
                     process.start()
                 processes.append(process)
             with forwarding(lambda number: _send(processes, number), self.stop_timeout_s) as sent:
                 self._wait(processes, board, sent)
-            return _child.read_result(folder)
+            return child.read_result(folder)
         except KeyboardInterrupt:
             _wait_for_all(processes, self.interrupt_grace_s)
             raise
@@ -125,16 +126,16 @@ class MultiProcessingLauncher(Launcher):
                 orphan.kill_workers({process.pid for process in processes})
             self.environment.teardown()
 
-    def _places(self, threads: int | None, folder: Path) -> Iterator[_child.Place]:
+    def _places(self, threads: int | None, folder: Path) -> Iterator[child.Place]:
         for local_rank, variables in enumerate(variables_of(self.environment, self.num_processes, self.num_nodes)):
-            yield _child.Place(local_rank, {**variables, BOARD: str(folder)}, threads, folder)
+            yield child.Place(local_rank, {**variables, BOARD: str(folder)}, threads, folder)
 
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, processes: Sequence[Any], board: Board, sent: Sent) -> None:
         """Until all have ended well, or one has not; if they were asked to end, until all have saved and ended."""
         folder = board.folder
-        failed: dict[int, _child.Failure] = {}
+        failed: dict[int, Failure] = {}
         watch, ending = Watch(board), Ending(board, self.stop_timeout_s, _ECHO_S)
         with _ends(processes) as running:
             while running:
@@ -142,8 +143,8 @@ class MultiProcessingLauncher(Launcher):
                 ended = [running.pop(end) for end in connection.wait(list(running), max(0.0, min(left, _POLL_S)))]
                 for rank in ended:
                     processes[rank].join()
-                    if not _child.has_finished(folder, rank):
-                        failed[rank] = _child.read_failure(folder, rank) or _silent(processes[rank].exitcode)
+                    if not child.has_finished(folder, rank):
+                        failed[rank] = read_failure(folder, rank) or _silent(processes[rank].exitcode)
                 if left <= 0 and not ended:
                     break
                 if not failed and sent.number is None and (text := watch.look()):
@@ -160,14 +161,14 @@ class MultiProcessingLauncher(Launcher):
             raise exception_of(sent.number)
         if failed:
             stacks.note_collectives(board, [each for each, process in enumerate(processes) if process.is_alive()])
-            rank = min(failed, key=lambda rank: (failed[rank].follows, failed[rank].when))
+            rank = first_of(failed)
             self._raise(rank, processes[rank], failed[rank], board)
 
     @staticmethod
-    def _was_asked(process: Any, failure: _child.Failure) -> bool:
+    def _was_asked(process: Any, failure: Failure) -> bool:
         return failure.interrupted or was_asked_to_end(process.exitcode)
 
-    def _raise(self, local_rank: int, process: Any, failure: _child.Failure, board: Board) -> None:
+    def _raise(self, local_rank: int, process: Any, failure: Failure, board: Board) -> None:
         if failure.interrupted or process.exitcode in (128 + signal.SIGINT, -signal.SIGINT):
             raise KeyboardInterrupt
         if process.exitcode in (128 + signal.SIGTERM, -signal.SIGTERM):  # the latter before the Trainer handles it
@@ -203,13 +204,13 @@ def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
         yield ends
 
 
-def _silent(exit_code: int) -> _child.Failure:
+def _silent(exit_code: int) -> Failure:
     """The failure of a process that could not report."""
     now = time.monotonic()
     if name := {-known.value: known.name for known in signal.Signals}.get(exit_code):
         cure = "If you did not send it, the system ran out of memory: use smaller batches or fewer loader workers."
-        return _child.Failure(now, f"was ended by the signal {name}.", cure if name == "SIGKILL" else "")
-    return _child.Failure(
+        return Failure(now, f"was ended by the signal {name}.", cure if name == "SIGKILL" else "")
+    return Failure(
         now,
         "ended before its function returned; what it wrote stands above.",
         "Return in place of calling sys.exit(), and keep what the program's file does below an "
@@ -230,7 +231,7 @@ def _wait_for_all(processes: Sequence[Any], seconds: float) -> None:
 
 
 @contextmanager
-def _early_variables(place: _child.Place) -> Iterator[None]:
+def _early_variables(place: child.Place) -> Iterator[None]:
     """What a process must know before its first line of user code, when it imports the program's file again.
 
     That is its rank, so that it does not say what rank 0 says. It is not yet told that it was started: a

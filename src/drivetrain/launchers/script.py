@@ -21,9 +21,10 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import orphan, stacks
 from drivetrain.launchers._ending import Ending
-from drivetrain.launchers._folder import job_folder
 from drivetrain.launchers.board import BOARD, Board
 from drivetrain.launchers.external import ExternalLauncher
+from drivetrain.launchers.failure import first_of, read_failure
+from drivetrain.launchers.folder import job_folder
 from drivetrain.launchers.launcher import LAUNCHER, STARTED_IN, Launcher, in_notebook, variables_of, was_started
 from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, was_asked_to_end
 from drivetrain.launchers.watch import Watch
@@ -150,13 +151,11 @@ def _dies_with_launcher() -> Callable[[], None] | None:
 
 def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: int) -> int:
     """Print which rank has failed first, where it was, and its traceback; return the exit code of the job."""
-    from drivetrain.launchers._child import read_failure  # here, so that importing the Trainer stays quick
-
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
     died = code < 0 or local not in failures  # without an exception, so the others follow it
     if not died:
-        local = min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))
+        local = first_of(failures)
     if not died and failures[local].follows:  # the echo of a rank that has ended without an error
         left = [rank for rank, each in enumerate(processes) if each.poll() == 0 and board.left_its_run(rank)]
         if left:

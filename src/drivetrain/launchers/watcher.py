@@ -15,9 +15,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from drivetrain.launchers._folder import hold
 from drivetrain.launchers.board import STALL, Board
 from drivetrain.launchers.failure import read_failure
+from drivetrain.launchers.folder import hold
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.25

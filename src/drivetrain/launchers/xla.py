@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 from drivetrain.base import files
 from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers import _child
-from drivetrain.launchers._folder import job_folder
+from drivetrain.launchers import child
 from drivetrain.launchers._fork import check_fork
 from drivetrain.launchers._process_state import ProcessState
+from drivetrain.launchers.failure import first_of, read_failure
+from drivetrain.launchers.folder import job_folder
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
 
 _METHOD = "fork"
@@ -26,7 +27,7 @@ _LOOK_EVERY_S = 0.2
 _ECHO_S = 1.0  # when an exchange breaks in one replica, the one that broke it is about to report
 
 # By folder, what the copies find in their memory; the number is that of torch's threads in each.
-_calls: dict[str, tuple[_child.Sealed[ProcessState], _child.Sealed[_child.Call], int | None]] = {}
+_calls: dict[str, tuple[child.Sealed[ProcessState], child.Sealed[child.Call], int | None]] = {}
 
 
 class XLALauncher(Launcher):
@@ -57,14 +58,14 @@ class XLALauncher(Launcher):
         with job_folder() as folder:
             return self._run(threads, folder, (function, args, kwargs))
 
-    def _run(self, threads: int | None, folder: Path, call: _child.Call) -> Any:
+    def _run(self, threads: int | None, folder: Path, call: child.Call) -> Any:
         from torch_xla.distributed import xla_multiprocessing
 
-        _calls[str(folder)] = _child.Sealed(ProcessState.current()), _child.Sealed(call), threads
+        _calls[str(folder)] = child.Sealed(ProcessState.current()), child.Sealed(call), threads
         try:
             with _kills_the_others(folder):
                 xla_multiprocessing.spawn(_replica, args=(str(folder),), nprocs=None, start_method=_METHOD)
-            return _child.read_result(folder)
+            return child.read_result(folder)
         except BaseException as error:
             self._explain(folder, error)
             raise
@@ -89,11 +90,11 @@ class XLALauncher(Launcher):
 
     def _explain(self, folder: Path, error: BaseException) -> None:
         """Raise what has happened in a replica, if one has reported it."""
-        failed = {int(path.stem): _child.read_failure(folder, int(path.stem)) for path in folder.glob("*.failure")}
+        failed = {int(path.stem): read_failure(folder, int(path.stem)) for path in folder.glob("*.failure")}
         reported = {rank: failure for rank, failure in failed.items() if failure is not None}
         if not reported:
             return
-        rank = min(reported, key=lambda rank: (reported[rank].follows, reported[rank].when))
+        rank = first_of(reported)
         failure = reported[rank]
         if failure.interrupted:
             raise KeyboardInterrupt from error
@@ -114,10 +115,10 @@ def _replica(ordinal: int, folder: str) -> None:
     state, call, threads = _calls[folder]
     if threads is not None:
         variables["OMP_NUM_THREADS"] = threads
-    place = _child.Place(local_rank, {name: str(value) for name, value in variables.items()}, threads, Path(folder))
+    place = child.Place(local_rank, {name: str(value) for name, value in variables.items()}, threads, Path(folder))
     if (replicas := int(runtime.addressable_device_count())) > 1:
-        call = _child.Sealed((_refuse_threads, (replicas,), {}))
-    _child.run(place, state, call)
+        call = child.Sealed((_refuse_threads, (replicas,), {}))
+    child.run(place, state, call)
 
 
 def _refuse_threads(count: int) -> None:
@@ -140,7 +141,7 @@ def _kills_the_others(folder: Path) -> Iterator[None]:
         deadline = time.monotonic() + _ECHO_S
         while not done.is_set() and time.monotonic() < deadline:
             for path in folder.glob("*.pid"):
-                if not _child.has_finished(folder, int(path.stem)):
+                if not child.has_finished(folder, int(path.stem)):
                     with suppress(ProcessLookupError, ValueError):
                         os.kill(int(path.read_bytes()), signal.SIGKILL)
             done.wait(_LOOK_EVERY_S)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from drivetrain.base.rank_zero import log
 from drivetrain.errors import PeerError, SIGTERMException, text_of
-from drivetrain.launchers import _child, flight
+from drivetrain.launchers import child, flight
 from drivetrain.launchers.board import Sheet
 from drivetrain.launchers.tracebacks import place_of_user
 from drivetrain.strategies import _waiting
@@ -32,7 +32,7 @@ def tell_ranks(error: Exception, summary: Callable[[], str]) -> None:
     store = _waiting.store_of_job()
     if store is None or isinstance(error, PeerError):  # which says already what another has told
         return
-    follows, found = _child.follows(error), list[str]()
+    follows, found = child.follows(error), list[str]()
 
     def exchange() -> None:
         with suppress(RuntimeError):  # the store is gone, with the process that held it
@@ -60,7 +60,7 @@ def write_for_report(sheet: Sheet | None, error: BaseException) -> None:
     with suppress(OSError):  # the launching process was killed, and the folder is gone with it
         if isinstance(error, Exception) and (text := _collective(error)):
             sheet.note_collective(text)
-        _child.write_failure(sheet.folder, sheet.local_rank, error)
+        child.write_failure(sheet.folder, sheet.local_rank, error)
 
 
 def summary(error: BaseException, where: str) -> str:
@@ -77,7 +77,7 @@ def _collective(error: Exception) -> str:
     with suppress(Exception):  # whatever another version of torch raises; the error itself is what matters
         last = flight.last(json.loads(flight.taken()))
         if last is not None:
-            return f"{'in' if _child.follows(error) else 'after'} {last}"
+            return f"{'in' if child.follows(error) else 'after'} {last}"
     return ""
 
 

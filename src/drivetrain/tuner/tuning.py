@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from drivetrain.callbacks._tuned_attribute import set_tuned, tuned_name
 from drivetrain.callbacks.batch_size_finder import BatchSizeFinder
 from drivetrain.callbacks.lr_finder import LearningRateFinder, LRSweep
+from drivetrain.callbacks.tuned_attribute import set_tuned, tuned_name
 from drivetrain.errors import ConfigurationError, WrongTypeError, described
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress

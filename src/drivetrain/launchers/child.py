@@ -33,8 +33,7 @@ from drivetrain.base import files
 from drivetrain.checkpoints import container
 from drivetrain.errors import ConfigurationError, PeerError, text_of
 from drivetrain.launchers._process_state import ProcessState
-from drivetrain.launchers.failure import Failure as Failure
-from drivetrain.launchers.failure import read_failure as read_failure
+from drivetrain.launchers.failure import Failure
 from drivetrain.launchers.launcher import in_notebook
 from drivetrain.launchers.tracebacks import place_of_user, traceback_of_user
 
@@ -203,7 +202,10 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
         function, args, kwargs = call.open()
         own_parameters()
         result = function(*args, **kwargs)
-        _write(place, "result", b"") if place.local_rank else write_result(place.folder, result)
+        if place.local_rank:
+            files.write(place.folder / f"{place.local_rank}.result", b"")
+        else:
+            write_result(place.folder, result)
     except BaseException as error:
         if isinstance(error, SystemExit) and not isinstance(error.__cause__, KeyboardInterrupt):
             raise
@@ -262,14 +264,11 @@ def has_finished(folder: Path, local_rank: int) -> bool:
 def write_failure(folder: Path, local_rank: int, error: BaseException) -> None:
     """Write what this process says about its end; the first time counts."""
     if not (folder / f"{local_rank}.failure").exists():
-        files.write(folder / f"{local_rank}.failure", pickle.dumps(_failure(error)))
+        files.write(folder / f"{local_rank}.failure", pickle.dumps(failure_of(error)))
 
 
-def _write(place: Place, kind: str, content: bytes) -> None:
-    files.write(place.folder / f"{place.local_rank}.{kind}", content)
-
-
-def _failure(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> Failure:
+    """Return what is reported of a process that ends by ``error``."""
     try:
         pickled = pickle.dumps(error)
     except Exception:

@@ -26,8 +26,9 @@ from ray import cloudpickle
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.clusters.local import free_port
 from drivetrain.errors import ConfigurationError
-from drivetrain.launchers import _child
+from drivetrain.launchers import child
 from drivetrain.launchers._process_state import ProcessState
+from drivetrain.launchers.failure import Failure
 from drivetrain.launchers.ray import Seat, hides_devices
 
 
@@ -54,7 +55,7 @@ class Origin:
 class Ended:
     """How a process ended that should not have."""
 
-    failure: _child.Failure
+    failure: Failure
     exit_code: int
 
 
@@ -141,7 +142,7 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
             return super().reducer_override(obj)
         if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:  # also what is in a Parameter
             obj = obj.detach().to(HOST).requires_grad_(obj.requires_grad)
-        return _child.by_value(obj, self._memories)
+        return child.by_value(obj, self._memories)
 
 
 def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:
@@ -159,9 +160,9 @@ def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -
         torch.set_num_threads(int(threads))
 
 
-def _opened(call: bytes) -> _child.Call:
+def _opened(call: bytes) -> child.Call:
     try:
-        opened: _child.Call = pickle.loads(call)
+        opened: child.Call = pickle.loads(call)
     except ImportError as error:
         raise ConfigurationError(
             f"What the launching process has sent needs a module that this machine does not find: {error}. Install it "
@@ -174,8 +175,8 @@ def _ended(error: BaseException) -> Ended:
     if isinstance(error, SystemExit) and not isinstance(error.__cause__, KeyboardInterrupt):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         summary = "ended before its function returned; what it wrote stands above."
-        return Ended(_child.Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
-    failure = _child._failure(error)
+        return Ended(Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
+    failure = child.failure_of(error)
     with suppress(Exception):  # then it has no more than pickle has made of it
         failure = replace(failure, exception=cloudpickle.dumps(error))  # its class may be the program's own
     return Ended(failure, 1)
