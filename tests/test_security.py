@@ -100,7 +100,7 @@ RUNS_CODE = {
     "compat/weights.py": {"torch.load": 1},  # the same
     "launchers/child.py": {"pickle.loads": 1, "torch.load": 1},  # a parent and its child, in a folder of their own
     "launchers/folder.py": {"subprocess.Popen": 1},  # a shell with a fixed text, to which the folder is an argument
-    "launchers/ray_actor.py": {"pickle.loads": 2},  # between actors of one Ray job
+    "launchers/_ray_actor.py": {"pickle.loads": 2},  # between actors of one Ray job
     "launchers/failure.py": {"pickle.loads": 2},  # between a rank and the process that watches it, in that folder
     "launchers/ray.py": {"pickle.loads": 1},
     "launchers/script.py": {"subprocess.Popen": 1},  # the program's own command, as a list

@@ -53,7 +53,7 @@ def join(strategy: Any) -> Sheet | None:
     environment = getattr(strategy, "cluster_environment", None)
     if environment is None or not environment.creates_processes_externally or LAUNCHER in os.environ:
         return sheet
-    if "drivetrain.launchers.ray_actor" in sys.modules:  # Ray kills what a rank has started, together with it
+    if "drivetrain.launchers._ray_actor" in sys.modules:  # Ray kills what a rank has started, together with it
         return sheet
     if not watcher.can_watch() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return sheet

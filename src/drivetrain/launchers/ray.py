@@ -121,7 +121,7 @@ class RayLauncher(Launcher):
             SIGTERMException: likewise, after SIGTERM.
         """
         ray = _imported()
-        from drivetrain.launchers.ray_actor import packed
+        from drivetrain.launchers._ray_actor import packed
 
         call = packed((function, args, kwargs), "Something that the new processes need", _CURE)
         try:
@@ -179,7 +179,7 @@ class RayLauncher(Launcher):
         """A block in which the actors live, as many on each machine."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from drivetrain.launchers.ray_actor import RayActor
+        from drivetrain.launchers._ray_actor import RayActor
 
         together = {name: amount * self.num_processes for name, amount in self.resources.items()}
         group = ray.util.placement_group([together] * self.num_nodes, strategy="STRICT_SPREAD")
@@ -274,7 +274,7 @@ class RayLauncher(Launcher):
 
     def _failure(self, rank: _Rank, end: Any, board: Board | None) -> _Failed:
         """What to raise because of a rank that has not ended well, with where it and the others of its machine were."""
-        from drivetrain.launchers.ray_actor import Ended
+        from drivetrain.launchers._ray_actor import Ended
 
         job = self.num_processes * self.num_nodes
         who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
@@ -400,7 +400,7 @@ def _options(resources: Mapping[str, float]) -> dict[str, Any]:
 
 def _origin(node: str) -> bytes:
     """This process, as the others are to be; its machine's own variables stay here."""
-    from drivetrain.launchers.ray_actor import Origin, packed
+    from drivetrain.launchers._ray_actor import Origin, packed
 
     state = ProcessState.current()
     environ = {name: value for name, value in state.environ.items() if not _is_of_node(name)}
@@ -433,7 +433,7 @@ def _check_answers(address: str) -> None:
 
 def _pass_on(ray: Any, number: int, ranks: Sequence[_Rank], here: str) -> None:
     """Send a signal to the processes of these ranks; on other machines than this a task of Ray does it."""
-    from drivetrain.launchers.ray_actor import send_signal
+    from drivetrain.launchers._ray_actor import send_signal
 
     for node in {rank.seat.node for rank in ranks}:
         pids = [rank.seat.pid for rank in ranks if rank.seat.node == node]
