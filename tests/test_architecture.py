@@ -144,6 +144,17 @@ def test_no_posix_only_import_at_module_level() -> None:
     assert found == []
 
 
+def test_the_core_names_compat_in_one_file() -> None:
+    """DeepSpeed's strategy names the class that an Engine uses in its place; that is the other string."""
+    naming = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in SOURCES
+        if path.relative_to(PACKAGE).parts[0] not in ("cli", "compat", "legacy")
+        and re.search(r'"drivetrain\.(compat|legacy)\.[\w.]+:', path.read_text("utf-8"))
+    }
+    assert naming == {"base/compat_door.py", "strategies/deepspeed.py"}
+
+
 def imports_of(path: Path, modules: dict[str, Path]) -> set[str]:
     """The package's modules that a file names in ``from ... import``, those for type checkers only included."""
     froms = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and node.module]

@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningDataModule, LightningModule
 from drivetrain.callbacks import LearningRateMonitor
+from drivetrain.compat.loop_views import EvaluationView
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.loggers import CSVLogger, Logger
 from drivetrain.loops.progress import RunningStage, TrainerFn
-from drivetrain.trainer.loop_views import EvaluationView
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* has a validation_step but there is no validation loader")
 

@@ -24,7 +24,7 @@ PROGRAM = """
 import json, os, sys
 import torch
 import torch._dynamo  # optimizers import it when they are made
-import drivetrain.loops.fit, drivetrain.checkpoints.plain, drivetrain.module.migration
+import drivetrain.loops.fit, drivetrain.checkpoints.plain, drivetrain.compat.earlier_checkpoints
 from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import LightningModule, Trainer, seed_everything
 from drivetrain.callbacks import ModelCheckpoint

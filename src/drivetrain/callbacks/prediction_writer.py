@@ -128,12 +128,12 @@ class BasePredictionWriter(Callback):
     ) -> None:  # fmt: skip
         if not self.interval.on_batch:
             return  # a subclass has this hook too
-        indices = trainer.predict_loop.current_batch_indices
+        indices = trainer.predictions.current_batch_indices
         self.write_on_batch_end(trainer, pl_module, outputs, indices, batch, batch_idx, dataloader_idx)
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.interval.on_epoch:
             return
-        loop = trainer.predict_loop
-        self.write_on_epoch_end(trainer, pl_module, loop.predictions, loop.epoch_batch_indices)
-        trainer.predictions.keeps = trainer.predictions.keeps and self._caller_keeps
+        found = trainer.predictions
+        self.write_on_epoch_end(trainer, pl_module, found.result, found.batch_indices)
+        found.keeps = found.keeps and self._caller_keeps

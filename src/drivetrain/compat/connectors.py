@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from drivetrain.compat.connector_views import AcceleratorView
 from drivetrain.errors import NotSupportedError
 from drivetrain.plan import resolve
 from drivetrain.settings import Settings
-from drivetrain.trainer.connector_views import AcceleratorView
 
 
 class _AcceleratorConnector(AcceleratorView):

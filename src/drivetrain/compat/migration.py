@@ -12,9 +12,9 @@ from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.compat.earlier_checkpoints import migrate
 from drivetrain.compat.table import VERSION
 from drivetrain.compat.user_warnings import PossibleUserWarning
-from drivetrain.module.migration import migrate
 
 _KEY, _EARLIER_KEY = "pytorch-lightning_version", "legacy_pytorch-lightning_version"
 _LAST_CHANGE = "2.0.0"  # the version in which the layout changed last

@@ -117,7 +117,7 @@ _DEEPSPEED_OF_FABRIC = f"{_C}.fabric_deepspeed: DeepSpeedStrategy=FabricDeepSpee
 _XLA_OF_FABRIC = f"{_C}.fabric_xla: XLAStrategy=FabricXLAStrategy"
 _SINGLE_XLA_OF_FABRIC = f"{_C}.fabric_xla: SingleDeviceXLAStrategy=FabricSingleDeviceXLAStrategy"
 _XLA_FSDP_OF_FABRIC = f"{_C}.fabric_xla: XLAFSDPStrategy=FabricXLAFSDPStrategy"
-_CONNECTORS = "drivetrain.trainer.connector_views"
+_CONNECTORS = "drivetrain.compat.connector_views"
 
 SERVED: dict[str, tuple[str, ...]] = {
     "": (*_FRONT, "drivetrain.engine.engine: Fabric=Engine"),
@@ -226,12 +226,12 @@ SERVED: dict[str, tuple[str, ...]] = {
     "pytorch.loggers.wandb": ("drivetrain.loggers.wandb: WandbLogger",),
     # There are no loop objects here; these are the views that trainer.fit_loop and its relatives are.
     "pytorch.loops": (
-        "drivetrain.trainer.loop_views: _EvaluationLoop=EvaluationView _FitLoop=FitView _PredictionLoop=PredictionView",
+        "drivetrain.compat.loop_views: _EvaluationLoop=EvaluationView _FitLoop=FitView _PredictionLoop=PredictionView",
     ),
-    "pytorch.loops.evaluation_loop": ("drivetrain.trainer.loop_views: _EvaluationLoop=EvaluationView",),
-    "pytorch.loops.fit_loop": ("drivetrain.trainer.loop_views: _FitLoop=FitView",),
-    "pytorch.loops.prediction_loop": ("drivetrain.trainer.loop_views: _PredictionLoop=PredictionView",),
-    "pytorch.loops.training_epoch_loop": ("drivetrain.trainer.loop_views: _TrainingEpochLoop=TrainingEpochView",),
+    "pytorch.loops.evaluation_loop": ("drivetrain.compat.loop_views: _EvaluationLoop=EvaluationView",),
+    "pytorch.loops.fit_loop": ("drivetrain.compat.loop_views: _FitLoop=FitView",),
+    "pytorch.loops.prediction_loop": ("drivetrain.compat.loop_views: _PredictionLoop=PredictionView",),
+    "pytorch.loops.training_epoch_loop": ("drivetrain.compat.loop_views: _TrainingEpochLoop=TrainingEpochView",),
     "pytorch.overrides": (),
     "pytorch.overrides.distributed": (
         f"{_C}.samplers: UnrepeatedDistributedSampler UnrepeatedDistributedSamplerWrapper prepare_for_backward",

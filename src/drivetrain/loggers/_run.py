@@ -7,10 +7,10 @@ import importlib.util
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from drivetrain.base import files
-from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_warn
+from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_only, rank_zero_warn
 from drivetrain.errors import ConfigurationError, MissingPackageError, wrong_value
 from drivetrain.loggers.dummy import Nothing
 from drivetrain.loggers.logger import Logger
@@ -27,12 +27,15 @@ class RunLogger(Logger):
         run_id: the id of a run to continue; ``None``: a new run.
         module: the package behind the logger, as it is imported.
         install: what to install for it.
+        log_model: upload checkpoints: True when the run ends, "all" each when it was written.
 
     Raises:
         ConfigurationError: the package is not installed.
     """
 
-    def __init__(self, prefix: str, run_id: str | None, module: str, install: str) -> None:
+    def __init__(
+        self, prefix: str, run_id: str | None, module: str, install: str, log_model: Literal["all"] | bool = False
+    ) -> None:
         super().__init__()
         if importlib.util.find_spec(module) is None:
             raise MissingPackageError(
@@ -45,9 +48,12 @@ class RunLogger(Logger):
         self._run: Any = None
         self._resumed = False  # from a checkpoint, so that what was logged after it comes again
         self._owner = os.getpid()
+        self._log_model = log_model
+        self._callback: Any = None  # whose checkpoints are uploaded when the run ends
+        self._sent: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None}  # a copy in another process continues the same run
+        return {**self.__dict__, "_run": None, "_callback": None}  # a copy in another process continues the same run
 
     # ---- which run -----------------------------------------------------------------------------------------------
 
@@ -141,6 +147,69 @@ class RunLogger(Logger):
                 )
         for index, value in enumerate(values):
             yield value, {name: given[index] for name, given in kwargs.items()}
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Upload the checkpoints now, or remember them for the end of the run."""
+        if self._log_model == "all" or (self._log_model and getattr(checkpoint_callback, "save_top_k", 0) == -1):
+            self._upload(checkpoint_callback)
+        elif self._log_model:
+            self._callback = checkpoint_callback
+
+    @rank_zero_only
+    def _upload(self, callback: Any) -> None:
+        for path, score, tag in scored(callback, self._sent):
+            self._send(path, None if score is None else float(score), tag)
+            self._sent[path] = os.stat(path).st_mtime_ns
+
+    def _send(self, path: str, score: float | None, tag: str) -> None:
+        """Upload one checkpoint; ``tag`` is "best" or "latest"."""
+        raise NotImplementedError
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Upload the checkpoints that wait for the end. The run stays open, for ``trainer.test``."""
+        if status == "success" and self._callback is not None:
+            self._upload(self._callback)
+
+
+class Tables(RunLogger):
+    """A run's logger whose service shows tables."""
+
+    @rank_zero_only
+    def log_table(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log a table: its columns and rows, or a pandas frame. MLflow and Comet keep it as a file."""
+        rows = None if data is None else [list(row) for row in data]
+        self._write_table(key, None if columns is None else list(columns), rows, dataframe, step)
+
+    @abstractmethod
+    def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
+        """Log a table, given as lists or as a pandas frame."""
+
+    @rank_zero_only
+    def log_text(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[str]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Log texts as a table, as :meth:`log_table`."""
+        self.log_table(key, columns, data, dataframe, step)
+
+
+def array_of(image: Any) -> Any:
+    """Return the array in the host's memory of an image that is a tensor; any other image as it is."""
+    return image.detach().cpu().numpy() if hasattr(image, "detach") else image
 
 
 def mapping_of(params: Any) -> dict[str, Any]:

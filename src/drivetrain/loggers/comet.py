@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain.base.rank_zero import LightningDeprecationWarning, rank_zero_only, rank_zero_warn
-from drivetrain.loggers._run import RunLogger, flat, mapping_of
+from drivetrain.loggers._run import Tables, array_of, flat, mapping_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,7 +22,7 @@ _FORMER = {
 """Earlier names of arguments, and what to write instead."""
 
 
-class CometLogger(RunLogger):
+class CometLogger(Tables):
     """Logs to an experiment of Comet.
 
     A fit that resumes from a checkpoint continues the experiment that wrote it.
@@ -119,8 +119,7 @@ class CometLogger(RunLogger):
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
         """Log images: arrays, PIL images or paths. Other lists hold one entry for each."""
         for image, own in self._each("log_image", key, images, kwargs):
-            array = image.detach().cpu().numpy() if hasattr(image, "detach") else image
-            self.experiment.log_image(array, name=key, step=step, **own)
+            self.experiment.log_image(array_of(image), name=key, step=step, **own)
 
     @rank_zero_only
     def log_audio(self, key: str, audios: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
@@ -134,32 +133,11 @@ class CometLogger(RunLogger):
         for video, own in self._each("log_video", key, videos, kwargs):
             self.experiment.log_video(video, name=key, step=step, **own)
 
-    @rank_zero_only
-    def log_table(
-        self,
-        key: str,
-        columns: Sequence[str] | None = None,
-        data: Sequence[Sequence[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-    ) -> None:
-        """Log a table as a CSV file: its columns and rows, or a pandas frame."""
+    def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
         if dataframe is not None:
             self.experiment.log_table(f"{key}.csv", dataframe)
         else:
-            self.experiment.log_table(f"{key}.csv", [list(row) for row in data or ()], headers=list(columns or ()))
-
-    @rank_zero_only
-    def log_text(
-        self,
-        key: str,
-        columns: Sequence[str] | None = None,
-        data: Sequence[Sequence[str]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-    ) -> None:
-        """Log texts as a table, as :meth:`log_table`."""
-        self.log_table(key, columns, data, dataframe, step)
+            self.experiment.log_table(f"{key}.csv", rows or [], headers=columns or [])
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
-from drivetrain.loggers._run import RunLogger, flat, local_folder, mapping_of, scored
+from drivetrain.loggers._run import Tables, array_of, flat, local_folder, mapping_of
 
 _REFUSED = re.compile(r"[^\w/. :-]+")
 _BATCH = 100  # parameters that MLflow takes in one call
@@ -17,7 +17,7 @@ _LONGEST = 6000  # characters of a parameter's value
 _STATUS = {"success": "FINISHED", "finished": "FINISHED", "failed": "FAILED"}
 
 
-class MLFlowLogger(RunLogger):
+class MLFlowLogger(Tables):
     """Logs to a run of MLflow.
 
     A fit that resumes from a checkpoint continues the run that wrote it. Values that the run has already, because it
@@ -53,7 +53,7 @@ class MLFlowLogger(RunLogger):
         run_id: str | None = None,
         synchronous: bool | None = None,
     ) -> None:
-        super().__init__(prefix, run_id, "mlflow", "mlflow")
+        super().__init__(prefix, run_id, "mlflow", "mlflow", log_model)
         self._experiment_name = experiment_name
         self._experiment_id: str | None = None
         self._run_name = run_name
@@ -61,17 +61,11 @@ class MLFlowLogger(RunLogger):
         folder = save_dir or "./mlruns"
         self._tracking_uri = tracking_uri or f"file:{os.path.abspath(local_folder('MLFlowLogger', folder))}"
         self.tags = dict(tags or {})
-        self._log_model = log_model
         self._artifact_location = artifact_location
         self._options = {} if synchronous is None else {"synchronous": synchronous}
-        self._callback: Any = None
-        self._sent: dict[str, int] = {}
         self._params: dict[str, str] = {}  # those that the run has: MLflow lets none be changed
         self._reached: dict[str, int] = {}  # of a run that was resumed: name -> the last step it has
         self._told = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_callback": None}
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
@@ -169,61 +163,28 @@ class MLFlowLogger(RunLogger):
         """Log images: arrays of shape (height, width[, channel]), or PIL images."""
         for index, (image, _) in enumerate(self._each("log_image", key, images, {})):
             name = key if len(images) == 1 else f"{key}_{index}"
-            array = image.detach().cpu().numpy() if hasattr(image, "detach") else image
-            self.experiment.log_image(self._run_id, array, key=name, step=step or 0, synchronous=True)
+            self.experiment.log_image(self._run_id, array_of(image), key=name, step=step or 0, synchronous=True)
 
-    @rank_zero_only
-    def log_table(
-        self,
-        key: str,
-        columns: Sequence[str] | None = None,
-        data: Sequence[Sequence[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-    ) -> None:
-        """Log a table as the artifact ``<key>[-step<n>].json``: its columns and rows, or a pandas frame."""
+    def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
         if dataframe is not None:
-            columns, data = list(map(str, dataframe.columns)), dataframe.values.tolist()
-        table = {"columns": list(columns or ()), "data": [list(row) for row in data or ()]}
+            columns, rows = list(map(str, dataframe.columns)), dataframe.values.tolist()
+        table = {"columns": columns or [], "data": rows or []}
         self.experiment.log_dict(self._run_id, table, f"{_file(key, step)}.json")
-
-    @rank_zero_only
-    def log_text(
-        self,
-        key: str,
-        columns: Sequence[str] | None = None,
-        data: Sequence[Sequence[str]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-    ) -> None:
-        """Log texts as a table, as :meth:`log_table`."""
-        self.log_table(key, columns, data, dataframe, step)
 
     # ---- checkpoints, and the end --------------------------------------------------------------------------------
 
-    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Upload the checkpoints now, or remember them for the end of the run."""
-        if self._log_model == "all" or (self._log_model and getattr(checkpoint_callback, "save_top_k", 0) == -1):
-            self._upload(checkpoint_callback)
-        elif self._log_model:
-            self._callback = checkpoint_callback
-
-    @rank_zero_only
-    def _upload(self, callback: Any) -> None:
-        for path, score, tag in scored(callback, self._sent):
-            folder = f"model/checkpoints/{os.path.splitext(os.path.basename(path))[0]}"
-            self.experiment.log_artifact(self._run_id, path, folder)
-            about = {"path": path, "score": None if score is None else float(score), "aliases": [tag]}
-            self.experiment.log_dict(self._run_id, about, f"{folder}/metadata.json")
-            self._sent[path] = os.stat(path).st_mtime_ns
+    def _send(self, path: str, score: float | None, tag: str) -> None:
+        folder = f"model/checkpoints/{os.path.splitext(os.path.basename(path))[0]}"
+        self.experiment.log_artifact(self._run_id, path, folder)
+        about = {"path": path, "score": score, "aliases": [tag]}
+        self.experiment.log_dict(self._run_id, about, f"{folder}/metadata.json")
 
     @rank_zero_only
     def finalize(self, status: str = "success") -> None:
         """Upload the checkpoints that wait for the end, and mark the run as ended; what is logged later reopens it."""
         if self._run is None:
             return
-        if status == "success" and self._callback is not None:
-            self._upload(self._callback)
+        super().finalize(status)
         self.experiment.set_terminated(self._run_id, _STATUS.get(status, status))
 
 

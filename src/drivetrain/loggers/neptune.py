@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from drivetrain.base.rank_zero import rank_zero_only
-from drivetrain.loggers._run import RunLogger, flat, mapping_of, scored
+from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 
 
 class NeptuneLogger(RunLogger):
@@ -40,14 +40,13 @@ class NeptuneLogger(RunLogger):
         prefix: str = "training",
         **neptune_run_kwargs: Any,
     ) -> None:
-        super().__init__("", neptune_run_kwargs.pop("with_id", None), "neptune", "neptune")
+        log_model: Literal["all"] | bool = "all" if log_model_checkpoints else False
+        super().__init__("", neptune_run_kwargs.pop("with_id", None), "neptune", "neptune", log_model)
         self._folder = f"{prefix}/" if prefix else ""
         self._api_key = api_key
         self._project = project
         self._name = name
-        self._log_checkpoints = log_model_checkpoints
         self._kwargs = neptune_run_kwargs
-        self._sent: dict[str, int] = {}
         self._run = run
         if run is not None:
             self._run_id = _id_of(run)
@@ -102,20 +101,15 @@ class NeptuneLogger(RunLogger):
         from neptune.types import File
 
         for image, _ in self._each("log_image", key, images, {}):
-            array = image.detach().cpu().numpy() if hasattr(image, "detach") else image
-            self.experiment[f"{self._folder}{key}"].append(File.as_image(array), step=step)
+            self.experiment[f"{self._folder}{key}"].append(File.as_image(array_of(image)), step=step)
 
-    @rank_zero_only
-    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Upload the checkpoints."""
-        for path, score, tag in scored(checkpoint_callback, self._sent) if self._log_checkpoints else ():
-            folder = f"{self._folder}model"
-            self.experiment[f"{folder}/checkpoints/{os.path.splitext(os.path.basename(path))[0]}"].upload(path)
-            if tag == "best":
-                self.experiment[f"{folder}/best_model_path"] = path
-                if score is not None:
-                    self.experiment[f"{folder}/best_model_score"] = float(score)
-            self._sent[path] = os.stat(path).st_mtime_ns
+    def _send(self, path: str, score: float | None, tag: str) -> None:
+        folder = f"{self._folder}model"
+        self.experiment[f"{folder}/checkpoints/{os.path.splitext(os.path.basename(path))[0]}"].upload(path)
+        if tag == "best":
+            self.experiment[f"{folder}/best_model_path"] = path
+            if score is not None:
+                self.experiment[f"{folder}/best_model_score"] = score
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

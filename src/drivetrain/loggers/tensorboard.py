@@ -14,6 +14,7 @@ from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
 from drivetrain.errors import MissingPackageError, UnknownArgumentError, did_you_mean, shown
 from drivetrain.loggers._folder import FolderLogger
+from drivetrain.loggers.dummy import Nothing
 from drivetrain.module.export import detached, example_pass
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class TensorBoardLogger(FolderLogger):
         Elsewhere than on global rank 0 it is a stand-in that ignores every call.
         """
         if rank_from_environ() != 0:
-            return _Ignore()  # type: ignore[return-value]
+            return Nothing()  # type: ignore[return-value]
         self._forget_copy()
         self._forget_deleted()
         if self._writer is None:
@@ -241,16 +242,6 @@ class _ByName(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return self.model(**dict(zip(self._names, inputs, strict=True)))
-
-
-class _Ignore:
-    """Takes any call and does nothing."""
-
-    def __getattr__(self, name: str) -> _Ignore:
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> _Ignore:
-        return self
 
 
 def _flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only
 from drivetrain.errors import ConfigurationError
-from drivetrain.loggers._run import RunLogger, local_folder, mapping_of, scored
+from drivetrain.loggers._run import Tables, local_folder, mapping_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ class InitArguments(TypedDict, total=False):
     settings: Any
 
 
-class WandbLogger(RunLogger):
+class WandbLogger(Tables):
     """Logs to a run of Weights & Biases.
 
     The x axis of the curves is ``trainer/global_step``. The service's own step, which counts calls and must not go
@@ -97,15 +97,12 @@ class WandbLogger(RunLogger):
                 f'WandbLogger got add_file_policy={add_file_policy!r}. Write "mutable" or "immutable".'
             )
         given = getattr(experiment, "id", None) or version or id
-        super().__init__(prefix, given, "wandb", "wandb")
+        super().__init__(prefix, given, "wandb", "wandb", log_model)
         self._name = name
         self._project = project or os.environ.get("WANDB_PROJECT", "lightning_logs")
         self._save_dir = local_folder("WandbLogger", dir if dir is not None else save_dir)
-        self._log_model = log_model
         self.add_file_policy = add_file_policy
         self._checkpoint_name = checkpoint_name
-        self._callback: Any = None
-        self._sent: dict[str, int] = {}
         self._run = experiment
         self._init: dict[str, Any] = {"resume": "allow", **kwargs}
         if offline:
@@ -114,9 +111,6 @@ class WandbLogger(RunLogger):
             self._init["anonymous"] = "allow"
         if experiment is not None:
             _define_axis(experiment)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_callback": None}
 
     def _begin(self) -> Any:
         import wandb
@@ -166,33 +160,10 @@ class WandbLogger(RunLogger):
 
     # ---- media ---------------------------------------------------------------------------------------------------
 
-    @rank_zero_only
-    def log_table(
-        self,
-        key: str,
-        columns: Sequence[str] | None = None,
-        data: Sequence[Sequence[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-    ) -> None:
-        """Log a table: its columns and rows, or a pandas frame."""
+    def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
         import wandb
 
-        rows = None if data is None else [list(row) for row in data]
-        names = None if columns is None else list(columns)
-        self.log_metrics({key: wandb.Table(columns=names, data=rows, dataframe=dataframe)}, step)
-
-    @rank_zero_only
-    def log_text(
-        self,
-        key: str,
-        columns: Sequence[str] | None = None,
-        data: Sequence[Sequence[str]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-    ) -> None:
-        """Log texts as a table, as :meth:`log_table`."""
-        self.log_table(key, columns, data, dataframe, step)
+        self.log_metrics({key: wandb.Table(columns=columns, data=rows, dataframe=dataframe)}, step)
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
@@ -219,24 +190,14 @@ class WandbLogger(RunLogger):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Upload the checkpoints now, or remember them for the end of the run."""
-        if self._log_model == "all" or (self._log_model and getattr(checkpoint_callback, "save_top_k", 0) == -1):
-            self._upload(checkpoint_callback)
-        elif self._log_model:
-            self._callback = checkpoint_callback
-
-    @rank_zero_only
-    def _upload(self, callback: Any) -> None:
+    def _send(self, path: str, score: float | None, tag: str) -> None:
         import wandb
 
-        for path, score, tag in scored(callback, self._sent):
-            metadata = {"score": None if score is None else float(score), "original_filename": os.path.basename(path)}
-            name = self._checkpoint_name or f"model-{self.experiment.id}"
-            artifact = wandb.Artifact(name=name, type="model", metadata=metadata)
-            artifact.add_file(path, name="model.ckpt", policy=self.add_file_policy)
-            self.experiment.log_artifact(artifact, aliases=["latest", "best"] if tag == "best" else ["latest"])
-            self._sent[path] = os.stat(path).st_mtime_ns
+        metadata = {"score": score, "original_filename": os.path.basename(path)}
+        name = self._checkpoint_name or f"model-{self.experiment.id}"
+        artifact = wandb.Artifact(name=name, type="model", metadata=metadata)
+        artifact.add_file(path, name="model.ckpt", policy=self.add_file_policy)
+        self.experiment.log_artifact(artifact, aliases=["latest", "best"] if tag == "best" else ["latest"])
 
     @staticmethod
     @rank_zero_only
@@ -265,12 +226,6 @@ class WandbLogger(RunLogger):
     def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
         """Note in the run that an artifact was used, and return it."""
         return self.experiment.use_artifact(artifact, type=artifact_type)
-
-    @rank_zero_only
-    def finalize(self, status: str) -> None:
-        """Upload the checkpoints that wait for the end. The run stays open, for ``trainer.test``; wandb ends it."""
-        if status == "success" and self._callback is not None:
-            self._upload(self._callback)
 
 
 def _define_axis(run: Any) -> None:

@@ -132,6 +132,12 @@ class Predictions:
     batch_indices: list[list[list[int]]] = field(default_factory=list)
 
     @property
+    def current_batch_indices(self) -> list[int]:
+        """The numbers of the samples of the current batch."""
+        loaders = self.batch_indices
+        return loaders[-1][-1] if loaders and loaders[-1] else []
+
+    @property
     def result(self) -> list[Any]:
         """As ``predict`` returns it: of one loader its outputs, of several a list for each."""
         return self.outputs[0] if len(self.outputs) == 1 else self.outputs

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from drivetrain import parity
 from drivetrain.base import files
+from drivetrain.base.compat_door import in_our_layout
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
@@ -263,8 +264,6 @@ def _build(cls: type, arguments: dict[str, Any], from_file: Collection[str], sou
 
 
 def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_only: bool | None) -> dict[str, Any]:
-    from drivetrain.module.migration import migrate
-
     checkpoint: Any = TorchCheckpointIO().load_checkpoint(path, location, weights_only)
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(
@@ -280,7 +279,8 @@ def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_
         return {"state_dict": checkpoint}
     decoded = decode_parts(checkpoint, quiet=_PARTS_OF_A_RUN)
     with restoring("the layout"):
-        return migrate(decoded)
+        found: dict[str, Any] = in_our_layout(decoded)
+    return found
 
 
 def _cure_of_misfit(cls: type, arguments: Mapping[str, Any], saved: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain.base.lazy import lazy
+from drivetrain.plugins import io, layer_sync, precision
 
 if TYPE_CHECKING:
     from drivetrain.checkpoints import AsyncCheckpointIO as AsyncCheckpointIO
@@ -12,9 +13,6 @@ if TYPE_CHECKING:
     from drivetrain.checkpoints import TorchCheckpointIO as TorchCheckpointIO
     from drivetrain.checkpoints import XLACheckpointIO as XLACheckpointIO
     from drivetrain.plugins import environments as environments
-    from drivetrain.plugins import io as io
-    from drivetrain.plugins import layer_sync as layer_sync
-    from drivetrain.plugins import precision as precision
     from drivetrain.precision import BitsandbytesPrecision as BitsandbytesPrecision
     from drivetrain.precision import DeepSpeedPrecision as DeepSpeedPrecision
     from drivetrain.precision import DoublePrecision as DoublePrecision
@@ -29,22 +27,9 @@ if TYPE_CHECKING:
     from drivetrain.strategies import TorchSyncBatchNorm as TorchSyncBatchNorm
 
 _FILES = {
-    "AsyncCheckpointIO": ".checkpoints",
-    "CheckpointIO": ".checkpoints",
-    "TorchCheckpointIO": ".checkpoints",
-    "BitsandbytesPrecision": ".precision",
-    "DeepSpeedPrecision": ".precision",
-    "FSDPPrecision": ".precision",
-    "Float8Precision": ".precision",
-    "TransformerEnginePrecision": ".precision",
-    "XLACheckpointIO": ".checkpoints",
-    "DoublePrecision": ".precision",
-    "HalfPrecision": ".precision",
-    "MixedPrecision": ".precision",
-    "Precision": ".precision",
-    "XLAPrecision": ".precision",
-    "LayerSync": ".strategies",
-    "TorchSyncBatchNorm": ".strategies",
+    **dict.fromkeys(io.__all__, "io"),
+    **dict.fromkeys(layer_sync.__all__, "layer_sync"),
+    **dict.fromkeys(precision.__all__, "precision"),
 }
 __all__ = list(_FILES)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from drivetrain import clusters
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
@@ -19,19 +20,7 @@ if TYPE_CHECKING:
     from drivetrain.clusters import TorchElasticEnvironment as TorchElasticEnvironment
     from drivetrain.clusters import XLAEnvironment as XLAEnvironment
 
-_FILES = {
-    "ClusterEnvironment": "..clusters",
-    "HTCondorEnvironment": "..clusters",
-    "HorovodEnvironment": "..clusters",
-    "KubeflowEnvironment": "..clusters",
-    "LSFEnvironment": "..clusters",
-    "LightningEnvironment": "..clusters",
-    "LocalEnvironment": "..clusters",
-    "MPIEnvironment": "..clusters",
-    "SLURMEnvironment": "..clusters",
-    "TorchElasticEnvironment": "..clusters",
-    "XLAEnvironment": "..clusters",
-}
+_FILES = {name: "..clusters" for name in clusters.__all__ if name.endswith("Environment")}
 __all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

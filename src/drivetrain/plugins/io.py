@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from drivetrain import checkpoints
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
@@ -12,12 +13,7 @@ if TYPE_CHECKING:
     from drivetrain.checkpoints import TorchCheckpointIO as TorchCheckpointIO
     from drivetrain.checkpoints import XLACheckpointIO as XLACheckpointIO
 
-_FILES = {
-    "AsyncCheckpointIO": "..checkpoints",
-    "CheckpointIO": "..checkpoints",
-    "TorchCheckpointIO": "..checkpoints",
-    "XLACheckpointIO": "..checkpoints",
-}
+_FILES = {name: "..checkpoints" for name in checkpoints.__all__ if name.endswith("IO")}
 __all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

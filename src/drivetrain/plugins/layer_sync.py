@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from drivetrain import strategies
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
     from drivetrain.strategies import LayerSync as LayerSync
     from drivetrain.strategies import TorchSyncBatchNorm as TorchSyncBatchNorm
 
-_FILES = {
-    "LayerSync": "..strategies",
-    "TorchSyncBatchNorm": "..strategies",
-}
+_FILES = {name: "..strategies" for name in strategies.__all__ if name.endswith(("LayerSync", "SyncBatchNorm"))}
 __all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from drivetrain import precision
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
@@ -18,18 +19,7 @@ if TYPE_CHECKING:
     from drivetrain.precision import TransformerEnginePrecision as TransformerEnginePrecision
     from drivetrain.precision import XLAPrecision as XLAPrecision
 
-_FILES = {
-    "BitsandbytesPrecision": "..precision",
-    "DeepSpeedPrecision": "..precision",
-    "DoublePrecision": "..precision",
-    "FSDPPrecision": "..precision",
-    "Float8Precision": "..precision",
-    "HalfPrecision": "..precision",
-    "MixedPrecision": "..precision",
-    "Precision": "..precision",
-    "TransformerEnginePrecision": "..precision",
-    "XLAPrecision": "..precision",
-}
+_FILES = {name: "..precision" for name in precision.__all__ if name.endswith("Precision")}
 __all__ = list(_FILES)
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of these

@@ -12,6 +12,7 @@ import torch
 
 from drivetrain import parity
 from drivetrain.base import files
+from drivetrain.base.compat_door import in_our_layout
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
 from drivetrain.base.seed import rng_state
@@ -307,15 +308,13 @@ def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, An
 
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
     """The checkpoint at ``path``, in this version's layout and with its values as they were before they were stored."""
-    from drivetrain.module.migration import migrate
-
     resuming = trainer.progress.fn == "fit"
     with naming(path):
         read = trainer.strategy.load_checkpoint(path, weights_only)
         with restoring("'loops'"):  # earlier layouts have them too, or ``None``
             expect({} if read.get("loops") is None else read["loops"], Mapping)
         with restoring("the layout"):
-            read = migrate(read, resuming)
+            read = in_our_layout(read, resuming)
         checkpoint = decode_checkpoint(read)
         check_layout(checkpoint)
     return checkpoint

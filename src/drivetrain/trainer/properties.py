@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from math import ceil
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.compat_door import FromCompat
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.callback import Callback, Checkpoint, connect_module
@@ -27,7 +29,6 @@ from drivetrain.plan import Plan
 from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.limits import LimitsView
-from drivetrain.trainer.loop_views import ViewsOfTrainer
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
 
 
-class TrainerView(LimitsView, RankFacts, ViewsOfTrainer):
+class TrainerView(LimitsView, RankFacts):
     """The Trainer's properties. It decides nothing; a part that is written takes effect at the next batch."""
 
     settings: Settings
@@ -53,6 +54,20 @@ class TrainerView(LimitsView, RankFacts, ViewsOfTrainer):
     _run_parts: Run | None = None
     _ckpt_path: str | None = None
     _set_ckpt_path: str | Path | None = None
+
+    fit_loop: Any = FromCompat()
+    validate_loop: Any = FromCompat()
+    test_loop: Any = FromCompat()
+    predict_loop: Any = FromCompat()
+    _accelerator_connector: Any = FromCompat()
+    _callback_connector: Any = FromCompat()
+    _checkpoint_connector: Any = FromCompat()
+    _data_connector: Any = FromCompat()
+    _logger_connector: Any = FromCompat()
+    _results: Any = FromCompat()
+
+    _own_loops: Mapping[str, Any] = MappingProxyType({})
+    """By stage, the object that a program set as ``validate_loop`` or ``test_loop``; it shows the results."""
 
     @property
     def hooks(self) -> HookTable:

@@ -1,12 +1,22 @@
-"""What the Trainer does with its loggers: calls that may fail, and the runs that a checkpoint continues."""
+"""Calls of the Trainer's loggers, which may fail; the runs that a checkpoint continues; printed results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from drivetrain.base.files import encodable
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
+from drivetrain.loops.results import results_table
+
+
+def show(trainer: Any, stage: str, results: list[dict[str, float]]) -> None:
+    """Print the results of an evaluation on rank 0, or let the loop object do it that a program has set."""
+    if (loop := trainer._own_loops.get(stage)) is not None:
+        loop.show(results)
+    else:
+        trainer.print(encodable(results_table(stage, results)))
 
 
 def tell(trainer: Any, method: str, *args: Any, begins: bool = False, **named: Any) -> None:

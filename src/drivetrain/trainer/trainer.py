@@ -19,7 +19,7 @@ from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import spelled
 from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import Entry
+from drivetrain.base.registry import Entry, load
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -357,7 +357,7 @@ class Trainer(TrainerView):
         model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
         results = self.run_job(self._job(fn, model, {fn.value: dataloaders}, datamodule, ckpt_path, weights_only))
         if verbose:
-            (self.test_loop if fn is TrainerFn.TESTING else self.validate_loop).show(results)
+            load("drivetrain.trainer.telling:show")(self, fn.value, results)
         return results
 
     def _model_or_last(

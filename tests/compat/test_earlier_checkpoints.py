@@ -19,10 +19,10 @@ from drivetrain import LightningDataModule, LightningModule
 from drivetrain.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.checkpoints.foreign import Placeholder
+from drivetrain.compat.earlier_checkpoints import migrate
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.progress import Progress
 from drivetrain.loops.window import Window
-from drivetrain.module.migration import migrate
 
 # ---- files as Lightning writes them ----------------------------------------------------------------------------------
 

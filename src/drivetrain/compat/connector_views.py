@@ -6,6 +6,7 @@ They are private in name only. finetuning-scheduler, PINA and scvi-tools use the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from drivetrain.plan import Plan
     from drivetrain.settings import Settings
     from drivetrain.trainer.trainer import Trainer
+
+
+def reads(path: str, doc: str) -> Any:
+    """Return a read-only property: what is at ``path``, such as "_progress.batch_idx", of a view."""
+    return property(attrgetter(path), doc=doc)
 
 
 class AcceleratorView:
@@ -250,15 +256,10 @@ class LoggerView:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
-    @property
-    def should_update_logs(self) -> bool:
-        """Whether the loggers get, or just got, the values of this batch."""
-        return self.trainer.is_logging_step
-
-    @property
-    def callback_metrics(self) -> dict[str, Any]:
-        """The Trainer's."""
-        return self.trainer.callback_metrics
+    should_update_logs: bool = reads(
+        "trainer.is_logging_step", "Whether the loggers get, or just got, the values of this batch."
+    )
+    callback_metrics: dict[str, Any] = reads("trainer.callback_metrics", "The Trainer's.")
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Pass ``metrics`` to every logger, by default as of this step."""

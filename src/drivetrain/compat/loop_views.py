@@ -5,17 +5,16 @@ There are no loop objects: these are views over :class:`~drivetrain.loops.progre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from drivetrain.base.files import encodable
-from drivetrain.base.registry import load
+from drivetrain.compat import connector_views
+from drivetrain.compat.connector_views import reads
 from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage
+from drivetrain.loops.results import results_table
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
@@ -64,12 +63,11 @@ class _LoopView:
 
     @property
     def _data_source(self) -> Any:  # GluonTS asks it in configure_optimizers whether the fit validates
-        return load("drivetrain.trainer.connector_views:LoaderSource")(self._trainer, self._stage)
+        return connector_views.LoaderSource(self._trainer, self._stage)
 
-    @property
-    def restarting(self) -> bool:
-        """Whether the run was resumed from a checkpoint and has not trained a batch since."""
-        return self._trainer.progress.restarting
+    restarting: bool = reads(
+        "_trainer.progress.restarting", "Whether the run was resumed from a checkpoint and has trained no batch since."
+    )
 
 
 def _limit(name: str) -> Any:  # a property; the classes below give each its type
@@ -97,20 +95,14 @@ class TrainingEpochView(_LoopView):
             is_last_batch=p.is_last_batch,
         )
 
-    @property
-    def batch_idx(self) -> int:
-        """Index of the current batch in its epoch; -1 before the first."""
-        return self._progress.batch_idx
+    batch_idx: int = reads("_progress.batch_idx", "Index of the current batch in its epoch; -1 before the first.")
 
     @property
     def total_batch_idx(self) -> int:
         """Index of the current batch over all epochs; -1 before the first."""
         return self._progress.earlier_batches + self._progress.batch_idx
 
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps so far."""
-        return self._progress.global_step
+    global_step: int = reads("_progress.global_step", "Optimizer steps so far.")
 
     @property
     def automatic_optimization(self) -> OptimizationView:
@@ -122,10 +114,9 @@ class TrainingEpochView(_LoopView):
         """The optimizer steps that a module with ``automatic_optimization = False`` makes."""
         return OptimizationView(self._trainer, by_hand=True)
 
-    @property
-    def _batches_that_stepped(self) -> int:
-        """Private in name only: callbacks take it as the step of what they log themselves."""
-        return self._trainer.logger_step
+    _batches_that_stepped: int = reads(
+        "_trainer.logger_step", "Private in name only: callbacks take it as the step of what they log themselves."
+    )
 
     @property
     def val_loop(self) -> EvaluationView:
@@ -155,10 +146,7 @@ class StepCounts:
     def completed(self, count: int) -> None:
         self._trainer.progress.count_steps(count - self.completed)
 
-    @property
-    def ready(self) -> int:
-        """The same, because nothing lies between the begin and the end of a step here."""
-        return self.completed
+    ready: int = reads("completed", "The same, because nothing lies between the begin and the end of a step here.")
 
 
 class StepProgress:
@@ -196,10 +184,7 @@ class OptimizationView:
         """See :attr:`optim_progress`."""
         return self.optim_step_progress
 
-    @property
-    def optimizer_steps(self) -> int:
-        """How many steps are done."""
-        return self.optim_step_progress.total.completed
+    optimizer_steps: int = reads("optim_step_progress.total.completed", "How many steps are done.")
 
 
 class FitView(_LoopView):
@@ -221,30 +206,15 @@ class FitView(_LoopView):
         counts = Counts.of(begun, p.current_epoch)
         return ProgressView(total=counts, current=counts)
 
-    @property
-    def max_steps(self) -> int:
-        """The Trainer's limit."""
-        return self._trainer.max_steps
+    max_steps: int = reads("_trainer.max_steps", "The Trainer's limit.")
 
-    @property
-    def min_steps(self) -> int | None:
-        """The Trainer's limit."""
-        return self._trainer.min_steps
+    min_steps: int | None = reads("_trainer.min_steps", "The Trainer's limit.")
 
-    @property
-    def total_batch_idx(self) -> int:
-        """Index of the current batch over all epochs."""
-        return self.epoch_loop.total_batch_idx
+    total_batch_idx: int = reads("epoch_loop.total_batch_idx", "Index of the current batch over all epochs.")
 
-    @property
-    def batch_idx(self) -> int:
-        """Index of the current batch in its epoch."""
-        return self._progress.batch_idx
+    batch_idx: int = reads("_progress.batch_idx", "Index of the current batch in its epoch.")
 
-    @property
-    def max_batches(self) -> float:
-        """Training batches of an epoch."""
-        return self._trainer.num_training_batches
+    max_batches: float = reads("_trainer.num_training_batches", "Training batches of an epoch.")
 
     @property
     def done(self) -> bool:
@@ -320,89 +290,57 @@ class PredictionView(EvaluationView):
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer, "predict")
 
-    @property
-    def predictions(self) -> list[Any]:
-        """What the steps returned, in the host's memory; of several loaders a list for each."""
-        return self._trainer.predictions.result
+    predictions: list[Any] = reads(
+        "_trainer.predictions.result",
+        "What the steps returned, in the host's memory; of several loaders a list for each.",
+    )
+    epoch_batch_indices: list[list[list[int]]] = reads(
+        "_trainer.predictions.batch_indices",
+        "For each loader, for each batch, the numbers of its samples; recorded for a prediction writer.",
+    )
+    current_batch_indices: list[int] = reads(
+        "_trainer.predictions.current_batch_indices", "The numbers of the samples of the current batch."
+    )
 
-    @property
-    def epoch_batch_indices(self) -> list[list[list[int]]]:
-        """For each loader, for each batch, the numbers of its samples; recorded for a prediction writer."""
-        return self._trainer.predictions.batch_indices
 
-    @property
-    def current_batch_indices(self) -> list[int]:
-        """The numbers of the samples of the current batch."""
-        loaders = self._trainer.predictions.batch_indices
-        return loaders[-1][-1] if loaders and loaders[-1] else []
+def _evaluation_loop(stage: str) -> Any:
+    """Return the property ``validate_loop`` or ``test_loop``, which may be set to an :class:`EvaluationView`."""
+
+    def read(trainer: Trainer) -> EvaluationView:
+        found: EvaluationView | None = trainer._own_loops.get(stage)
+        return found or EvaluationView(trainer, stage)
+
+    def write(trainer: Trainer, loop: EvaluationView) -> None:
+        loop.check_replaced(f"{stage}_loop")
+        trainer._own_loops = {**trainer._own_loops, stage: loop}
+
+    return property(read, write)
+
+
+def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
+    """Return the one view of ``trainer``, which keeps what it has read from one call to the next."""
+    kept = vars(trainer)
+    if "_checkpoint_view" not in kept:
+        kept["_checkpoint_view"] = connector_views.CheckpointView(trainer)
+    view: connector_views.CheckpointView = kept["_checkpoint_view"]
+    return view
 
 
 class ViewsOfTrainer:
-    """The Trainer's views: loops, and what libraries read of it under names that are private."""
+    """The Trainer's properties under Lightning's names; it finds them through :mod:`drivetrain.base.compat_door`."""
 
-    _own_loops: Mapping[str, EvaluationView] = MappingProxyType({})
-
-    @property
-    def fit_loop(self) -> FitView:
-        """The counters of training under their usual names; so do the next three."""
-        return FitView(self)  # type: ignore[arg-type]  # this class is the Trainer's base
-
-    @property
-    def validate_loop(self) -> EvaluationView:
-        """Of validation."""
-        return self._own_loops.get("validate") or EvaluationView(self, "validate")  # type: ignore[arg-type]
-
-    @validate_loop.setter
-    def validate_loop(self, loop: EvaluationView) -> None:
-        loop.check_replaced("validate_loop")
-        self._own_loops = {**self._own_loops, "validate": loop}
-
-    @property
-    def test_loop(self) -> EvaluationView:
-        """Of testing."""
-        return self._own_loops.get("test") or EvaluationView(self, "test")  # type: ignore[arg-type]
-
-    @test_loop.setter
-    def test_loop(self, loop: EvaluationView) -> None:
-        loop.check_replaced("test_loop")
-        self._own_loops = {**self._own_loops, "test": loop}
-
-    @property
-    def predict_loop(self) -> PredictionView:
-        """Of prediction; also what was predicted."""
-        return PredictionView(self)  # type: ignore[arg-type]
-
-    # Loaded by name, so that importing the Trainer stays quick.
-
-    @property
-    def _accelerator_connector(self) -> Any:
-        trainer: Any = self
-        return load("drivetrain.trainer.connector_views:AcceleratorView")(trainer.plan, trainer.settings)
-
-    @property
-    def _callback_connector(self) -> Any:
-        return load("drivetrain.trainer.connector_views:CallbackView")()
-
-    @cached_property
-    def _checkpoint_connector(self) -> Any:
-        return load("drivetrain.trainer.connector_views:CheckpointView")(self)
-
-    @property
-    def _data_connector(self) -> Any:
-        return load("drivetrain.trainer.connector_views:DataView")(self)
-
-    @property
-    def _logger_connector(self) -> Any:
-        return load("drivetrain.trainer.connector_views:LoggerView")(self)
-
-    @property
-    def _results(self) -> Any:
-        trainer: Any = self
-        return load("drivetrain.trainer.connector_views:ResultsView")(trainer.logbook) if trainer.state.stage else None
+    fit_loop = property(FitView)
+    validate_loop = _evaluation_loop("validate")
+    test_loop = _evaluation_loop("test")
+    predict_loop = property(PredictionView)
+    _accelerator_connector = property(lambda trainer: connector_views.AcceleratorView(trainer.plan, trainer.settings))
+    _callback_connector = property(lambda trainer: connector_views.CallbackView())
+    _checkpoint_connector = property(_checkpoint_view)
+    _data_connector = property(connector_views.DataView)
+    _logger_connector = property(connector_views.LoggerView)
+    _results = property(lambda trainer: connector_views.ResultsView(trainer.logbook) if trainer.state.stage else None)
 
 
 def _table(results: list[dict[str, Any]], stage: str) -> str:
-    from drivetrain.loops.results import results_table  # here, so that importing the Trainer stays quick
-
     numbers = [{name: float(value) for name, value in each.items()} for each in results]
     return encodable(results_table(stage, numbers))

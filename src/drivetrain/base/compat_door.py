@@ -1,0 +1,39 @@
+"""The one door from the core to :mod:`drivetrain.compat`: what the core needs of it is named and imported here only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.base.registry import load
+
+
+class FromCompat:
+    """A property of the Trainer under one of Lightning's names, which :mod:`drivetrain.compat.loop_views` defines.
+
+    The module is imported when the property is first read or written, so that importing the Trainer stays quick.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, trainer: Any, owner: type | None = None) -> Any:
+        return self if trainer is None else self._property().__get__(trainer)
+
+    def __set__(self, trainer: Any, value: Any) -> None:
+        self._property().__set__(trainer, value)
+
+    def _property(self) -> Any:
+        return vars(load("drivetrain.compat.loop_views:ViewsOfTrainer"))[self._name]
+
+
+def in_our_layout(checkpoint: Any, resuming: bool = False) -> Any:
+    """Return a checkpoint of Lightning's in drivetrain's layout; anything else as it is.
+
+    Args:
+        checkpoint: what was read; it is left as it is.
+        resuming: whether training resumes from it; then a warning names what a file of Lightning's lacks.
+    """
+    if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
+        return checkpoint
+    return load("drivetrain.compat.earlier_checkpoints:migrate")(checkpoint, resuming)
