@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import sys
 import tempfile
 from contextlib import suppress
 from datetime import timedelta
@@ -52,8 +51,6 @@ def join(strategy: Any) -> Sheet | None:
     sheet = own_sheet()
     environment = getattr(strategy, "cluster_environment", None)
     if environment is None or not environment.creates_processes_externally or LAUNCHER in os.environ:
-        return sheet
-    if "drivetrain.launchers._ray_actor" in sys.modules:  # Ray kills what a rank has started, together with it
         return sheet
     if not watcher.can_watch() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return sheet

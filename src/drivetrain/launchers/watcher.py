@@ -144,7 +144,9 @@ class _Ranks:
 
 
 def can_watch() -> bool:
-    """Return whether this system has what the process needs."""
+    """Return whether this system has what the process needs, and it lives on when this rank has ended."""
+    if "drivetrain.launchers._ray_actor" in sys.modules:  # Ray kills what a rank has started, together with it
+        return False
     return sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)
 
 
