@@ -194,9 +194,9 @@ class _Trials:
 
 def _loop(run: Any, stage: str) -> Callable[[], Any]:
     if stage == "fit":
-        from drivetrain.loops.fit import try_steps
+        from drivetrain.loops.fit import fit
 
-        return lambda: try_steps(run)
+        return lambda: fit(run)
     from drivetrain.loops.evaluate import Predictions, evaluate
 
     predictions = Predictions(keeps=False) if stage == "predict" else None

@@ -166,7 +166,7 @@ class LearningRateFinder(Callback):
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the learning rate now, from any hook outside of a step."""
-        from drivetrain.loops.fit import try_steps
+        from drivetrain.loops.fit import fit
         from drivetrain.trainer.trial import trial
 
         if trainer.fast_dev_run:
@@ -185,7 +185,7 @@ class LearningRateFinder(Callback):
         validated = self.num_training_steps if parity.current().uneven_sweeps else 0
         limits |= {"val_batches": validated, "sanity_batches": 0, "log_every_n_steps": 1}
         with trial(trainer, [_Sweep(sweep, self.early_stop_threshold)], **limits) as run:
-            try_steps(run)
+            fit(run)
         self.optimal_lr = sweep
         if self.update_attr and (rate := sweep.suggestion()) is not None:
             set_tuned(trainer, pl_module, name, rate)

@@ -48,7 +48,7 @@ class Bound(NamedTuple):
     uneven: Any  # an UnevenInputs, or None
     uneven_from: float  # the first batch that may count for less than those of other ranks; inf: none does
     keep_start: Callable[[], None] | None
-    missed_loss: Callable[[Any], None] | None  # gets the output, after a window without an optimizer step
+    without_step: tuple[Call, ...]  # get the output, after a window without an optimizer step
 
 
 def bind(run: Run) -> Bound:
@@ -75,7 +75,7 @@ def bind(run: Run) -> Bound:
         uneven=run.uneven,
         uneven_from=ENDLESS if run.uneven is None else run.uneven.uneven_from,
         keep_start=watch_exceptions(run) if run.saves_on_exception else None,
-        missed_loss=None if run.losses is None else run.losses.missed,
+        without_step=hooks.bind_observers("window_without_step"),
     )
 
 
@@ -127,8 +127,9 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
         if window_ends:
             window.batches_done = 0
             progress.stepped_batches += 1
-            if not stepped and bound.missed_loss is not None:
-                bound.missed_loss(output)
+            if not stepped:
+                for observe in bound.without_step:
+                    observe(output)
         else:
             window.batches_done = position
         if flushes:
@@ -177,8 +178,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
     )
     if validates:
-        if run.first_look is not None:
-            run.first_look()  # now: the validation drops the batch and its gradients
+        run.hooks.notify("before_validation")  # now: the validation drops the batch and its gradients
         validate(run)
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau, progress)

@@ -20,10 +20,10 @@ from drivetrain.data.feed import BatchIterator, feed, set_epoch
 from drivetrain.data.indices import RecordedIndices
 from drivetrain.errors import ConfigurationError, SignatureError, described
 from drivetrain.logbook.logbook import Row
-from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, order_shared
+from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, no_batches, order_shared
 from drivetrain.loops.pieces import measured
 from drivetrain.loops.progress import Phase
-from drivetrain.loops.run import Run, val_check_every
+from drivetrain.loops.run import ENDLESS, Run, val_check_every
 
 Stage = Literal["validate", "test", "predict", "sanity_check"]
 
@@ -149,9 +149,6 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
     evaluate(run, "predict", loaders, predictions=predictions)
     if not predictions.keeps:
         return []
-    from drivetrain.loops.oversights import warn_of_predictions  # here, so that importing the Trainer stays quick
-
-    warn_of_predictions(run, predictions.outputs, [] if predictions.records else [each.loader for each in loaders])
     strategy = run.engine.strategy
     if strategy.facts.is_distributed:
         if 0 in strategy.data.ranks:  # the other data groups have the same
@@ -182,22 +179,15 @@ def evaluate(
     Returns:
         One dictionary of epoch metrics per loader; values logged in epoch hooks are in each of them.
     """
-    from drivetrain.loops.watch import updates_of, warn_of_unreset  # here, so that importing the Trainer stays quick
-
     progress, kind = run.progress, _KINDS[stage]
     agree_on_counts(run, stage, loaders)
-    if not any(source.num_batches for source in loaders):
-        if loaders and stage != "sanity_check" and run.limits.batches(kind.group) != 0:
-            from drivetrain.loops.oversights import no_batches  # here, so that importing the Trainer stays quick
-
-            rank_zero_warn(no_batches([source.loader for source in loaders], kind.group))
+    empty = [source.loader for source in loaders if source.num_batches == 0]
+    if empty and stage != "sanity_check" and run.limits.batches(kind.group) != 0:
+        rank_zero_warn(no_batches(empty, kind.group))
+    if len(empty) == len(loaders):
         return []
-    if stage != "sanity_check" and run.limits.batches(kind.group) != 0:
-        warn_of_empty([source.loader for source in loaders if source.num_batches == 0], kind.group)
     if len(loaders) > 1:
-        from drivetrain.loops.oversights import check_index_of_loader  # here, so that importing the Trainer stays quick
-
-        check_index_of_loader(run, kind.word)
+        run.hooks.check_takes_index(kind.word)
     progress.enter(kind.start)
     in_fit = progress.fn == "fit"
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
@@ -207,17 +197,10 @@ def evaluate(
     wrapper_mode = wrapper is not None and wrapper.training
     inference = run.limits.inference_mode and not in_fit and run.engine.strategy.facts.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():
-        updates = updates_of(run.module)
         try:
             if wrapper is not None:
                 wrapper.training = False
             rows = _evaluate_loaders(run, stage, loaders, predictions)
-            warn_of_unreset(run, updates)
-            if run.module.training and run.hooks.bind_method(f"on_{kind.word}_model_eval") is None:
-                rank_zero_warn(
-                    f"The module was set to train mode during the {kind.word}, so dropout was on, and batch norm took "
-                    f"its statistics from each batch. Leave out the call of train() in {kind.word}_step and its hooks."
-                )
             if own_train is not None:
                 own_train()
         finally:
@@ -231,14 +214,6 @@ def evaluate(
         {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if several else None)}
         for index in range(len(loaders))
     ]
-
-
-def warn_of_empty(loaders: Sequence[Any], purpose: str) -> None:
-    """Warn of loaders without a batch, beside others that have some; ``purpose``: what they are for, a verb."""
-    if loaders:
-        from drivetrain.loops.oversights import no_batches  # here, so that importing the Trainer stays quick
-
-        rank_zero_warn(no_batches(loaders, purpose))
 
 
 def agree_on_counts(run: Run, stage: Stage, loaders: Sequence[EvalLoader]) -> None:
@@ -283,11 +258,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     book.end_epoch()
     hooks.call(f"on_{word}_epoch_end")
     book.agree_on_epoch(group)
-    if run.window.gather is not None and stage in ("validate", "test") and f"ranks, {group}" not in run.told:
-        from drivetrain.loops.oversights import compare_values  # here, so that importing the Trainer stays quick
-
-        run.told.add(f"ranks, {group}")
-        compare_values(run, group)
+    hooks.notify("results_agreed", stage)
     book.refresh()
     rows: list[Row] = []
     if stage != "sanity_check":
@@ -364,9 +335,12 @@ def _evaluate_loader(
             run.stop.at_batch_end()
         slot[0] = fetch
     if progress.eval_batch_idx < 0 and source.num_batches:
-        from drivetrain.loops.oversights import warn_of_no_batch  # here, so that importing the Trainer stays quick
-
-        warn_of_no_batch(source.loader, word, source.num_batches)
+        expected = "" if source.num_batches == ENDLESS else f", and {source.num_batches:.0f} were expected"
+        rank_zero_warn(
+            f"The {word} loader, a {type(source.loader).__name__}, gave no batch{expected}, so this pass has no "
+            "results of it. An iterator or a generator is used up by its first pass: pass an object that can be "
+            "iterated again and again."
+        )
     sink.close()
 
 

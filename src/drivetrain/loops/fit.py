@@ -19,19 +19,11 @@ from __future__ import annotations
 import time
 
 from drivetrain import parity
-from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.epoch import run_batches, validate_late
 from drivetrain.loops.evaluate import agree_on_counts
-from drivetrain.loops.oversights import (
-    PATIENCE,
-    check_manual_steps,
-    check_parameters,
-    no_batches,
-    warn_of_eval_mode,
-    warn_of_what_never_comes,
-    watch_losses,
-)
+from drivetrain.loops.loaders import no_batches
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.resume import enter_epoch, restore_random_state, restore_results, restore_validation_loaders
 from drivetrain.loops.run import Run, val_check_every
@@ -41,84 +33,27 @@ from drivetrain.loops.schedules import Schedules
 
 def fit(run: Run) -> None:
     """Train until ``max_epochs``, ``max_steps`` or a request to stop."""
-    from drivetrain.loops.watch import FitWatch  # here, so that importing the Trainer stays quick
-
     progress = run.progress
     _prepare(run)
     inside_an_epoch = run.restart is not None and (progress.epoch_ending or progress.batches_done > 0)
     if run.training_done() and not inside_an_epoch:
-        _say_why_nothing_is_trained(run)
+        _check_batches(run)
+        run.hooks.notify("nothing_trained")
         restore_random_state(run)
         return
     run.hooks.call("on_train_start")
-    warn_of_eval_mode(run)
-    check_parameters(run)
-    run.losses = watch_losses(run)
-    watch = FitWatch(run)
-    steps_before = progress.global_step
     run.validated_at = time.monotonic()
     while run.restart is not None or not run.training_done():
         epoch = enter_epoch(run)
         if epoch is not None:
-            watch.epoch_began()
-            windows = progress.stepped_batches
             run_batches(run, *epoch)
-            watch.batches_ended()
-            if run.losses is not None and progress.stepped_batches == windows:  # on_train_batch_start has ended it
-                run.losses.count_missed()
-            check_manual_steps(run, steps_before)
+            run.hooks.notify("batches_ended")
             _end_epoch(run)
         _close_epoch(run)
-        if epoch is not None:
-            watch.epoch_closed()
-    watch.ended()
-    if inside_an_epoch and progress.restarting:
-        _say_why_nothing_is_trained(run)
+        run.hooks.notify("epoch_closed")
     _check_batches(run)
-    _warn_of_the_unlogged(run)
-    progress.enter(Phase.TRAIN_END)
-    run.hooks.call("on_train_end")
-
-
-class _Patience:
-    """Ends a trial that makes no optimizer step any more: what the module skips at one step, it may skip for ever.
-
-    Args:
-        run: of the trial, which no number of epochs ends.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run, self._step, self._windows = run, 0, 0
-
-    def missed(self, output: object) -> None:
-        """A window, or an epoch that had none, has ended without an optimizer step."""
-        progress = self._run.progress
-        self._windows = self._windows + 1 if progress.global_step == self._step else 1
-        self._step = progress.global_step
-        if self._windows == PATIENCE:
-            progress.ask_to_stop()
-            rank_zero_warn(
-                f"The trial of {self._run.limits.max_steps:.0f} optimizer steps ends after {self._step}: the next "
-                f"{PATIENCE} windows made none. Let {type(self._run.module).__name__}.training_step return a loss, "
-                "whatever global_step is."
-            )
-
-
-def try_steps(run: Run) -> None:
-    """Train up to ``max_steps`` like :func:`fit`, for a trial: nothing is looked for that a user should be told."""
-    _prepare(run)
-    run.hooks.call("on_train_start")
-    run.losses = patience = _Patience(run)
-    progress = run.progress
-    while not run.training_done():
-        windows = progress.stepped_batches
-        epoch = enter_epoch(run)
-        assert epoch is not None  # a trial resumes nothing
-        run_batches(run, *epoch)
-        if progress.stepped_batches == windows:  # on_train_batch_start has ended the epoch
-            patience.missed(None)
-        _end_epoch(run)
-        _close_epoch(run)
+    if inside_an_epoch and progress.restarting:
+        run.hooks.notify("nothing_trained")
     progress.enter(Phase.TRAIN_END)
     run.hooks.call("on_train_end")
 
@@ -144,10 +79,8 @@ def _prepare(run: Run) -> None:
         agree_on_counts(run, "validate", loaders)
         if loaders and not run.validates():
             rank_zero_warn(no_batches([source.loader for source in loaders], "validate"))
-    validates = run.validates()
-    if validates:
+    if run.validates():
         val_check_every(limits, progress.num_training_batches)
-    warn_of_what_never_comes(run, validates)
     if run.restart is None and parity.current().early_iterators:
         from drivetrain.loops.early import start_first_epoch  # here, so that importing the Trainer stays quick
 
@@ -189,8 +122,7 @@ def _close_epoch(run: Run) -> None:
     run.publish(book.epoch_values("train"), progress.logger_step)
     rest = book.step_values("train")
     book.read([row for row in rest if row.entry.to_bar])  # so that an epoch without a flush shows its numbers too
-    if progress.stepped_batches < run.limits.log_every_n_steps:
-        run.unlogged.update(row.name for row in rest if row.entry.to_logger and run.log is not None)
+    run.hooks.notify("values_left", rest)
     if not progress.epoch_cut:  # its rest may still come, in a run that resumes here
         schedules = Schedules.of(run)
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
@@ -200,28 +132,6 @@ def _close_epoch(run: Run) -> None:
     progress.close_epoch()
     if run.limits.train_batches == 0:
         progress.expect_batches(0)  # training was switched off meanwhile: there is no further epoch
-
-
-def _warn_of_the_unlogged(run: Run) -> None:
-    steps, every = run.progress.stepped_batches, run.limits.log_every_n_steps
-    if run.unlogged and 0 < steps < every:  # with none, the first window was still open when the fit was asked to stop
-        rank_zero_warn(
-            f"{', '.join(sorted(run.unlogged))}: logged in training steps, but after {steps} steps no logger has seen "
-            f"it, because log_every_n_steps={every}. Write a smaller log_every_n_steps."
-        )
-
-
-def _say_why_nothing_is_trained(run: Run) -> None:
-    progress, limits = run.progress, run.limits
-    _check_batches(run)
-    if "nothing to train" in run.told:
-        return
-    rank_zero_info(
-        f"Nothing to train: {progress.current_epoch} of {limits.max_epochs} epochs and {progress.global_step} of "
-        f"{limits.max_steps} steps are done."
-        + (" limit_train_batches is 0." if limits.train_batches == 0 else "")
-        + (" A request to stop is in force." if progress.should_stop else "")
-    )
 
 
 def _check_batches(run: Run) -> None:

@@ -44,6 +44,37 @@ _LIMITS = {
 }
 
 
+def no_batches(loader: Any, purpose: str = "train") -> str:
+    """The message about a loader, or several, without a batch; ``purpose``: what they are for, a verb."""
+    loader = getattr(loader, "iterables", loader)
+    if isinstance(loader, list) and len(loader) == 1:
+        loader = loader[0]
+    described, cures = list[str](), list[str]()
+    for path, each in leaves(loader):
+        text, cure = _without_batches(each)
+        described.append(f"{path}: {text}" if path else text)
+        cures += [] if cure in cures else [cure]
+    return f"There is nothing to {purpose} on: {'; '.join(described)}. {' '.join(cures)}"
+
+
+def _without_batches(loader: Any) -> tuple[str, str]:
+    name = type(loader).__name__
+    if not isinstance(loader, DataLoader):
+        return f"the {name} has the length 0", "Pass a loader with at least one batch."
+    dataset = f"the {type(loader.dataset).__name__}"
+    try:
+        samples = len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError:
+        return f"the {name} over {dataset} has the length 0", "Pass a dataset with samples."
+    text = f"the {name} over {dataset} of {samples} samples, with batch_size={loader.batch_size} and "
+    text += f"drop_last={loader.drop_last}, has no batch"
+    if samples == 0:
+        return text, "Pass a dataset with samples."
+    if loader.drop_last:
+        return text, "Write a smaller batch_size, or drop_last=False."
+    return text, f"Its sampler, a {type(loader.sampler).__name__}, draws none: give it samples."
+
+
 def check_counts(counts: Sequence[float], word: str) -> None:
     """Whether every rank has a batch, or none: ``counts`` are the batches of each rank's ``word`` loader.
 

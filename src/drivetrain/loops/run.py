@@ -113,7 +113,6 @@ class Run:
 
     Attributes:
         log: passes flushed metrics to the loggers, with a step; ``None`` where there are none.
-        unlogged: names of step values that no logger has seen so far.
         next_optimizers: optimizers that user code has set in place of the present ones, from the next batch on.
         handles: the optimizers as user code sees them.
         has_optimizers: ``configure_optimizers`` has run, so a checkpoint can hold what it returned.
@@ -136,12 +135,7 @@ class Run:
         stale: a limit, a callback, a logger or an optimizer was changed: the loop binds again at the next batch.
         validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
         clock_answer: the batches done, and whether the time for a validation was over then.
-        steps_missed: it was said that a module which optimizes by hand makes no step.
-        told: names of what is looked for once in a run, or said once.
-        first_look: looks at the last batch and its gradients; called once, before the first validation of a fit or at
-            the end of its first epoch. ``None`` when it is done.
         validates_last: a validation at the end of an epoch comes after the hooks of that end; else before them.
-        losses: looks for a ``training_step`` that forgets to return its loss; ``None``: none is expected.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
         all_stop: the ranks have agreed to stop.
@@ -185,14 +179,9 @@ class Run:
     stale: bool = False
     validated_at: float = field(default_factory=time.monotonic)
     clock_answer: tuple[int, bool] = (-1, False)
-    unlogged: set[str] = field(default_factory=set)
     delay_reported: bool = False
     all_stop: bool = False
-    steps_missed: bool = False
-    told: set[str] = field(default_factory=set)
-    first_look: Callable[[], None] | None = None
     validates_last: bool = False
-    losses: Any = None
     uneven: Any = None
     stopper: Any = None
     ends_together: bool = False
@@ -216,11 +205,8 @@ class Run:
         if not rows:
             return rows
         read = self.book.read(rows)
-        if "nan" not in self.told and (nan := [row.name for row in read if row.value != row.value]):
-            from drivetrain.loops.oversights import warn_of_nan  # here, so that importing the Trainer stays quick
-
-            self.told.add("nan")
-            warn_of_nan(nan, step)
+        if nan := [row.name for row in read if row.value != row.value]:
+            self.hooks.notify("logged_nan", nan, step)
         if log is not None and (metrics := {row.name: row.value for row in read if row.entry.to_logger}):
             log(metrics, step)
         return read
@@ -258,7 +244,8 @@ class Run:
 
     def let_go(self) -> None:
         """Drop what only a running loop needs. What was not restored stays: a later checkpoint passes it on."""
-        self.window_start = self.batches = self.first_look = None
+        self.window_start = self.batches = None
+        self.hooks.observers.clear()
         if self.splitter is not None:
             self.splitter.passes.end()
             self.splitter = None

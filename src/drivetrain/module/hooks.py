@@ -6,6 +6,7 @@ overrides is an empty tuple, so it costs an empty ``for`` in a step.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -15,7 +16,7 @@ import torch
 from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.rank_zero import lightning_deprecation, rank_zero_warn
 from drivetrain.base.tree import move
-from drivetrain.errors import HookError, RunError
+from drivetrain.errors import HookError, RunError, SignatureError
 from drivetrain.logbook.entry import LogRule
 from drivetrain.logbook.logbook import Logbook, Scope
 from drivetrain.strategies.stepping import Stepping
@@ -246,6 +247,11 @@ class HookTable:
         completes: hooks in which an exception is raised only after all parties were called. In a fit with a callback
             that saves on exceptions these are the hooks that end a batch, a validation or an epoch: the checkpoint is
             then of a moment at which all parties have seen that end, and a resumed run need not repeat it.
+        observers: objects that look at the run and change nothing of it. One that has a method of a hook's name is
+            called, without arguments, after all parties of that hook, outside of steps. They are also called in phases
+            that have no hook: ``nothing_trained``, ``window_without_step(output)``, ``before_validation`` (of a fit),
+            ``batches_ended`` and ``epoch_closed`` (of an epoch of training, before its end hooks and after all of it),
+            ``values_left(rows)`` and ``logged_nan(names, step)`` (of the log), ``results_agreed(stage)``.
 
     Args:
         trainer, module, callbacks, strategy: the parties; callbacks get ``(trainer, module)`` first.
@@ -271,6 +277,7 @@ class HookTable:
         self._book = book
         self.completes: frozenset[str] = frozenset()
         self.spans: Any = None
+        self.observers: list[Any] = []
 
     def scope(self, hook: str, dataloader_idx: int | None = None) -> Scope:
         """Return the logging scope of ``hook``."""
@@ -328,10 +335,41 @@ class HookTable:
         parties = [(self._module, self._module_base), *((each, self._callback_base) for each in self.callbacks)]
         return (pair for pair in parties if hasattr(pair[1], name) and overrides(pair[0], name, pair[1]))
 
+    def check_takes_index(self, word: str) -> None:
+        """Check that the hooks around each batch take ``dataloader_idx``, because there are several loaders.
+
+        Args:
+            word: in the names of the hooks: "validation", "test" or "predict".
+
+        Raises:
+            ConfigurationError: one does not.
+        """
+        for hook in (f"on_{word}_batch_start", f"on_{word}_batch_end"):
+            for owner, base in self.overriders(hook):
+                wanted = list(inspect.signature(getattr(base, hook)).parameters)
+                try:
+                    inspect.signature(getattr(owner, hook)).bind(*wanted[1:])
+                except TypeError:
+                    arguments = ", ".join((*wanted[:-1], "dataloader_idx=0"))
+                    raise SignatureError(
+                        f"{type(owner).__name__}.{hook} must take dataloader_idx, because there are several loaders. "
+                        f"Write def {hook}({arguments})."
+                    ) from None
+
     def call(self, hook: str, *args: Any) -> None:
         """Bind and call at once, for hooks outside of the step."""
         for bound in self.bind(hook):
             bound(*args)
+        self.notify(hook)
+
+    def notify(self, phase: str, *args: Any) -> None:
+        """Call the observers that have a method of this name."""
+        for observe in self.bind_observers(phase):
+            observe(*args)
+
+    def bind_observers(self, phase: str) -> tuple[Call, ...]:
+        """Return what :meth:`notify` calls."""
+        return tuple(getattr(each, phase) for each in self.observers if hasattr(each, phase))
 
     def call_callbacks(self, hook: str, *args: Any) -> None:
         """The same for the callbacks' part."""

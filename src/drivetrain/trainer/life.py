@@ -132,6 +132,10 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         run.window.rescale = strategy.rescale_gradients
     if fn is TrainerFn.FITTING:
         _set_up_optimizers(trainer, run, vote)
+    from drivetrain.advice import observers_of  # here, so that importing the Trainer stays quick
+
+    hooks.observers += observers_of(run, trainer.predictions)
+    if fn is TrainerFn.FITTING:
         with vote("on_fit_start"):
             hooks.call("on_fit_start")
             attach.log_hyperparameters(trainer)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.advice.losses import Patience
 from drivetrain.base.registry import load
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import leaves
@@ -84,11 +85,12 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
         transfer=bind_transfer(module, trainer.datamodule, strategy, book, trainer.engine.input_conversion()),
         loaders=run.loaders.again(trainer.limits.batches, hooks.call_method, lambda: progress.current_epoch),
         window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False, saves_on_exception=False,
-        before_validation={}, at_epoch_start={}, unbinders=[], unlogged=set(), told={"nan"}, losses=None, uneven=None,
-        first_look=None, stopper=None, stop=None, stale=False, next_optimizers=None, splitter=None, split_parts=1,
+        before_validation={}, at_epoch_start={}, unbinders=[], uneven=None, stopper=None, stop=None, stale=False,
+        next_optimizers=None, splitter=None, split_parts=1,
         # a trial must see that memory runs out, such as that of the BatchSizeFinder
         settings=dataclasses.replace(run.settings, split_on_oom=False) if run.settings.split_on_oom else run.settings,
     )  # fmt: skip
+    hooks.observers.append(Patience(second))
     second.window.gather, second.window.rescale = run.window.gather, run.window.rescale
     if run.has_optimizers:
         second.wrap_optimizers()

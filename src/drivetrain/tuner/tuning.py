@@ -177,7 +177,7 @@ class _TunersRate(LearningRateFinder):
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().lr_find(trainer, pl_module)
         run: Any = trainer.current_run
-        run.told.add("nothing to train")
+        run.hooks.observers.clear()  # nothing is trained, and that is meant
         sweep, names = self.optimal_lr, (self.attr_name,) if self.attr_name else ("lr", "learning_rate")
         if self.update_attr and sweep is not None and sweep._optimal_idx is not None:
             name = tuned_name(trainer, pl_module, names, "LearningRateFinder", "attr_name")
@@ -201,7 +201,7 @@ class _TunersSize(BatchSizeFinder):
     def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().scale_batch_size(trainer, pl_module)
         run: Any = trainer.current_run
-        run.told.add("nothing to train")
+        run.hooks.observers.clear()  # nothing is trained, and that is meant
         for sources in run.loaders.made_evaluation.values():
             for source in sources:
                 source.num_batches = 0

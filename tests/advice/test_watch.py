@@ -171,12 +171,6 @@ class Measures(Net):
             self.metric.reset()
 
 
-def test_a_metric_that_is_never_reset_is_said(make_trainer: Any, loader: Any) -> None:
-    with pytest.warns(UserWarning, match="The metric 'metric' has gone on from the last pass") as record:
-        make_trainer(max_epochs=3).fit(Measures("computed"), loader, loader)
-    assert len(record) == 1
-
-
 @pytest.mark.parametrize("how", ["object", "reset", "batches"])
 def test_a_metric_that_is_reset_or_only_called_is_right(make_trainer: Any, loader: Any, how: str) -> None:
     make_trainer(max_epochs=3).fit(Measures(how), loader, loader)
@@ -247,20 +241,6 @@ def test_gradients_that_add_up_are_said(make_trainer: Any, loader: Any, clears: 
     assert any("gradients of two optimizer steps in a row" in str(each.message) for each in record) is not clears
 
 
-@pytest.mark.parametrize("returns", [False, True])
-def test_a_scheduler_that_is_not_returned_is_said(make_trainer: Any, loader: Any, returns: bool) -> None:
-    class Builds(Net):
-        def configure_optimizers(self) -> Any:
-            optimizer = super().configure_optimizers()
-            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-            return ([optimizer], [scheduler]) if returns else optimizer
-
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always")
-        make_trainer(max_epochs=2).fit(Builds(), loader)
-    assert any("configure_optimizers has not returned it" in str(each.message) for each in record) is not returns
-
-
 def said(trainer: Any, model: Any, *loaders: Any) -> list[str]:
     """Fit; return what was warned of."""
     with warnings.catch_warnings(record=True) as record:
@@ -286,27 +266,6 @@ def test_parameters_that_the_loss_does_not_reach_are_said(
     with caplog.at_level("INFO", logger="drivetrain"):
         make_trainer(max_epochs=2).fit(Detaches(), loader, *[loader] * validates)
     assert caplog.text.count("no gradient has reached so far: 2, for example 'net.0.weight'") == detaches
-
-
-class Frozen(Net):
-    """``mode``: of its frozen batch norm, set as an epoch begins."""
-
-    def __init__(self, mode: bool, freezes: bool = True) -> None:
-        super().__init__()
-        self.net.insert(1, nn.BatchNorm1d(4))
-        self.net[1].requires_grad_(not freezes)
-        self.mode = mode
-
-    def on_train_epoch_start(self) -> None:
-        self.net[1].train(self.mode)
-
-
-@pytest.mark.parametrize(
-    ("model", "warns"), [(Frozen(mode=True), True), (Frozen(mode=False), False), (Frozen(True, freezes=False), False)]
-)
-def test_frozen_batch_norm_in_train_mode_is_said(make_trainer: Any, loader: Any, model: Any, warns: bool) -> None:
-    found = said(make_trainer(max_epochs=2), model, loader)
-    assert len([each for each in found if "1 batch norm layers are frozen (the first is 'net.1')" in each]) == warns
 
 
 @pytest.mark.parametrize("of", ["module", "trainer"])

@@ -1,0 +1,28 @@
+"""What is said of a program that trains without doing what its author most likely meant.
+
+Each class looks at one concern of a run. The hook table calls it after all callbacks, the module and the strategy, by
+the names of hooks and of the phases that :class:`drivetrain.module.hooks.HookTable` lists. Nothing of it runs in a
+step, and the loops know none of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.advice.data import DataWatch
+from drivetrain.advice.logged import LogWatch
+from drivetrain.advice.losses import LossWatch
+from drivetrain.advice.model import ModelWatch
+from drivetrain.advice.schedules import LimitsWatch
+from drivetrain.advice.steps import AutomaticWatch, ManualWatch
+from drivetrain.loops.run import Run
+
+
+def observers_of(run: Run, predictions: Any) -> list[Any]:
+    """Return what looks at ``run``, which is set up; ``predictions``: where a prediction collects its outputs."""
+    automatic = run.module.automatic_optimization
+    found: list[Any] = [LimitsWatch(run), ModelWatch(run), DataWatch(run, predictions), LogWatch(run)]
+    found.append(AutomaticWatch(run) if automatic else ManualWatch(run))
+    if automatic and run.engine.strategy.optimizers:
+        found.append(LossWatch(run))
+    return found

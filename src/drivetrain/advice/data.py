@@ -1,0 +1,124 @@
+"""Loaders that look swapped, ranks that see the same samples, and predictions that nobody gets."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.tree import leaves
+from drivetrain.loops.evaluate import Predictions
+from drivetrain.loops.run import Run
+
+_COMPARED = 65_536  # values of a batch
+
+
+class DataWatch:
+    """Compares the loaders of a run, and what its ranks have seen."""
+
+    def __init__(self, run: Run, predictions: Predictions) -> None:
+        self._run, self._predictions = run, predictions
+        self._loaders_compared = self._samples_compared = False
+        self._values_compared: set[str] = set()  # stages
+
+    def on_train_start(self) -> None:
+        self._compare_loaders()
+
+    def epoch_closed(self) -> None:
+        self._compare_loaders()
+
+    def _compare_loaders(self) -> None:
+        """Warn if the validation loader draws at random, and the training loader does not.
+
+        Once those for validation are made: at the start, or after the first validation.
+        """
+        run = self._run
+        if self._loaders_compared or not (run.validates() and run.loaders.is_known("validate")):
+            return
+        self._loaders_compared = True
+        training = getattr(run.loaders.training(), "sampler", None)
+        others = [getattr(each.loader, "sampler", None) for each in run.loaders.evaluation("validate")]
+        if isinstance(training, SequentialSampler) and others and isinstance(others[0], RandomSampler):
+            rank_zero_warn(
+                "The validation loader shuffles, and the training loader does not. If they were swapped, write "
+                "trainer.fit(model, train_loader, val_loader)."
+            )
+
+    def before_validation(self) -> None:
+        self._compare_samples()
+
+    def batches_ended(self) -> None:
+        self._compare_samples()
+
+    def _compare_samples(self) -> None:
+        """Warn if the ranks have trained on the same batch; all of them come here, once in a fit."""
+        run = self._run
+        if self._samples_compared or run.window.gather is None:
+            return
+        self._samples_compared = True
+        digests = run.engine.strategy.data.gather_objects(_digest(run.book.batch))
+        if None not in digests and len(set(digests)) == 1 and not run.uneven.draws:
+            rank_zero_warn(
+                "All ranks have trained on the same batch, from a loader that drivetrain does not divide, so each "
+                "may train on all samples. Let each rank take its own: an IterableDataset by trainer.global_rank, a "
+                "DistributedSampler by its rank. If this is meant, nothing is wrong."
+            )
+
+    def results_agreed(self, stage: str) -> None:
+        """Warn if the ranks have logged different values of their own: loggers and callbacks see rank 0's only.
+
+        All ranks come here: it is one exchange, made at the first evaluation of a kind in a run.
+        """
+        run = self._run
+        if run.window.gather is None or stage not in ("validate", "test") or stage in self._values_compared:
+            return
+        self._values_compared.add(stage)
+        rows = run.book.epoch_values(stage)
+        own = {row.name: float(row.value) for row in rows if not row.entry.shared and row.entry.metric is None}
+        everyones = run.engine.strategy.data.gather_objects(own)
+        values = {name: [theirs[name] for theirs in everyones if name in theirs] for name in own}
+        differing = [name for name, numbers in values.items() if max(numbers) > min(numbers)]
+        if differing:
+            first = differing[0]
+            shown = ", ".join(f"{number:.4g}" for number in values[first][:8])
+            rank_zero_warn(
+                f"{', '.join(differing)}: logged without sync_dist, and the ranks, which see different samples, have "
+                f"different values ({first}: {shown}). Loggers, checkpoints and early stopping see rank 0's alone. "
+                f"Write self.log({first!r}, ..., sync_dist=True)."
+            )
+
+    def on_predict_end(self) -> None:
+        """Warn if predictions are all None, or if one of the loaders brings them into a random order."""
+        run, predictions = self._run, self._predictions
+        if not predictions.keeps:
+            return
+        outputs = [output for each in predictions.outputs for output in each]
+        written = any(run.hooks.overriders("on_predict_batch_end"))
+        if outputs and all(output is None for output in outputs) and not written:
+            rank_zero_warn(
+                f"{type(run.module).__name__}.predict_step returned None for every batch, so predict returns a list of "
+                "None. End it with `return predictions`, or, if it writes them itself, call predict with "
+                "return_predictions=False."
+            )
+        loaders = [] if predictions.records else [each.loader for each in run.loaders.evaluation("predict")]
+        if any(isinstance(getattr(loader, "sampler", None), RandomSampler) for loader in loaders):
+            rank_zero_warn(
+                "A loader for predictions shuffles, so they come in a random order, and not in that of the dataset. "
+                "Write shuffle=False."
+            )
+
+
+def _digest(batch: Any) -> int | None:
+    """Return a checksum of the first tensor of ``batch`` with different values in it; ``None`` if it has none."""
+    for _, leaf in leaves(batch):
+        if isinstance(leaf, Tensor) and not leaf.is_complex():
+            values = leaf.detach().flatten()[:_COMPARED].cpu().double()
+            if values.numel() > 1 and bool((values != values[0]).any()):
+                data = bytearray(values.nbytes)
+                torch.frombuffer(data, dtype=torch.float64).copy_(values)  # without numpy, which is optional
+                return zlib.crc32(data)
+    return None

@@ -1,0 +1,40 @@
+"""Logged values that are no numbers, or that no logger sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.logbook.logbook import Row
+from drivetrain.loops.run import Run
+
+
+class LogWatch:
+    """Looks at what a run has logged."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._nan_told = False
+        self._unlogged: set[str] = set()  # names of step values that no logger has seen so far
+
+    def logged_nan(self, names: Sequence[str], step: int) -> None:
+        if not self._nan_told:
+            self._nan_told = True
+            rank_zero_warn(
+                f"{', '.join(names)}: logged as nan at step {step}. This is said once. If it is the loss, the weights "
+                "are, or will be, nan too: Trainer(detect_anomaly=True) names the operation that gave the first nan."
+            )
+
+    def values_left(self, rows: Sequence[Row]) -> None:
+        """An epoch has ended with these values of steps, for which no flush of the log came."""
+        run = self._run
+        if run.log is not None and run.progress.stepped_batches < run.limits.log_every_n_steps:
+            self._unlogged.update(row.name for row in rows if row.entry.to_logger)
+
+    def on_train_end(self) -> None:
+        steps, every = self._run.progress.stepped_batches, self._run.limits.log_every_n_steps
+        if self._unlogged and 0 < steps < every:  # with none, the first window was open when the fit was to stop
+            rank_zero_warn(
+                f"{', '.join(sorted(self._unlogged))}: logged in training steps, but after {steps} steps no logger has "
+                f"seen it, because log_every_n_steps={every}. Write a smaller log_every_n_steps."
+            )

@@ -1,0 +1,147 @@
+"""Windows without a loss: whether ``training_step`` forgets to return it, and a trial that would never end."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import ConfigurationError
+from drivetrain.loops.run import ENDLESS, Run
+from drivetrain.module.losses import loss_of
+
+PATIENCE = 100  # windows in a row without a step; a loss scale that begins too large skips fewer than 40
+
+
+class Patience:
+    """Ends a trial that makes no optimizer step any more: what the module skips at one step, it may skip for ever.
+
+    Args:
+        run: one that no number of epochs ends.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._windows = 0  # when the epoch began
+        self._step, self._in_a_row = -1, 0  # windows without an optimizer step since this step
+
+    def on_train_start(self) -> None:
+        self._windows = self._run.progress.stepped_batches
+
+    def on_train_epoch_start(self) -> None:
+        self._windows = self._run.progress.stepped_batches
+
+    def batches_ended(self) -> None:
+        if self._run.progress.stepped_batches == self._windows:  # on_train_batch_start has ended the epoch
+            self._count()
+
+    def window_without_step(self, output: Any) -> None:
+        self._count()
+
+    def _count(self) -> None:
+        """Count a window without an optimizer step, or an epoch that had no window."""
+        step = self._run.progress.global_step
+        self._in_a_row = self._in_a_row + 1 if step == self._step else 1
+        self._step = step
+        self._judge()
+
+    def _judge(self) -> None:
+        if self._in_a_row == PATIENCE:
+            self._run.progress.ask_to_stop()
+            rank_zero_warn(
+                f"The trial of {self._run.limits.max_steps:.0f} optimizer steps ends after {self._step}: the next "
+                f"{PATIENCE} windows made none. Let {type(self._run.module).__name__}.training_step return a loss, "
+                "whatever global_step is."
+            )
+
+
+class LossWatch(Patience):
+    """Looks at the windows of a fit in which ``training_step`` has returned no loss.
+
+    Args:
+        run: one with automatic optimization.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._windows_before = 0
+        self._windows_without = 0
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._windows_before = self._windows
+
+    def window_without_step(self, output: Any) -> None:
+        """A window has ended without an optimizer step; ``output``: what the step returned for its last batch.
+
+        Raises:
+            ConfigurationError: ``training_step`` cannot return a loss, or has not for ``max_steps`` windows, or does
+                not any more.
+        """
+        if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
+            return  # a batch of the window had a loss; what it gave was not stepped for another reason
+        self._windows_without += 1
+        self._count()
+        if self._windows_without < self._run.progress.stepped_batches - self._windows_before:
+            return  # some window had a loss: this program skips batches
+        module, windows = self._run.module, self._windows_without
+        name = f"{type(module).__name__}.training_step"
+        if windows == 1 and output is None and returns_nothing(module.training_step):
+            raise ConfigurationError(
+                f"{name} has no return statement that returns a value, so nothing can be trained. End it with "
+                "`return loss`."
+            )
+        returned = "None" if output is None else "a WeightedLoss of weight 0"
+        if windows >= self._run.limits.max_steps:
+            raise ConfigurationError(
+                f"{name} has returned {returned} for every batch since the fit began, {windows} times what would be an "
+                f"optimizer step, so max_steps={self._run.limits.max_steps:.0f} is never reached. Return the loss; "
+                f"{returned} skips a batch."
+            )
+        if windows == 1:
+            rank_zero_warn(
+                f"{name} has returned {returned} for every batch of the first optimizer step, so nothing was updated. "
+                "If these batches are skipped on purpose, nothing is wrong; else return the loss"
+                f"{'.' if output is None else ', with the number of samples or tokens as its weight.'}"
+            )
+
+    def _judge(self) -> None:
+        """Raise an error where ``max_steps``, which alone ends the fit, is not reached any more."""
+        limits, batches = self._run.limits, self._run.progress.num_training_batches
+        least = 10 * PATIENCE if batches == ENDLESS else max(PATIENCE, batches)
+        if limits.max_epochs == ENDLESS > limits.max_steps and self._in_a_row >= least:
+            raise ConfigurationError(
+                f"The last {self._in_a_row} windows of batches had no loss, so global_step stays at {self._step}, and "
+                f"max_steps={limits.max_steps:.0f}, which alone ends this fit, is never reached. Let "
+                f"{type(self._run.module).__name__}.training_step return a loss whatever global_step is, or pass "
+                "max_epochs."
+            )
+
+
+def returns_nothing(function: Callable[..., Any]) -> bool:
+    """Whether the source of ``function`` has no ``return`` with a value; False if the source is not known."""
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+        definition = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return False
+    if not isinstance(definition, ast.FunctionDef):
+        return False  # a lambda, or a class with a __call__
+    nodes = _own_nodes(definition)
+    returns = [node.value for node in nodes if isinstance(node, ast.Return)]
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes):
+        return False
+    return all(value is None or (isinstance(value, ast.Constant) and value.value is None) for value in returns)
+
+
+def _own_nodes(function: ast.AST) -> list[ast.AST]:
+    """The nodes of a function's body, without those of functions and classes inside it."""
+    nodes: list[ast.AST] = []
+    for node in ast.iter_child_nodes(function):
+        nodes.append(node)
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            nodes += _own_nodes(node)
+    return nodes

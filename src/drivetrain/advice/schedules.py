@@ -1,0 +1,79 @@
+"""Limits and schedules that a fit is too short for, or never reaches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.loops.run import ENDLESS, Run
+from drivetrain.module.optimizers import LRSchedulerConfig
+
+
+class LimitsWatch:
+    """Compares a fit's limits, the lengths of its epochs and its schedulers, and says why one trains nothing."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def nothing_trained(self) -> None:
+        progress, limits = self._run.progress, self._run.limits
+        rank_zero_info(
+            f"Nothing to train: {progress.current_epoch} of {limits.max_epochs} epochs and {progress.global_step} of "
+            f"{limits.max_steps} steps are done."
+            + (" limit_train_batches is 0." if limits.train_batches == 0 else "")
+            + (" A request to stop is in force." if progress.should_stop else "")
+        )
+
+    def on_train_start(self) -> None:
+        run, limits = self._run, self._run.limits
+        epochs, batches = limits.max_epochs, run.progress.num_training_batches
+        starts = run.progress.epochs_done == 0
+        if starts and epochs != ENDLESS and run.validates() and (cause := self._never_validates()):
+            rank_zero_warn(f"This fit never validates: {cause}. Write a smaller number.")
+        if not run.module.automatic_optimization:
+            return
+        if epochs != ENDLESS and batches != ENDLESS:
+            steps = min(epochs * math.ceil(batches / limits.accumulate), limits.max_steps)
+            for config in run.engine.strategy.lr_scheduler_configs:
+                _warn_of_schedule(config, epochs, steps)
+        if batches and batches < limits.accumulate:
+            rank_zero_info(
+                f"An epoch has {batches:.0f} batches, fewer than accumulate_grad_batches={limits.accumulate}: each "
+                "epoch makes one optimizer step."
+            )
+
+    def _never_validates(self) -> str:
+        """Return which number is too large for any validation to come; "" if one comes."""
+        limits, batches = self._run.limits, self._run.progress.num_training_batches
+        epochs, every, interval = limits.max_epochs, limits.check_val_every_n_epoch, limits.val_check_interval
+        if every is not None:
+            too_rare = every > epochs
+            return f"check_val_every_n_epoch={every} is more than max_epochs={epochs:.0f}" if too_rare else ""
+        if not isinstance(interval, int) or interval <= epochs * batches:
+            return ""
+        return f"val_check_interval={interval} is more than the {epochs * batches:.0f} batches of {epochs:.0f} epochs"
+
+
+def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) -> None:
+    """Warn of a scheduler that is made for steps and stepped once an epoch, or that never steps in this fit."""
+    name, interval = type(config.scheduler).__name__, config.interval
+    length = "total_steps" if hasattr(config.scheduler, "total_steps") else "T_max"
+    total, due = getattr(config.scheduler, length, None), epochs if interval == "epoch" else steps
+    if due < config.frequency and epochs > 1:  # one epoch is more often a trial
+        rank_zero_warn(
+            f'{name} never steps in this fit: "frequency": {config.frequency} is more than its {due:.0f} '
+            f"{interval}s. Write a smaller number."
+        )
+    elif interval != "epoch" or not isinstance(total, int) or total <= 2 * epochs:
+        return
+    elif length == "total_steps" or total >= steps:
+        rank_zero_warn(
+            f"{name}({length}={total}) steps once an epoch, {epochs:.0f} times in this fit, and does not come to its "
+            'end. Add "interval": "step" to its dictionary.'
+        )
+
+
+def scheduler_counts(run: Run) -> list[Any]:
+    """Return how often each scheduler of ``run`` has stepped, as torch's schedulers count it."""
+    return [getattr(each.scheduler, "last_epoch", None) for each in run.engine.strategy.lr_scheduler_configs]
