@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 _offered: dict[str, tuple[str, ...]] = {}  # by package, its public names
+_files: dict[str, Mapping[str, str]] = {}  # by package, the file of each public name
 
 
 def lazy(
@@ -23,7 +24,7 @@ def lazy(
         files: by public name, the module that defines it, relative to the package; one beside it begins with a dot.
         modules: public modules in the package, which become its attributes.
     """
-    _offered[package] = (*files, *modules)
+    _offered[package], _files[package] = (*files, *modules), files
     if not any(isinstance(finder, UnknownNames) for finder in sys.meta_path):
         sys.meta_path.append(UnknownNames())
     # Only of a package does ``from package import name`` ask the import hooks about a name that it lacks.
@@ -63,6 +64,11 @@ def _imported(name: str, package: str) -> ModuleType:
 def _is_private_module(package: str, name: str) -> bool:
     """Return whether ``name`` is a module in the package: an import asks for the attribute first."""
     return any(os.path.exists(os.path.join(folder, f"{name}.py")) for folder in vars(sys.modules[package])["__path__"])
+
+
+def names_of_file(package: str, file: str) -> list[str]:
+    """Return the public names that an imported package has from one of its files."""
+    return [name for name, defined_in in _files[package].items() if defined_in == file]
 
 
 def public_names(module: str, names: Sequence[str]) -> list[str]:

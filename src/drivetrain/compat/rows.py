@@ -1,0 +1,59 @@
+"""The text in which the tables of served modules are written: a row for each module of Lightning's.
+
+A row is a module's path and its sources, which " | " separates; an indented line continues the row above::
+
+    pytorch.callbacks.timer .callbacks.timer: Timer | .compat.enums: Interval
+    fabric.fabric .engine.engine: Fabric=Engine
+    pytorch.loggers.{comet mlflow} .loggers
+
+The second offers our ``Engine`` as ``Fabric``. A module of ours without names offers its ``__all__``; one that begins
+with a dot is below ``drivetrain``. The third is two rows: each offers the names that our package ``loggers`` has from
+its file of that name. Of the other signs, "-" is the path of the top-level package, "*" as a source stands for the
+sources of all modules directly below the row's, and "=path" for those of another row, of this table or of ``later``;
+"=" alone means the same path in ``later``. A row whose path begins with "*" is a part of others, and no module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from drivetrain.base.lazy import names_of_file
+
+Sources = tuple[str, ...]
+
+_ROW = re.compile(r"([^{ ]+)(?:\{([^}]*)\})? *(.*)")
+
+
+def table_of(text: str, later: Mapping[str, Sources] = MappingProxyType({})) -> dict[str, Sources]:
+    """Return the sources of each module, by its path.
+
+    Args:
+        text: the rows.
+        later: the table of a later generation, whose rows this one may name.
+    """
+    rows: dict[str, Sources] = {}
+    for line in re.sub(r"\n +", " ", text.strip()).splitlines():
+        start, files, sources = _ROW.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches any line
+        for file in [""] if files is None else files.split():
+            path = "" if start == "-" else start + file
+            rows[path] = tuple(_sources(sources, path, file, {**later, **rows}))
+    for path, written in rows.items():
+        if "*" in written:
+            below = [source for other in rows if other.rpartition(".")[0] == path for source in rows[other]]
+            rows[path] = (*below, *(source for source in written if source != "*"))
+    return {path: sources for path, sources in rows.items() if not path.startswith("*")}
+
+
+def _sources(written: str, path: str, file: str, rows: Mapping[str, Sources]) -> Iterator[str]:
+    for source in filter(None, written.split(" | ")):
+        if source.startswith("="):
+            yield from rows[source[1:] or path]
+            continue
+        full = f"drivetrain{source}" if source.startswith(".") else source
+        if file:
+            names = names_of_file(importlib.import_module(full).__name__, file)
+            full = f"{full}.{file}: {' '.join(names)}"
+        yield full
