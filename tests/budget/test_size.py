@@ -82,7 +82,7 @@ def test_a_contract_grows_no_further(contract: tuple[type, ...], built: object, 
     assert len({name for name in members | vars(built).keys() if not name.startswith("_")}) <= most
 
 
-CORE, ALL = 35_230, 50_170
+CORE, ALL = 35_220, 49_920
 """Lines of code of the core and of the whole package."""
 
 LONGEST_FILE, LONGEST_FUNCTION = 500, 80
