@@ -10,14 +10,13 @@ import pytest
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback
-from drivetrain.loops import epoch, evaluate, fit
+from drivetrain.loops import run
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=100.0)
-    for module in (epoch, evaluate, fit):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

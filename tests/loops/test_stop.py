@@ -22,6 +22,7 @@ from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint, Timer
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError, SIGTERMException
 from drivetrain.loggers import Logger
+from drivetrain.loops.run import Stopping
 from drivetrain.loops.stop import TIME_LIMIT, Stop
 from drivetrain.strategies import SingleDeviceStrategy
 
@@ -339,7 +340,7 @@ class AsksForTime(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         if pl_module.trained == self.batches and trainer.global_rank == self.rank:
-            trainer.current_run.stopper.ask(TIME_LIMIT)
+            trainer.current_run.stopping.stopper.ask(TIME_LIMIT)
 
 
 @pytest.mark.parametrize("batches", [2, BATCHES, BATCHES + 3])
@@ -429,7 +430,7 @@ def cut_and_resumed(folder: Path, in_validation: bool) -> tuple[bool, bool, int]
     class Asks(Model):
         def signalled(self, done: int, here: bool) -> None:
             if (done, here, self.global_rank) == (8, in_validation, 1):
-                self.trainer.current_run.stopper.ask(TIME_LIMIT)
+                self.trainer.current_run.stopping.stopper.ask(TIME_LIMIT)
 
     def ended(model: Model, epochs: int, name: str, **more: Any) -> tuple[torch.Tensor, list[Any]]:
         rows, saver = Rows(), ModelCheckpoint(folder / name, save_last=True)
@@ -468,7 +469,8 @@ class Ranks:
         world = SimpleNamespace(size=self.SIZE)
         strategy = SimpleNamespace(global_rank=rank, world=world)
         progress = SimpleNamespace(slot=[0, 0, 0])
-        run: Any = SimpleNamespace(engine=SimpleNamespace(strategy=strategy), progress=progress, stop=None)
+        engine = SimpleNamespace(strategy=strategy)
+        run: Any = SimpleNamespace(engine=engine, progress=progress, stop=None, stopping=Stopping())
         stop = Stop(run, lambda reason: None, timeout_s=30)
         with suppress(SIGTERMException), stop.listening():
             self.began.wait()
@@ -519,7 +521,8 @@ def test_a_rank_that_has_left_its_fit_keeps_nobody_waiting(monkeypatch: Any) -> 
 
 def test_a_rank_that_has_died_keeps_nobody_waiting(monkeypatch: Any) -> None:
     strategy = SimpleNamespace(global_rank=0, world=SimpleNamespace(size=2))
-    run: Any = SimpleNamespace(engine=SimpleNamespace(strategy=strategy), progress=SimpleNamespace(slot=[0, 1, 0]))
+    engine, progress = SimpleNamespace(strategy=strategy), SimpleNamespace(slot=[0, 1, 0])
+    run: Any = SimpleNamespace(engine=engine, progress=progress, stopping=Stopping())
     stop = Stop(run, lambda reason: None, timeout_s=10_000)
     stop._reason = "SIGTERM"
     stop._written.set()

@@ -71,7 +71,7 @@ class Requeue(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._installed or trainer.current_run is None:
             return
-        stopper = trainer.current_run.stopper
+        stopper = trainer.current_run.stopping.stopper
         if stopper is None:
             rank_zero_warn(
                 "auto_requeue has no effect: the processes of this job have no key-value store in which they could "

@@ -143,7 +143,7 @@ class Timer(Callback):
         left = self.time_remaining()
         if left is not None and left <= 0 and not trainer.should_stop and not self._asked:
             self._asked = True
-            stopper = trainer.current_run.stopper if in_epoch and trainer.current_run is not None else None
+            stopper = trainer.current_run.stopping.stopper if in_epoch and trainer.current_run is not None else None
             if stopper is not None:
                 stopper.ask(TIME_LIMIT)  # the ranks' clocks differ: all of them stop after the same batch
             if stopper is None or trainer.world_size == 1:

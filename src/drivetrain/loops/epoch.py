@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -74,7 +73,7 @@ def bind(run: Run) -> Bound:
         has_follow_up=validates or bool(schedules.step_plateau),
         uneven=run.uneven,
         uneven_from=ENDLESS if run.uneven is None else run.uneven.uneven_from,
-        keep_start=watch_exceptions(run) if run.saves_on_exception else None,
+        keep_start=watch_exceptions(run) if run.kept.saves_on_exception else None,
         without_step=hooks.bind_observers("window_without_step"),
     )
 
@@ -206,7 +205,7 @@ def validate_late(run: Run) -> None:
 def validate(run: Run) -> None:
     """Validate inside a fit."""
     progress = run.progress
-    run.before_validation = validation_start(run)
+    run.kept.before_validation = validation_start(run)
     progress.enter(Phase.VALIDATION_DUE)
     if not run.holds_gradients:
         run.hooks.call_method("on_validation_model_zero_grad")
@@ -219,7 +218,7 @@ def validate(run: Run) -> None:
     run.agree_to_stop()
     progress.enter(Phase.VALIDATED)
     run.book.begin("train")
-    run.validated_at = time.monotonic()
+    run.clock.restart()
 
 
 # ---- the batches of an epoch, and the step bound to them -------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -436,10 +435,7 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
     if progress.should_stop and run.may_stop():
         return True
     if (seconds := run.limits.val_check_seconds) is not None:
-        if run.clock_answer[0] != progress.total_batches:  # a callback may have asked after the same batch
-            over = run.engine.strategy.broadcast(time.monotonic() - run.validated_at >= seconds)  # one clock for all
-            run.clock_answer = (progress.total_batches, over)
-        return run.clock_answer[1]
+        return run.clock.is_over(seconds, progress.total_batches, run.engine.strategy)
     if every == float("inf"):
         return is_last
     across_epochs = run.limits.check_val_every_n_epoch is None

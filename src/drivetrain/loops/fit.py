@@ -16,8 +16,6 @@
 
 from __future__ import annotations
 
-import time
-
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
@@ -42,7 +40,7 @@ def fit(run: Run) -> None:
         restore_random_state(run)
         return
     run.hooks.call("on_train_start")
-    run.validated_at = time.monotonic()
+    run.clock.restart()
     while run.restart is not None or not run.training_done():
         epoch = enter_epoch(run)
         if epoch is not None:
@@ -61,7 +59,7 @@ def fit(run: Run) -> None:
 def _prepare(run: Run) -> None:
     """Run the sanity check, make the training loader, and check the arguments that depend on its length."""
     progress, limits = run.progress, run.limits
-    if run.saves_on_exception:
+    if run.kept.saves_on_exception:
         run.hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
     if run.restart is not None:
         run.agree_to_stop()  # a callback may ask again for what it had asked before the checkpoint

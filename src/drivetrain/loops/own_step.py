@@ -47,7 +47,7 @@ def own_step(run: Run) -> Step | None:
         if steps and not last and not accumulates_itself:
             raise ConfigurationError(_steps_too_early(run))
         progress.count_steps(steps)
-        run.holds_own = steps == 0 and run.window.batches_with_gradients > 0
+        run.window.holds_own = steps == 0 and run.window.batches_with_gradients > 0
         return output
 
     return step

@@ -60,7 +60,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
     if run.restart is not None and not run.restored:  # nothing of the last checkpoint is in use so far: pass it on
         state = {**run.restart, "progress": _saved_progress(run)}
         return {**state, **_at_epoch_start(run)}
-    if run.stepping:
+    if run.kept.stepping:
         raise CheckpointError(
             "The run was interrupted while an optimizer was changing the parameters, so they are neither those before "
             "the step nor those after it. Resume from the last checkpoint."
@@ -96,7 +96,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
                 state["progress"]["is_last_batch"] = False  # it is not done yet
     sanity = progress.loop_stage is RunningStage.SANITY_CHECKING
     if sanity or progress.validation == "running":
-        state.update(run.before_validation)
+        state.update(run.kept.before_validation)
         state["progress"]["eval_steps"] = state.pop("eval_steps")
         if not sanity and "callbacks" not in state:
             stateful = [each for each in run.hooks.stateful_callbacks() if each.changes_in_validation]
@@ -124,10 +124,10 @@ def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
 
 def _window_start(run: Run) -> State | None:
     """The start of the window, if it was kept and no parameter has changed since."""
-    start, progress = run.window_start, run.progress
+    start, progress = run.kept.window_start, run.progress
     if start is None or progress.epoch_ending or progress.validation:
         return None
-    if _versions(run) != run.window_versions:
+    if _versions(run) != run.kept.window_versions:
         return None  # a parameter was changed since, which no counter shows
     then = start["progress"]
     # Windows are counted too: one whose step was skipped, because its gradients overflowed, has changed the scale.
@@ -142,9 +142,9 @@ def _versions(run: Run) -> int:
 
 def _has_stepped(run: Run) -> bool:
     """Whether the optimizer has stepped in the batch under way; known only if a callback saves on exceptions."""
-    if run.window_start is None or not run.module.automatic_optimization:
+    if run.kept.window_start is None or not run.module.automatic_optimization:
         return False
-    return bool(run.window_start["progress"]["global_step"] != run.progress.global_step)
+    return bool(run.kept.window_start["progress"]["global_step"] != run.progress.global_step)
 
 
 def _saved_progress(run: Run) -> State:
@@ -163,7 +163,7 @@ def _at_epoch_start(run: Run) -> State:
     """The states at the epoch's start, if its hooks have begun, and none of its batches."""
     progress = run.progress
     starts = progress.batch_idx == -1 and not (progress.epoch_ending or progress.between_epochs)
-    return run.at_epoch_start if starts else {}
+    return run.kept.at_epoch_start if starts else {}
 
 
 def _position(run: Run) -> State | None:
@@ -198,7 +198,7 @@ def states_now(run: Run) -> State:
 
     See [Note: callbacks at a restart point]. Parameters are not copied: only the optimizers change them.
     """
-    if not run.saves_on_exception:
+    if not run.kept.saves_on_exception:
         return {}
     stateful = run.hooks.stateful_callbacks()
     return {
@@ -268,25 +268,25 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
     """Get ready for saving after an exception; returns what to call whenever a window begins."""
 
     def before(*_: Any) -> None:
-        run.stepping = True
+        run.kept.stepping = True
 
     def after(*_: Any) -> None:
-        run.stepping = False
+        run.kept.stepping = False
 
     for optimizer in run.engine.strategy.optimizers:
-        run.unbinders.append(optimizer.register_step_pre_hook(before).remove)
-        run.unbinders.append(optimizer.register_step_post_hook(after).remove)
+        run.optimizers.unbinders.append(optimizer.register_step_pre_hook(before).remove)
+        run.optimizers.unbinders.append(optimizer.register_step_post_hook(after).remove)
     metrics = metrics_in(run.module)
 
     def keep() -> None:
-        run.window_start = None  # it would be taken for the state of this moment
+        run.kept.window_start = None  # it would be taken for the state of this moment
         start = capture(run, metrics)
         start["exact"] = start["settled"] = True
         start["precision"] = run.engine.precision.deferred_state_dict()  # a step that is skipped changes the scale
         for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
             if part in start:
                 start[part] = copy.deepcopy(start[part])
-        run.window_start = start if "callbacks" in start else {**start, **states_now(run)}
-        run.window_versions = _versions(run)
+        run.kept.window_start = start if "callbacks" in start else {**start, **states_now(run)}
+        run.kept.window_versions = _versions(run)
 
     return keep

@@ -69,8 +69,8 @@ def _start(run: Run) -> Epoch:
         from drivetrain.loops.early import start_again  # here, so that importing the Trainer stays quick
 
         start_again(run)
-    run.window_start = None
-    run.at_epoch_start = states_now(run)
+    run.kept.window_start = None
+    run.kept.at_epoch_start = states_now(run)
     run.hooks.call("on_train_epoch_start")
     if run.restart is not None:
         warn_if_inexact(run)
@@ -121,7 +121,7 @@ def _resume_middle(run: Run) -> Epoch:
     run.book.enter_if_left(run.hooks.scope("training_step"))
     _restore_end_of_pass(run, loader, batches)
     if progress.validation == "running":
-        run.before_validation = validation_start(run)
+        run.kept.before_validation = validation_start(run)
     if not state.get("settled"):
         after_batch(run, bound)  # the earlier run may have ended before it logged the batch's values
     if progress.is_last_batch:
@@ -322,7 +322,7 @@ def _restore_window(run: Run) -> None:
         return
     window = run.window
     window.load_state_dict(run.restart["window"])
-    run.holds_own = run.module.automatic_optimization and window.batches_done == 0
+    run.window.holds_own = run.module.automatic_optimization and window.batches_done == 0
     run.engine.strategy.load_open_gradients(run.restart["gradients"])
     run.engine.precision.restored_gradients(run.engine.device)
 

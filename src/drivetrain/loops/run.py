@@ -23,6 +23,7 @@ from drivetrain.module.hooks import Call, HookTable
 from drivetrain.module.optimizers import LightningOptimizer
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings, val_interval_of
+from drivetrain.strategies.strategy import Strategy
 
 ENDLESS = float("inf")
 
@@ -108,43 +109,99 @@ class Limits:
 
 
 @dataclass
+class RunOptimizers:
+    """The optimizers of a run as user code sees them, and what a bound step has attached to them.
+
+    Attributes:
+        handles: what ``self.optimizers()`` returns.
+        made: ``configure_optimizers`` has run, so a checkpoint can hold what it returned.
+        waiting: optimizers that user code has set in place of the present ones, from the next batch on.
+        unbinders: undo what binding the step attached.
+        manual_backward: what the module's method of this name does; set while it optimizes by hand.
+    """
+
+    handles: list[LightningOptimizer] = field(default_factory=list)
+    made: bool = False
+    waiting: list[Optimizer] | None = None
+    unbinders: list[Callable[[], None]] = field(default_factory=list)
+    manual_backward: Callable[..., Any] | None = None
+
+
+@dataclass
+class KeptStates:
+    """What a fit keeps of an earlier moment, because a checkpoint may have to resume there: see ``restart.py``.
+
+    Attributes:
+        saves_on_exception: a callback saves after an exception.
+        window_start: the restart point at the start of the window; kept only if ``saves_on_exception``.
+        window_versions: the parameters' versions then, which tell whether anything has changed them since.
+        stepping: an optimizer is changing parameters now; watched only if ``saves_on_exception``.
+        before_validation: what a checkpoint from inside the running validation holds.
+        at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if ``saves_on_exception``.
+        token: names this fit among all others, on all ranks; only if ``saves_on_exception``.
+    """
+
+    saves_on_exception: bool = False
+    window_start: dict[str, Any] | None = None
+    window_versions: int = 0
+    stepping: bool = False
+    before_validation: dict[str, Any] = field(default_factory=dict)
+    at_epoch_start: dict[str, Any] = field(default_factory=dict)
+    token: str = ""
+
+
+@dataclass
+class Stopping:
+    """What is asked of a fit and agreed about its end.
+
+    Attributes:
+        stopper: what it is asked through, by a signal or a time limit: a :class:`drivetrain.loops.stop.Stop`.
+        agreed: the ranks have agreed to stop.
+        ends_together: all ranks end after the same batch, so that they can exchange values until then.
+        delay_reported: it was logged that ``min_epochs`` or ``min_steps`` delay the end.
+    """
+
+    stopper: Any = None
+    agreed: bool = False
+    ends_together: bool = False
+    delay_reported: bool = False
+
+
+class ValidationClock:
+    """The time since the last validation ended, or training began."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """The time begins now."""
+        self._began = time.monotonic()
+        self._answer = (-1, False)  # after how many batches it was asked, and the answer
+
+    def is_over(self, seconds: float, batches: int, strategy: Strategy) -> bool:
+        """Whether ``seconds`` have passed, by one clock for all ranks; the same answer after the same batch."""
+        if self._answer[0] != batches:  # a callback may have asked
+            self._answer = batches, strategy.broadcast(time.monotonic() - self._began >= seconds)
+        return self._answer[1]
+
+
+@dataclass
 class Run:
     """One call of ``fit``, ``validate`` or ``test``.
 
     Attributes:
         log: passes flushed metrics to the loggers, with a step; ``None`` where there are none.
-        next_optimizers: optimizers that user code has set in place of the present ones, from the next batch on.
-        handles: the optimizers as user code sees them.
-        has_optimizers: ``configure_optimizers`` has run, so a checkpoint can hold what it returned.
-        manual_backward: what the module's method of this name does; set while it optimizes by hand.
         batches: the pass over the training loader, for a step that takes ``dataloader_iter``; ``None`` for all others.
         window: what the current window holds.
         restart: the restart point of the checkpoint, until the loop has resumed there.
         resumed_from: the checkpoint that this was read from, for messages.
         restored: the loop has restored what ``restart`` holds, except for the position in the training data.
-        saves_on_exception: a callback saves after an exception.
-        window_start: the restart point at the start of the window; kept only if ``saves_on_exception``.
-        holds_own: a strategy that owns its step has made gradients, and has not stepped.
-        window_versions: the parameters' versions then, which tell whether anything has changed them since.
-        stepping: an optimizer is changing parameters now; watched only if ``saves_on_exception``.
-        before_validation: what a checkpoint from inside the running validation holds: see
-            :func:`drivetrain.loops.restart.validation_start`.
-        at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if a callback saves on
-            exceptions.
-        unbinders: undo what binding the step attached to the optimizers.
         stale: a limit, a callback, a logger or an optimizer was changed: the loop binds again at the next batch.
-        validated_at: when the last validation ended, or training began, in seconds of a monotonic clock.
-        clock_answer: the batches done, and whether the time for a validation was over then.
         validates_last: a validation at the end of an epoch comes after the hooks of that end; else before them.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
-        all_stop: the ranks have agreed to stop.
-        stopper: what a fit is asked through to end, by a signal or a time limit: a :class:`drivetrain.loops.stop.Stop`.
-        ends_together: all ranks end after the same batch, so that they can exchange values until then.
-        token: names this fit among all others, on all ranks; only if ``saves_on_exception``.
-        stop: the same, from when it was asked: the loop calls it at the end of each batch.
+        stop: ``stopping.stopper``, from when it was asked to end the fit: the loop calls it at the end of each batch.
         splitter: what runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
-        split_parts: in how many parts it runs each batch now.
         transfer: ``(move, hooks)`` as :func:`drivetrain.module.hooks.bind_transfer` returns them.
         loaders: makes the loaders on first use.
     """
@@ -159,36 +216,20 @@ class Run:
     transfer: tuple[Call, Call | None]
     loaders: Loaders
     log: Callable[[Mapping[str, float], int], None] | None
-    handles: list[LightningOptimizer] = field(default_factory=list)
-    has_optimizers: bool = False
-    next_optimizers: list[Optimizer] | None = None
-    manual_backward: Callable[..., Any] | None = None
+    optimizers: RunOptimizers = field(default_factory=RunOptimizers)
     batches: BatchIterator | None = None
     window: Window = field(default_factory=lambda: Window(parity.current().undersized_windows))
     restart: dict[str, Any] | None = None
     resumed_from: str | None = None
     restored: bool = False
-    saves_on_exception: bool = False
-    window_start: dict[str, Any] | None = None
-    window_versions: int = 0
-    stepping: bool = False
-    holds_own: bool = False
-    before_validation: dict[str, Any] = field(default_factory=dict)
-    at_epoch_start: dict[str, Any] = field(default_factory=dict)
-    unbinders: list[Callable[[], None]] = field(default_factory=list)
+    kept: KeptStates = field(default_factory=KeptStates)
     stale: bool = False
-    validated_at: float = field(default_factory=time.monotonic)
-    clock_answer: tuple[int, bool] = (-1, False)
-    delay_reported: bool = False
-    all_stop: bool = False
+    clock: ValidationClock = field(default_factory=ValidationClock)
+    stopping: Stopping = field(default_factory=Stopping)
     validates_last: bool = False
     uneven: Any = None
-    stopper: Any = None
-    ends_together: bool = False
-    token: str = ""
     stop: Any = None
     splitter: Any = None
-    split_parts: int = 1
 
     def mark_stale(self) -> None:
         """A part of the run was changed: the loop binds again at the next batch."""
@@ -214,37 +255,39 @@ class Run:
     def wrap_optimizers(self) -> None:
         """Give the module the strategy's optimizers as it may see them."""
         self.unbind()
-        self.has_optimizers = True
-        self.handles = [LightningOptimizer(optimizer, self.module) for optimizer in self.engine.strategy.optimizers]
+        own = self.engine.strategy.optimizers
+        self.optimizers.made = True
+        self.optimizers.handles = [LightningOptimizer(optimizer, self.module) for optimizer in own]
 
     def swap_optimizers(self) -> None:
         """Use the optimizers that user code has set meanwhile, on the Trainer or on its strategy."""
-        own, bound = self.engine.strategy.optimizers, [handle.optimizer for handle in self.handles]
-        if self.has_optimizers and self.next_optimizers is None and list(map(id, own)) != list(map(id, bound)):
-            self.next_optimizers = own
-        if self.next_optimizers is not None:
-            self.engine.bind_optimizers(self.next_optimizers, self.engine.strategy.lr_scheduler_configs)
-            self.next_optimizers = None
+        own, bound = self.engine.strategy.optimizers, self.optimizers
+        if bound.made and bound.waiting is None:
+            changed = list(map(id, own)) != [id(handle.optimizer) for handle in bound.handles]
+            bound.waiting = own if changed else None
+        if bound.waiting is not None:
+            self.engine.bind_optimizers(bound.waiting, self.engine.strategy.lr_scheduler_configs)
+            bound.waiting = None
             self.wrap_optimizers()
 
     @property
     def holds_gradients(self) -> bool:
         """Whether gradients wait for their optimizer step."""
         if self.module.automatic_optimization:
-            return self.window.batches_done > 0 or self.holds_own
-        if len(self.handles) > 1:  # a step of one optimizer does not tell what the others still wait for
+            return self.window.batches_done > 0 or self.window.holds_own
+        if len(self.optimizers.handles) > 1:  # a step of one optimizer does not tell what the others still wait for
             return any(parameter.grad is not None for parameter in self.module.parameters())
         return self.window.batches_with_gradients > 0
 
     def unbind(self) -> None:
         """Undo what the last binding attached; after it, optimizers are as the user made them."""
-        while self.unbinders:
-            self.unbinders.pop()()
-        self.manual_backward = None
+        while self.optimizers.unbinders:
+            self.optimizers.unbinders.pop()()
+        self.optimizers.manual_backward = None
 
     def let_go(self) -> None:
         """Drop what only a running loop needs. What was not restored stays: a later checkpoint passes it on."""
-        self.window_start = self.batches = None
+        self.kept.window_start = self.batches = None
         self.hooks.observers.clear()
         if self.splitter is not None:
             self.splitter.passes.end()
@@ -282,7 +325,7 @@ class Run:
         if self.engine.strategy.facts.is_distributed:
             stop = self.engine.strategy.reduce_boolean_decision(self.progress.should_stop, all=False)
             self.progress.ask_to_stop(stop)
-            self.all_stop = stop
+            self.stopping.agreed = stop
 
     def stop_is_delayed(self) -> bool:
         """Whether ``min_epochs`` or ``min_steps`` are not reached, so that a request to stop must wait."""
@@ -295,12 +338,12 @@ class Run:
         With several ranks, not before all of them know of it: one that stops alone leaves the others waiting.
         """
         progress, limits = self.progress, self.limits
-        if self.engine.strategy.facts.is_distributed and not self.all_stop:
+        if self.engine.strategy.facts.is_distributed and not self.stopping.agreed:
             return False
         # inside an epoch the running one does not count, at its end it does: current_epoch rises after its hooks
         allowed = progress.current_epoch >= limits.min_epochs and progress.global_step >= limits.min_steps
-        if not allowed and not self.delay_reported:
-            self.delay_reported = True
+        if not allowed and not self.stopping.delay_reported:
+            self.stopping.delay_reported = True
             rank_zero_info(
                 f"Asked to stop in epoch {progress.current_epoch} at step {progress.global_step}; training continues "
                 f"until min_epochs={limits.min_epochs} and min_steps={limits.min_steps} are reached."

@@ -31,7 +31,7 @@ def sanity_check(run: Run) -> None:
     progress.enter(Phase.SANITY_START)
     metrics = copied_states(run.module)
     eval_steps = copied(progress.eval_steps)
-    run.before_validation = {  # a checkpoint that is saved in here must not hold what this check has changed
+    run.kept.before_validation = {  # a checkpoint that is saved in here must not hold what this check has changed
         "rng": rng_state(),
         "eval_steps": eval_steps,
         "metrics": metrics,

@@ -71,6 +71,7 @@ class SplitWindow:
         # those of a window's batches that a checkpoint had done
         self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
         self._at_start: dict[str, Any] = {} if before is None else before._at_start
+        self._parts: int = 1 if before is None else before._parts  # in how many parts each batch runs now
         self._again = False
         run.splitter = self
 
@@ -124,10 +125,10 @@ class SplitWindow:
         if self._again:
             set_rng_state(kept.rng)
         device = self._strategy.root_device
-        if run.split_parts == 1:
+        if self._parts == 1:
             parts, sizes = [kept.batch], [1]
         else:
-            parts, sizes = split_batch(kept.batch, [device] * run.split_parts)
+            parts, sizes = split_batch(kept.batch, [device] * self._parts)
         total, outputs, books = sum(sizes), [], []
         for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             book = PartBook(run.book, size)
@@ -171,9 +172,8 @@ class SplitWindow:
         Raises:
             RuntimeError: ``error``: a part is one sample already.
         """
-        run = self._run
         samples = max(samples_in(each.batch) for each in self._kept)
-        if run.split_parts >= samples:
+        if self._parts >= samples:
             if self._shared:
                 self._vote(failed=True)
             if hasattr(error, "add_note"):
@@ -181,16 +181,16 @@ class SplitWindow:
                     "Trainer(split_on_oom=True) cannot split further: a micro-batch is one sample, and it does not fit."
                 )
             raise error
-        run.split_parts = min(2 * run.split_parts, samples)
+        self._parts = min(2 * self._parts, samples)
         self._say(samples)
 
     def _say(self, samples: int) -> None:
-        run, progress = self._run, self._run.progress
+        progress = self._run.progress
         rank = f"Rank {self._strategy.global_rank}" if self._strategy.world.size > 1 else "The device"
-        size = -(-samples // run.split_parts)
+        size = -(-samples // self._parts)
         log.warning(
             f"{rank} ran out of memory in epoch {progress.current_epoch}, batch {progress.batch_idx}: from here on, "
-            f"each batch runs in {run.split_parts} micro-batches of at most {size} samples (split_on_oom=True)."
+            f"each batch runs in {self._parts} micro-batches of at most {size} samples (split_on_oom=True)."
         )
 
     def _drop_gradients(self) -> None:
@@ -212,8 +212,8 @@ class SplitWindow:
         Raises:
             RuntimeError: another rank cannot run its batch.
         """
-        run, data = self._run, self._strategy.data
-        votes = data.gather_objects((run.split_parts, failed))
+        data = self._strategy.data
+        votes = data.gather_objects((self._parts, failed))
         if failed:
             return
         without = [rank for rank, (_, stuck) in zip(data.ranks, votes, strict=True) if stuck]
@@ -222,7 +222,7 @@ class SplitWindow:
                 f"Rank {without[0]} has run out of memory with micro-batches of one sample, so this fit ends on all "
                 "ranks. Its own error says what took the memory."
             )
-        run.split_parts = max(parts for parts, _ in votes)
+        self._parts = max(parts for parts, _ in votes)
 
     # ---- the optimizer -------------------------------------------------------------------------------------------
 

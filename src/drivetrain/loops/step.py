@@ -99,11 +99,11 @@ def make_step(run: Run) -> BoundStep:
         _check_closure(run, type(optimizer).__name__)
     steps_itself = overrides(strategy, "optimizer_step", Stepping)
     if needs_closure or steps_itself or run.hooks.bind_method("optimizer_step") is not None:
-        bound = BoundStep(_closure(run, window, forward_backward, before_step, run.handles[0]))
+        bound = BoundStep(_closure(run, window, forward_backward, before_step, run.optimizers.handles[0]))
     else:
-        handle, clear = run.handles[0], optimizer.zero_grad
+        handle, clear = run.optimizers.handles[0], optimizer.zero_grad
         handle.bind(_not_by_hand, _keeping_window(run, clear) if run.limits.accumulate > 1 else clear)
-        run.unbinders.append(lambda: handle.bind(None, clear))
+        run.optimizers.unbinders.append(lambda: handle.bind(None, clear))
         bound = BoundStep(forward_backward, _optimizer_step(run, window, before_step, optimizer))
     if run.settings.split_on_oom:
         return _splitting(run, optimizer, before_step)
@@ -281,7 +281,7 @@ def _manual(run: Run) -> Step:
         for hook in hooks:
             hook(optimizer)
 
-    for handle in run.handles:
+    for handle in run.optimizers.handles:
         _attach(run, handle, before_step, lambda: True)
     backward, window = bind_backward(run), run.window
 
@@ -296,7 +296,7 @@ def _manual(run: Run) -> Step:
         backward(loss if window.factor_here == 1 else loss * window.factor_here, *args, **kwargs)
         strategy.after_manual_backward()
 
-    run.manual_backward = manual_backward
+    run.optimizers.manual_backward = manual_backward
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         if context is None:
@@ -357,7 +357,7 @@ def _attach(
         uncounted = False
 
     if own and (register := getattr(handle.optimizer, "register_step_post_hook", None)):  # what wraps one may have none
-        run.unbinders.append(register(count).remove)
+        run.optimizers.unbinders.append(register(count).remove)
 
     def by_strategy(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
         nonlocal uncounted
@@ -388,7 +388,7 @@ def _attach(
     if not run.module.automatic_optimization:
         take_step = measured(run, "optimizer_step", _closing_window(run, take_step))
     handle.take_step = take_step
-    run.unbinders.append(lambda: setattr(handle, "take_step", None))
+    run.optimizers.unbinders.append(lambda: setattr(handle, "take_step", None))
 
 
 def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:

@@ -102,10 +102,10 @@ class Stop:
             self._start()
         with self._handlers():
             try:
-                self._run.stopper = self
+                self._run.stopping.stopper = self
                 yield
             finally:
-                self._run.stopper = self._run.stop = None
+                self._run.stopping.stopper = self._run.stop = None
                 self._leave()
         for reason in (self._reason, self._wanted, self._next):
             if reason in _SIGNALS.values():
@@ -160,14 +160,14 @@ class Stop:
             self._answer(answer)
             return
         if self._reason != TIME_LIMIT:
-            self.agreed = self._run.ends_together = True
+            self.agreed = self._run.stopping.ends_together = True
             self._save(self._reason)
             raise _exception(self._reason)
         self._time_over = True
         if not (self._saved or self._run.stop_is_delayed()):
             self._saved = True  # now: the last validation and the last hooks draw random numbers and change states
             self._save(TIME_LIMIT)
-        self._run.all_stop = True
+        self._run.stopping.agreed = True
         self._run.progress.ask_to_stop()
         self._end_round()
 
@@ -185,7 +185,7 @@ class Stop:
         try:
             answer()
         except SystemExit:
-            self.agreed = self._run.ends_together = True
+            self.agreed = self._run.stopping.ends_together = True
             raise
         self._end_round()
 

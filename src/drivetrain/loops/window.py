@@ -35,6 +35,7 @@ class Window:
             averaged over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
         rescale: multiplies the gradients that are there, of an optimizer's parameters, by a factor.
+        holds_own: a strategy that owns its step has made gradients, and has not stepped.
         keeps_divisor: a plain window that ends early stays divided by the full number (``drivetrain.parity``).
     """
 
@@ -51,6 +52,7 @@ class Window:
         "exchanges_always",
         "factor_here",
         "gather",
+        "holds_own",
         "keeps_divisor",
         "rescale",
         "size",
@@ -61,7 +63,7 @@ class Window:
         self.size = 1
         self.batches_done = 0
         self.keeps_divisor = keeps_divisor
-        self.exchanges_always = False
+        self.exchanges_always = self.holds_own = False
         self.factor_here = 1.0
         self.gather: Callable[[Tensor], Tensor] | None = None
         self.rescale: Callable[[Stepped, float | Tensor], None] = rescale

@@ -314,7 +314,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             own = self.__dict__["_engine_optimizers"]
             return own[0] if len(own) == 1 else list(own)
         run = self.trainer.current_run
-        found = run.handles if use_pl_optimizer and run is not None else self.trainer.strategy.optimizers
+        found = run.optimizers.handles if use_pl_optimizer and run is not None else self.trainer.strategy.optimizers
         return found[0] if len(found) == 1 else list(found)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

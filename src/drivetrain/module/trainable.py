@@ -99,10 +99,10 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
             )
         if self._trainer is None and self.fabric is not None:
             self.fabric.backward(loss, *args, **kwargs)
-        elif run is None or run.manual_backward is None:
+        elif run is None or run.optimizers.manual_backward is None:
             self.backward(loss, *args, **kwargs)
         else:
-            run.manual_backward(loss, *args, **kwargs)
+            run.optimizers.manual_backward(loss, *args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any = None) -> None:
         """Step ``optimizer``. An override must run ``optimizer_closure``: it holds training_step and backward."""

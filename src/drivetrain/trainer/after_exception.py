@@ -43,7 +43,7 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
         A sentence for the log.
     """
     strategy, run = trainer.strategy, trainer.current_run
-    if strategy.world_size == 1 or run.ends_together:
+    if strategy.world_size == 1 or run.stopping.ends_together:
         trainer.save_checkpoint(path, weights_only)
         return f"Saved {path}."
     if is_sharded := _is_sharded(strategy):
@@ -128,7 +128,8 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
     """Return eight digits that are the same on all ranks that are at the same place of this fit."""
     place = state.get("loops", {}).get("drivetrain", {})
-    at = (trainer.current_run.token, *(place.get(name) for name in ("current_epoch", "batches_done", "global_step")))
+    counters = [place.get(name) for name in ("current_epoch", "batches_done", "global_step")]
+    at = (trainer.current_run.kept.token, *counters)
     return f"{zlib.crc32(repr(at).encode()):08x}"
 
 

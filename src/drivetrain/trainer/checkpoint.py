@@ -193,7 +193,7 @@ def _check_set_up(trainer: Trainer) -> None:
     progress, run = trainer.progress, trainer.current_run
     if progress.fn != "fit" or progress.status not in (TrainerStatus.RUNNING, TrainerStatus.INTERRUPTED):
         return
-    if run is None or not run.has_optimizers:
+    if run is None or not run.optimizers.made:
         why = "its optimizers do not exist yet"
     elif trainer.ckpt_path is not None and run.resumed_from is None:
         why = f"its progress in {trainer.ckpt_path} is not restored yet"

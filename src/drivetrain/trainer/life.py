@@ -15,7 +15,7 @@ from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.loops.evaluate import Stage, evaluate, predict
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
-from drivetrain.loops.run import Run
+from drivetrain.loops.run import KeptStates, Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
@@ -123,10 +123,10 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         loaders=loaders,
         log=trainer._log if trainer.loggers else None,
         validates_last=trainer.validates_last,
-        saves_on_exception=any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks),
+        kept=KeptStates(any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks)),
     )
-    if run.saves_on_exception and several:
-        run.token = strategy.broadcast(uuid.uuid4().hex)
+    if run.kept.saves_on_exception and several:
+        run.kept.token = strategy.broadcast(uuid.uuid4().hex)
     run.window.gather = strategy.data.all_gather if strategy.data.size > 1 else None
     if any(overrides(strategy, verb, Stepping) for verb in ("rescale_gradients", "open_gradients")):
         run.window.rescale = strategy.rescale_gradients

@@ -127,14 +127,14 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizers of the current fit; new ones step from the next batch on."""
-        waiting = None if self._run_parts is None else self._run_parts.next_optimizers
+        waiting = None if self._run_parts is None else self._run_parts.optimizers.waiting
         return self.strategy.optimizers if waiting is None else waiting
 
     @optimizers.setter
     def optimizers(self, value: Sequence[Optimizer]) -> None:
         optimizers, run = [unwrapped(optimizer) for optimizer in value], self._run_parts
         if run is not None and self.progress.loop_stage is RunningStage.TRAINING:
-            run.next_optimizers = optimizers  # the batch that is running is stepped by those it was begun with
+            run.optimizers.waiting = optimizers  # the batch that is running is stepped by those it was begun with
             self._touch()
         else:
             self.engine.bind_optimizers(optimizers, self.lr_scheduler_configs)

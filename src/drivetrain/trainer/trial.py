@@ -24,7 +24,7 @@ from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.progress import Progress
-from drivetrain.loops.run import Run
+from drivetrain.loops.run import KeptStates, Run, RunOptimizers, Stopping, ValidationClock
 from drivetrain.module.hooks import HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
 from drivetrain.trainer.life import join_book
@@ -81,18 +81,18 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
     hooks = HookTable(trainer, module, trainer.callbacks, strategy, (LightningModule, Callback, Checkpoint), book)
     own["_hooks"] = hooks
     second = own["_run_parts"] = dataclasses.replace(
-        run, hooks=hooks, book=book, progress=progress, limits=trainer.limits, log=None, handles=[], batches=None,
+        run, hooks=hooks, book=book, progress=progress, limits=trainer.limits, log=None, batches=None,
         transfer=bind_transfer(module, trainer.datamodule, strategy, book, trainer.engine.input_conversion()),
         loaders=run.loaders.again(trainer.limits.batches, hooks.call_method, lambda: progress.current_epoch),
-        window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False, saves_on_exception=False,
-        before_validation={}, at_epoch_start={}, unbinders=[], uneven=None, stopper=None, stop=None, stale=False,
-        next_optimizers=None, splitter=None, split_parts=1,
+        window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False,
+        optimizers=RunOptimizers(), kept=KeptStates(), clock=ValidationClock(), stopping=Stopping(), stop=None,
+        uneven=None, stale=False, splitter=None,
         # a trial must see that memory runs out, such as that of the BatchSizeFinder
         settings=dataclasses.replace(run.settings, split_on_oom=False) if run.settings.split_on_oom else run.settings,
     )  # fmt: skip
     hooks.observers.append(Patience(second))
     second.window.gather, second.window.rescale = run.window.gather, run.window.rescale
-    if run.has_optimizers:
+    if run.optimizers.made:
         second.wrap_optimizers()
     return second
 

@@ -98,7 +98,7 @@ class _Once:
     def _by_module(self, batch: Any) -> None:
         """Call the module's ``optimizer_step``, whose ``optimizer.step(closure=closure)`` comes back here."""
         run = self.strategy.trainer.current_run
-        handle = run.handles[self.number]
+        handle = run.optimizers.handles[self.number]
 
         def take_step(optimizer: Any, closure: Any, kwargs: Any) -> Any:
             result = None if closure is None else closure()
