@@ -684,7 +684,7 @@ IN_A_RUN = [
          "exceeds the 4 training batches of an epoch", "Trainer(val_check_interval=100)",
          "Write a smaller number, or check_val_every_n_epoch=None to count batches across epochs."),
     case("no logger for the learning rate", lambda b: b.fit({"callbacks": LearningRateMonitor()}),
-         "LearningRateMonitor has nowhere to log to", "the Trainer has no logger",
+         "LearningRateMonitor has nowhere to log to", "Trainer(logger=False) has no logger",
          "Pass logger=True to the Trainer, or remove this callback."),
     case("no checkpoint in the file", lambda b: b.trainer().validate(b.net(), LOADER, ckpt_path=__file__),
          "is no checkpoint, or was cut short", "test_bad_input.py", "Use another one.", CheckpointError),

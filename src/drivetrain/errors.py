@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib.util
 import inspect
 import numbers
 import re
@@ -206,6 +207,19 @@ def wrong_value(
     """
     kind = ConfigurationError if isinstance(value, types) else WrongTypeError
     return kind(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
+
+
+def check_installed(owner: str, package: str, instead: str) -> None:
+    """Check that ``owner`` can import the package that it needs; ``instead`` is what to use without it.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise MissingPackageError(
+            f"{owner} needs the package {package}, which is not installed. Run `pip install {package}`, or use "
+            f"{instead}."
+        )
 
 
 def is_count(value: Any, lowest: int = 0) -> bool:

@@ -479,13 +479,6 @@ def test_a_metric_whose_higher_value_is_better_needs_a_mode(kind: Any, monitor: 
             assert kind(monitor=monitor, mode=mode).mode == mode
 
 
-@pytest.mark.parametrize("kind", [EarlyStopping, ModelCheckpoint])
-def test_the_highest_loss_as_the_best_one_is_warned_of(kind: Any) -> None:
-    with pytest.warns(UserWarning, match=rf'{kind.__name__}\(monitor=\'val_loss\', mode="max"\) takes the highest'):
-        assert kind(monitor="val_loss", mode="max").mode == "max"
-    assert kind(monitor="1 - error/acc", mode="max").mode == kind(monitor="val_score", mode="max").mode == "max"
-
-
 @pytest.mark.parametrize("monitor", ["val_loss", "accumulated", "precision_loss", "recall_error"])
 def test_a_metric_whose_lower_value_is_better_needs_no_mode(monitor: str) -> None:
     with warnings.catch_warnings():

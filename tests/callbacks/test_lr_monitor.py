@@ -110,7 +110,7 @@ def test_values_follow_the_schedule_and_groups_added_later() -> None:
 
 def test_without_a_logger_the_cure_is_named() -> None:
     fake = trainer([])
-    fake.loggers = []
+    fake.loggers, fake.settings = [], SimpleNamespace(logger=False)
     with pytest.raises(ConfigurationError, match="Pass logger=True"):
         LearningRateMonitor().on_train_start(fake, None)
 

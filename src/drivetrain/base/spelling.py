@@ -1,12 +1,23 @@
-"""Whether a name that something watches is a misspelt one of those that were logged."""
+"""What the name of a logged value says: whether it is a misspelt one of those that are known, and which is better."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import closest
+
+_HIGHER_IS_BETTER = {"acc", "accuracy", "auc", "auroc", "bleu", "f1", "iou", "miou", "precision", "recall"}
+_LOWER_IS_BETTER = {"loss", "error", "err"}
+
+
+def is_higher_better(name: Any) -> bool:
+    """Return whether ``name`` is that of a metric whose higher values are usually better."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower())) if isinstance(name, str) else set()
+    return bool(words & _HIGHER_IS_BETTER) and not words & _LOWER_IS_BETTER
 
 
 def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:

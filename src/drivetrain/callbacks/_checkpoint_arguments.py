@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 from datetime import timedelta
 from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.spelling import is_higher_better
 from drivetrain.errors import ConfigurationError, count_meant, is_count, wrong_value
-
-_HIGHER_IS_BETTER = {"acc", "accuracy", "auc", "auroc", "bleu", "f1", "iou", "miou", "precision", "recall"}
-_LOWER_IS_BETTER = {"loss", "error", "err"}
 
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
-    """Return ``mode``, or "min" if it was not given; warn if the other is usually better for ``monitor``.
-
-    A given "min" is taken as meant: the warning asks for it.
-    """
+    """Return ``mode``, or "min" if it was not given; warn if the other is usually better for ``monitor``."""
     if mode is not None:
-        if mode == "max" and _words(monitor) & _LOWER_IS_BETTER and not _words(monitor) & _HIGHER_IS_BETTER:
-            rank_zero_warn(
-                f'{owner}(monitor={monitor!r}, mode="max") takes the highest value for the best. Did you mean '
-                'mode="min"? If a higher value is better, nothing is wrong.'
-            )
         return mode
     if is_higher_better(monitor):
         rank_zero_warn(
@@ -33,16 +22,6 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
             'mode="max" if a higher value is better, else mode="min".'
         )
     return "min"
-
-
-def is_higher_better(monitor: Any) -> bool:
-    """Return whether the name ``monitor`` is that of a metric whose higher values are usually better."""
-    words = _words(monitor)
-    return bool(words & _HIGHER_IS_BETTER) and not words & _LOWER_IS_BETTER
-
-
-def _words(monitor: Any) -> set[str]:
-    return set(re.split(r"[^a-z0-9]+", monitor.lower())) if isinstance(monitor, str) else set()
 
 
 def check_triggers(

@@ -54,26 +54,28 @@ class StoredCheckpoint(NamedCheckpoint):
         verbose: log each save.
     """
 
-    best_model_path: str
-    best_model_score: Tensor | None
-    best_k_models: dict[str, Tensor]
-    kth_best_model_path: str
-    kth_value: Tensor | None
-    last_model_path: str
     monitor: str | None
     save_top_k: int
     save_on_train_epoch_end: bool | None
     mode: str
     verbose: bool
-    _newest_path: str
-    _written_at_step: int
-    _under_way: UnderWay | None
     save_weights_only: bool
-    _saved_at_step: int
-    _dropped: list[str]
     _replaces: bool  # of the write that is under way: its file may take the place of another
     _refused: bool  # and another run has put a file there meanwhile
     _save_ranked: Callable[[Trainer, Tensor, dict[str, Any]], list[str]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best_model_path = ""
+        self.best_model_score: Tensor | None = None
+        self.best_k_models: dict[str, Tensor] = {}
+        self.kth_best_model_path = ""
+        self.kth_value: Tensor | None = None
+        self.last_model_path = ""
+        self._newest_path = ""
+        self._under_way: UnderWay | None = None
+        self._saved_at_step = self._written_at_step = -1
+        self._dropped: list[str] = []  # by the save that is under way: files that others have taken the place of
 
     @property
     def _save_on_train_epoch_end(self) -> bool | None:  # the name by which libraries read and set it

@@ -8,8 +8,8 @@ import torch
 
 from drivetrain.accelerators.cpu import CPUAccelerator
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, wrong_value
-from drivetrain.trainer.telling import tell_one
+from drivetrain.errors import wrong_value
+from drivetrain.trainer.telling import check_loggers, tell_one
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -40,11 +40,8 @@ class DeviceStatsMonitor(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Look whether there is somewhere to log to."""
-        if stage != "predict" and not trainer.loggers:
-            raise ConfigurationError(
-                f"{type(self).__name__} has nowhere to log to: Trainer(logger={trainer.settings.logger!r}) has no "
-                "logger. Pass logger=True to the Trainer, or remove this callback."
-            )
+        if stage != "predict":
+            check_loggers(trainer, self)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         if trainer.logbook.copies:  # which says, before the step runs, whether the log is flushed after it

@@ -9,7 +9,7 @@ import torch
 
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
-from drivetrain.trainer.telling import tell
+from drivetrain.trainer.telling import check_loggers, tell
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -65,11 +65,7 @@ class LearningRateMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin new records."""
-        if not trainer.loggers:
-            raise ConfigurationError(
-                "LearningRateMonitor has nowhere to log to: the Trainer has no logger. "
-                "Pass logger=True to the Trainer, or remove this callback."
-            )
+        check_loggers(trainer, self)
         for optimizer in trainer.optimizers:
             names = [name for name, _ in _groups(optimizer)]
             if len(set(names)) < len(names):

@@ -119,18 +119,9 @@ class ModelCheckpoint(StoredCheckpoint):
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.save_on_exception = self.saves_on_exception = save_on_exception
         self.enable_version_counter = enable_version_counter
-        self.best_model_path = ""
-        self.best_model_score: Tensor | None = None
         self.current_score: Tensor | None = None
-        self.best_k_models: dict[str, Tensor] = {}
-        self.kth_best_model_path = ""
-        self.kth_value: Tensor | None = None
-        self.last_model_path = ""
-        self._newest_path = ""
-        self._under_way = None
-        self._saved_at_step = self._written_at_step = self._seen_step = self._last_at_batch = -1
+        self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
-        self._dropped: list[str] = []  # by the save that is under way: files that others have taken the place of
         self._awaited_at_step = -1  # of a save that is due when the validation after this step has ended
         self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
         self._validated = self._told_age = False

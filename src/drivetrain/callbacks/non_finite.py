@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback
-from drivetrain.callbacks._without_logging import without_logging
 from drivetrain.errors import DrivetrainError, is_count, wrong_value
 from drivetrain.loops.pieces import training_step_arguments
+from drivetrain.module.export import without_logging
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule

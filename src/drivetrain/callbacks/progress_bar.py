@@ -56,11 +56,6 @@ class ProgressBar(Callback):
         self._drawn: tuple[str, int] | None = None
         self._trainer: weakref.ref[Trainer] | None = None
         self._dataloader_idx: int | None = None
-        self._descriptions = {  # by stage: what a subclass calls it
-            stage: name
-            for stage, name in _DESCRIPTIONS.items()
-            if getattr(type(self), name) is not getattr(ProgressBar, name)
-        }
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_thread": None, "_trainer": None}  # a thread stays where it runs
@@ -284,8 +279,7 @@ class ProgressBar(Callback):
     def _draw_if_due(self, trainer: Trainer, pl_module: LightningModule, snapshot: Snapshot) -> None:
         if not self.is_enabled:
             return
-        if snapshot.stage in self._descriptions:
-            snapshot = replace(snapshot, description=getattr(self, self._descriptions[snapshot.stage]))
+        snapshot = replace(snapshot, description=getattr(self, _DESCRIPTIONS[snapshot.stage]))
         title, batch = self._drawn or ("", 0)
         if snapshot.final or title != snapshot.title or not 0 <= snapshot.batch - batch < self.refresh_rate:
             self.draw(replace(snapshot, metrics=self.get_metrics(trainer, pl_module)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 from drivetrain.base.introspect import overrides
 from drivetrain.callbacks.model_summary import ModelSummary, Summary
-from drivetrain.errors import MissingPackageError
+from drivetrain.errors import check_installed
 
 
 class RichModelSummary(ModelSummary):
@@ -24,11 +23,7 @@ class RichModelSummary(ModelSummary):
     """
 
     def __init__(self, max_depth: int = 1, **table_kwargs: Any) -> None:
-        if importlib.util.find_spec("rich") is None:
-            raise MissingPackageError(
-                "RichModelSummary needs the package rich, which is not installed. "
-                "Run `pip install rich`, or use ModelSummary."
-            )
+        check_installed("RichModelSummary", "rich", "ModelSummary")
         super().__init__(max_depth)
         self._table_kwargs = table_kwargs
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
-from drivetrain.errors import MissingPackageError
+from drivetrain.errors import check_installed
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task, TaskID
@@ -61,11 +60,7 @@ class RichProgressBar(ProgressBar):
         theme: RichProgressBarTheme | None = None,
         console_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        if importlib.util.find_spec("rich") is None:
-            raise MissingPackageError(
-                "RichProgressBar needs the package rich, which is not installed. "
-                "Run `pip install rich`, or use PlainProgressBar."
-            )
+        check_installed("RichProgressBar", "rich", "PlainProgressBar")
         super().__init__(refresh_rate, leave)
         self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs

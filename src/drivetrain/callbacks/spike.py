@@ -148,19 +148,8 @@ class SpikeDetection(LossWatch, Callback):
 
     needs_every_rank = True
 
-    def __init__(
-        self,
-        mode: Literal["min", "max"] = "min",
-        window: int = 10,
-        warmup: int = 1,
-        atol: float | None = None,
-        rtol: float | None = 2.0,
-        exclude_batches_path: str | Path | None = None,
-        finite_only: bool = True,
-    ) -> None:
-        super().__init__(mode, window, warmup, atol, rtol, exclude_batches_path, finite_only)
-        self._batches = 0
-        self._said = False  # that there is no loss to look at
+    _batches = 0
+    _said = False  # that there is no loss to look at
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -14,12 +14,12 @@ from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry
 from drivetrain.base.seed import isolate_rng
-from drivetrain.callbacks._without_logging import without_logging
 from drivetrain.callbacks.weight_averaging import WeightAveraging
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.kept import objects_kept, workers_kept
 from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
 from drivetrain.loops.pieces import training_step_arguments
+from drivetrain.module.export import without_logging
 from drivetrain.module.optimizers import LRSchedulerConfig
 
 if TYPE_CHECKING:

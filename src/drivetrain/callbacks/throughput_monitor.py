@@ -12,7 +12,7 @@ from drivetrain.base.restoring import entry, number
 from drivetrain.callback import Callback
 from drivetrain.engine.throughput import Throughput, compute_dtype
 from drivetrain.errors import ConfigurationError
-from drivetrain.trainer.telling import tell
+from drivetrain.trainer.telling import check_loggers, tell
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -68,11 +68,7 @@ class ThroughputMonitor(Callback):
         self._told = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not trainer.loggers:
-            raise ConfigurationError(
-                "ThroughputMonitor has nowhere to log to: the Trainer has no logger. Pass logger=True to the Trainer, "
-                "or remove this callback."
-            )
+        check_loggers(trainer, self)
         if stage == "fit":
             self._totals.pop("train", None)
             self._earlier_s = 0.0

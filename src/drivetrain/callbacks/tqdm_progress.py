@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any, ClassVar
 
 from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
-from drivetrain.errors import MissingPackageError, WrongTypeError
+from drivetrain.errors import WrongTypeError, check_installed
 
 
 class TQDMProgressBar(ProgressBar):
@@ -29,11 +28,7 @@ class TQDMProgressBar(ProgressBar):
     """How a bar looks, as tqdm's ``bar_format``; ``None``: as tqdm draws it."""
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
-        if importlib.util.find_spec("tqdm") is None:
-            raise MissingPackageError(
-                "TQDMProgressBar needs the package tqdm, which is not installed. "
-                "Run `pip install tqdm`, or use RichProgressBar."
-            )
+        check_installed("TQDMProgressBar", "tqdm", "RichProgressBar")
         super().__init__(refresh_rate, leave)
         self.process_position = process_position
         self._transient = False  # the bar to be made is removed again: an evaluation inside training

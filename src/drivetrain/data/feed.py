@@ -22,6 +22,7 @@ from drivetrain.base.seed import rng_state, worker_seed_init
 from drivetrain.base.tree import was_there
 from drivetrain.data.combined import CombinedLoader, without_restart
 from drivetrain.data.indices import RecordedIndices
+from drivetrain.data.kept import parts_of, samplers_of
 from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses
 from drivetrain.errors import ConfigurationError
@@ -87,14 +88,14 @@ def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
     never: it would shift the draws from the global random generators against those of a plain loop. The switch
     ``early_iterators`` counts a pass as known that a limit of ``num_batches`` ends.
     """
-    if any(getattr(part, "num_workers", 0) > 0 for part in _parts(loader)):
+    if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
         return True
     if parity.current().early_iterators:
         return num_batches == float("inf")
     if sized_length(loader) is None:
         return True
     # The length of an iterable-style dataset may be a mere promise.
-    return any(isinstance(getattr(part, "dataset", None), IterableDataset) for part in _parts(loader))
+    return any(isinstance(getattr(part, "dataset", None), IterableDataset) for part in parts_of(loader))
 
 
 def feed(
@@ -141,7 +142,7 @@ def feed(
         loader = _behind(batches)
         promise = "has a length that promised" if sized_length(loader) is not None else "was limited to"
         cure = "Correct its __len__." if sized_length(loader) is not None else "Limit it to the batches that it has."
-        if any(map(_is_its_own_iterator, _parts(loader))):
+        if any(map(_is_its_own_iterator, parts_of(loader))):
             cure = "Pass the loader itself instead of its iterator, or correct its __len__."
         rank_zero_warn(
             f"The loader {type(loader).__name__} {promise} {num_batches:.0f} batches, and "
@@ -162,7 +163,7 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
     An object that is its own iterator is not asked: it would lose the batch with which its next pass begins.
     """
     loader = _behind(batches)
-    if sized_length(batches) != num_batches or any(map(_is_its_own_iterator, _parts(loader))):
+    if sized_length(batches) != num_batches or any(map(_is_its_own_iterator, parts_of(loader))):
         return
     end = object()
     try:
@@ -188,7 +189,7 @@ def gives_up(loader: Any, num_batches: float) -> bool:
     """
     length = sized_length(loader)
     left = num_batches < (float("inf") if length is None else length)
-    return left and not any(map(_is_its_own_iterator, _parts(loader)))
+    return left and not any(map(_is_its_own_iterator, parts_of(loader)))
 
 
 def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> dict[str, Any]:
@@ -200,15 +201,11 @@ def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) 
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
         return before  # it had been asked before
     position = passes.position(states=False)
-    parts = zip(position.get("parts", [position]), before.get("parts", [before]), _parts(passes.loader), strict=True)
+    parts = zip(position.get("parts", [position]), before.get("parts", [before]), parts_of(passes.loader), strict=True)
     for part, old, loader in parts:
         if "loader" in part:
             part["loader"] = old["loader"] if part["given"] == old["given"] else loader.state_dict()
     return position
-
-
-def _parts(loader: Any) -> list[Any]:
-    return loader.flattened if isinstance(loader, CombinedLoader) else [loader]
 
 
 def _is_its_own_iterator(loader: Any) -> bool:
@@ -358,10 +355,6 @@ def set_epoch(loader: Any, epoch: int) -> None:
         for part in loader.flattened:
             set_epoch(part, epoch)
         return
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    samplers = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    told: list[Any] = []
-    for sampler in samplers:
-        if callable(getattr(sampler, "set_epoch", None)) and not any(sampler is other for other in told):
-            sampler.set_epoch(epoch)  # type: ignore[union-attr]  # the line above has looked
-            told.append(sampler)
+    for sampler in samplers_of(loader):
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)

@@ -25,13 +25,12 @@ from drivetrain.data.stateful import is_stateful
 @contextmanager
 def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
     """Context after which the users' own generators of ``loaders`` are as they were."""
-    parts = [part for loader in loaders for part in parts_of(loader)]
-    kept = [(generator, generator.get_state()) for part in parts for generator in generators_of(part)]
+    generators = [each for loader in loaders for part in parts_of(loader) for each in generators_of(part)]
+    states = generator_states(generators)
     try:
         yield
     finally:
-        for generator, state in kept:
-            generator.set_state(state)
+        set_generator_states(generators, states)
 
 
 @contextmanager
@@ -112,7 +111,7 @@ def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
     """Of each of ``loaders``, the users' own generators, and whether it has workers that persist."""
     return [
         {
-            "generators": [generator.get_state() for part in parts_of(loader) for generator in generators_of(part)],
+            "generators": [state for part in parts_of(loader) for state in generator_states(generators_of(part))],
             "workers": [getattr(part, "_iterator", None) is not None for part in parts_of(loader)],
         }
         for loader in loaders
@@ -149,9 +148,8 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
                 with isolate_rng():
                     iter(part)
         generators = [generator for part in parts_of(loader) for generator in generators_of(part)]
-        for generator, saved in zip(generators, state["generators"], strict=False):
-            with restoring("the validation loaders"):
-                generator.set_state(saved)
+        with restoring("the validation loaders"):
+            set_generator_states(generators, state["generators"])
 
 
 def is_one_shot(loader: Any) -> bool:
@@ -166,14 +164,26 @@ def parts_of(loader: Any) -> list[Any]:
 
 def generators_of(loader: Any) -> list[torch.Generator]:
     """Return the generators of the user's own that a pass draws from."""
+    found = [getattr(owner, "generator", None) for owner in (loader, *samplers_of(loader))]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """Return the samplers of a loader, each once; also the one in its batch sampler."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found: list[torch.Generator] = []
-    for owner in owners:
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator) and not any(generator is other for other in found):
-            found.append(generator)
-    return found
+    found = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    return list({id(each): each for each in found}.values())
+
+
+def generator_states(generators: Iterable[torch.Generator]) -> list[Tensor]:
+    """Return the state of each generator."""
+    return [generator.get_state() for generator in generators]
+
+
+def set_generator_states(generators: Iterable[torch.Generator], states: Iterable[Tensor], strict: bool = False) -> None:
+    """Restore what :func:`generator_states` returned; ``strict``: of as many generators as there are."""
+    for generator, state in zip(generators, states, strict=strict):
+        generator.set_state(state)
 
 
 def worker_state() -> tuple[Any, ...]:

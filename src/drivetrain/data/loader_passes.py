@@ -14,7 +14,7 @@ import torch
 from drivetrain.base.restoring import restoring
 from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
 from drivetrain.data.combined import without_restart
-from drivetrain.data.kept import generators_kept, generators_of
+from drivetrain.data.kept import generator_states, generators_kept, generators_of, set_generator_states
 from drivetrain.data.stateful import between_passes, leave, rest_of_pass
 from drivetrain.errors import CheckpointError
 
@@ -111,18 +111,14 @@ class Passes:
             "begun": self._begun,
             "ended": self._ended,
             "before": self._before,
-            "generators": [generator.get_state() for generator in self._generators],
+            "generators": generator_states(self._generators),
         }
 
     def carry_over(self, position: Position) -> None:
         """Restore from ``position`` what outlives a pass: the user's own generators, and workers that persist."""
         if "given" in position:  # else it is of several loaders: none of their states belongs to this one
-            self._set_generators(position)
+            set_generator_states(self._generators, position["generators"])
             self._carry_over(position)
-
-    def _set_generators(self, position: Position) -> None:
-        for generator, state in zip(self._generators, position["generators"], strict=False):
-            generator.set_state(state)
 
     def _carry_over(self, position: Position) -> None:
         """The part of :meth:`carry_over` that differs between the kinds."""
@@ -247,11 +243,10 @@ def num_workers(loader: Any) -> int:
 
 def random_state(generators: list[torch.Generator]) -> dict[str, Any]:
     """The state of the global generators and of these."""
-    return {**rng_state(), "generators": [generator.get_state() for generator in generators]}
+    return {**rng_state(), "generators": generator_states(generators)}
 
 
 def set_random_state(generators: list[torch.Generator], state: dict[str, Any]) -> None:
     """Restore what :func:`random_state` returned."""
-    for generator, its_state in zip(generators, state["generators"], strict=True):
-        generator.set_state(its_state)
+    set_generator_states(generators, state["generators"], strict=True)
     set_rng_state(state)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from drivetrain.base.seed import isolate_rng
-from drivetrain.data.kept import set_worker_state, worker_state
+from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
 from drivetrain.data.loader_passes import Passes, Position, length_of, random_state, set_random_state
 from drivetrain.data.resample import SamplerProxy, replaced
 
@@ -123,7 +124,7 @@ class SampledPasses(Passes):
             self._prepared = None
             self._leave()
             self._given = self._begun = 0
-            self._set_generators(position)
+            set_generator_states(self._generators, position["generators"])
         elif states := position.get("workers_after"):
             self._states = {worker: (state, state) for worker, state in states.items()}
             self._seeds.states, self._carries_over = states, True
@@ -194,18 +195,14 @@ class _Draws(SamplerProxy):
         set_random_state(self._generators, self.drawing)
         for _ in islice(draws, self._skip):
             pass
-        behind = [generator.get_state() for generator in self._generators]
+        behind = generator_states(self._generators)
         set_random_state(self._generators, started)
-        return self._until_over(draws, lambda: self._go_behind(behind))
+        return self._until_over(draws, partial(set_generator_states, self._generators, behind))
 
     def _begin(self) -> None:
         if self.started is not None:
             set_random_state(self._generators, self.started)
         self.drawing = random_state(self._generators)
-
-    def _go_behind(self, states: list[Any]) -> None:
-        for generator, state in zip(self._generators, states, strict=True):
-            generator.set_state(state)
 
     def _until_over(self, draws: Iterator[Any], before_the_first: Callable[[], None]) -> Iterator[Any]:
         before_the_first()

@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data.combined import without_restart
+from drivetrain.data.kept import generator_states, set_generator_states
 from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import ConfigurationError
 
@@ -175,14 +176,15 @@ class RankBatches(SamplerProxy, ABC):
         if type(self._sampler) is SequentialSampler or isinstance(self._sampler, (list, tuple, range)):
             return iter(self._sampler)
         generators = [g for g in (getattr(self._sampler, "generator", None),) if isinstance(g, torch.Generator)]
-        state = self._agree((rng_state(), [generator.get_state() for generator in generators]))
+        state, drawing = self._agree((rng_state(), generator_states(generators)))
         if self.draws:
             return self._drawn()
         own = rng_state()
         # A rank that holds a part of the same model as rank 0 draws what rank 0 draws, where both were seeded alike,
         # also after this: what its loader's workers are seeded with, for example.
-        in_step = self._rank == 0 and _alike(own, state[0])
-        _set(state, generators)
+        in_step = self._rank == 0 and _alike(own, state)
+        set_rng_state(state)
+        set_generator_states(generators, drawing)
         try:
             return self._drawn()
         finally:
@@ -195,12 +197,6 @@ class RankBatches(SamplerProxy, ABC):
             first = list(itertools.islice(order, 1))  # draws the seed; what follows comes from a generator of its own
             return itertools.chain(first, order)
         return iter(list(order))  # it may draw at any time: now, while the random state is rank 0's
-
-
-def _set(state: tuple[dict[str, Any], list[Any]], generators: list[Any]) -> None:
-    set_rng_state(state[0])
-    for generator, its in zip(generators, state[1], strict=True):
-        generator.set_state(its)
 
 
 def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from drivetrain import parity
 from drivetrain.base.compiled import own_names
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
+from drivetrain.data.stateful import is_stateful
 from drivetrain.engine.wrappers import EngineModule, unwrapped
 from drivetrain.errors import (
     CheckpointError,
@@ -78,7 +79,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
     snapshot = {
         name: states.optimizer_state(unwrapped(value)) if isinstance(value, Optimizer)
         else states.module_state(original(value)) if isinstance(value, nn.Module)
-        else value.state_dict() if _stateful(value) else value
+        else value.state_dict() if is_stateful(value) else value
         for name, value in state.items()
     }  # fmt: skip
     for name, keeps in filters.items():
@@ -127,7 +128,7 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
     found = [name for name in state if name in held]
     for name in found:
         where = f"{path}: {name}"
-        if _stateful(state[name]) and not isinstance(held[name], Mapping):
+        if is_stateful(state[name]) and not isinstance(held[name], Mapping):
             raise CheckpointError(f"{where} is {described(held[name])} and no state dict. Use another file.")
         if isinstance(state[name], nn.Module) and not states.loads_modules:
             if isinstance(held[name], Mapping):
@@ -140,10 +141,10 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
         if isinstance(state[name], LRScheduler):
             with restoring(f"{name} ({type(state[name]).__name__})"):
                 check_scheduler_state(held[name], state[name])
-    _restore({name: (state[name], held[name]) for name in found if _stateful(state[name])}, strict, path, states)
+    _restore({name: (state[name], held[name]) for name in found if is_stateful(state[name])}, strict, path, states)
     for name in found:
         value = held.pop(name)
-        if not _stateful(state[name]):
+        if not is_stateful(state[name]):
             state[name] = value
     return held
 
@@ -200,10 +201,6 @@ def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
 def original(module: nn.Module) -> nn.Module:
     """Return the module that a program has set up, which may be wrapped."""
     return module.module if isinstance(module, EngineModule) else module
-
-
-def _stateful(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> None:

@@ -167,6 +167,10 @@ class Board:
         collective = self._collective(local_rank)
         return f"{where}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
 
+    def places(self, but: int | None = None) -> list[str]:
+        """Return a line for each rank, except the local rank ``but``: where it was."""
+        return [f"Rank {rank} was {self.place(each)}." for each, rank in enumerate(self.ranks) if each != but]
+
     def left_its_run(self, local_rank: int) -> bool:
         """Return whether a rank, which has ended, did so in the middle of a run."""
         words = self.words(local_rank)
@@ -199,9 +203,7 @@ class Board:
             text: its traceback; "" where it has written none.
         """
         lines = [f"Rank {self.ranks[local_rank]} of {self.world_size} (process {pid}) {end} {self.place(local_rank)}."]
-        lines += [
-            f"Rank {rank} was {self.place(other)}." for other, rank in enumerate(self.ranks) if other != local_rank
-        ]
+        lines += self.places(but=local_rank)
         lines += [each.rstrip() for each in (self.stacks(local_rank), text) if each]  # the error is the last line
         return "\n".join(lines)
 

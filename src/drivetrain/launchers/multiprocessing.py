@@ -178,9 +178,10 @@ class MultiProcessingLauncher(Launcher):
             f"Rank {rank} of {self.num_processes * self.num_nodes} (process {process.pid}, exit code "
             f"{process.exitcode}) {failure.summary}"
         )
-        places = [f"Rank {each} was {board.place(local)}." for local, each in enumerate(board.ranks)]
         stacks = board.stacks(local_rank).rstrip()
-        lines = [line for line in (*places, stacks, message, failure.cure) if line]  # the error is the last line
+        lines = [
+            line for line in (*board.places(), stacks, message, failure.cure) if line
+        ]  # the error is the last line
         raise LaunchError("\n".join(lines), rank, process.exitcode) from failure.cause()
 
 

@@ -239,7 +239,7 @@ class RayLauncher(Launcher):
         failed: list[_Failed] = []
         watch = None if board is None else Watch(board)
         ending = Ending(board, self.stop_timeout_s, _ECHO_S)
-        with _default_handler(signal.SIGTERM), forwarding(signals.append, self.stop_timeout_s) as sent:
+        with _handler_kept(signal.SIGTERM, without_rays=True), forwarding(signals.append, self.stop_timeout_s) as sent:
             while running:
                 while signals:
                     _pass_on(ray, signals.pop(0), list(running.values()), here)
@@ -278,7 +278,7 @@ class RayLauncher(Launcher):
 
         job = self.num_processes * self.num_nodes
         who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
-        places = [] if board is None else [f"Rank {each} was {board.place(each)}." for each in board.ranks]
+        places = [] if board is None else board.places()
         if not isinstance(end, Ended):
             error = LaunchError("\n".join([*places, f"{who} died before it could report.", _DIED]), rank.number, 1)
             error.__cause__ = end
@@ -445,26 +445,20 @@ def _pass_on(ray: Any, number: int, ranks: Sequence[_Rank], here: str) -> None:
 
 
 @contextmanager
-def _default_handler(number: signal.Signals) -> Iterator[None]:
-    """Context without Ray's handler of a signal, which would end the program at once."""
+def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterator[None]:
+    """Context after which the signal is handled as before, whoever has taken it over inside.
+
+    Args:
+        number: of the signal.
+        without_rays: inside, Ray does not handle it, which would end the program at once.
+    """
     before = signal.getsignal(number)
-    of_ray = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"
-    if not of_ray or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(number, signal.SIG_DFL)
+    may_set = before is not None and threading.current_thread() is threading.main_thread()
+    is_rays = str(getattr(before, "__module__", "")).partition(".")[0] == "ray"
+    if without_rays and is_rays and may_set:
+        signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(number, before)
-
-
-@contextmanager
-def _handler_kept(number: signal.Signals) -> Iterator[None]:
-    """A block after which the signal is handled as before, whoever has taken it over inside."""
-    before = signal.getsignal(number)
-    try:
-        yield
-    finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
+        if may_set:
             signal.signal(number, before)

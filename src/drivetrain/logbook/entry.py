@@ -31,6 +31,8 @@ _REDUCTIONS: dict[Any, Reduction] = {
     "min": "min", torch.min: "min", min: "min",
     "max": "max", torch.max: "max", max: "max",
 }  # fmt: skip
+STACKED: dict[Reduction, Callable[..., Tensor]] = {"sum": torch.sum, "min": torch.amin, "max": torch.amax}
+"""By reduction, what makes one value of a tensor of values."""
 
 
 class LogRule(NamedTuple):
@@ -232,7 +234,7 @@ class Entry:
             summed = stacked.sum(dtype=self._book.sum_dtype)
             self._combine(summed * self._pending_weight if self.reduction == "mean" else summed)
         else:
-            self._combine(stacked.amin() if self.reduction == "min" else stacked.amax())
+            self._combine(STACKED[self.reduction](stacked))
 
     def _combine(self, value: Value) -> None:
         if self._total is None:
@@ -240,8 +242,8 @@ class Entry:
         elif self.reduction in ("mean", "sum"):
             self._total = self._total + value
         else:
-            pair = torch.as_tensor(self._total), torch.as_tensor(value)
-            self._total = torch.minimum(*pair) if self.reduction == "min" else torch.maximum(*pair)
+            pick = torch.minimum if self.reduction == "min" else torch.maximum
+            self._total = pick(torch.as_tensor(self._total), torch.as_tensor(value))
 
     def epoch_value(self) -> Value | None:
         """The reduction over everything pushed since the last :meth:`reset`; ``None`` if there was nothing."""
@@ -268,10 +270,8 @@ class Entry:
 
     def combine(self, values: Tensor, weights: Tensor) -> Tensor:
         """One value from the ranks' :meth:`parts`: sums are divided once, and nothing is truncated."""
-        if self.reduction == "sum":
-            return values.sum()
         if self.reduction != "mean":
-            return values.amin() if self.reduction == "min" else values.amax()
+            return STACKED[self.reduction](values)
         if parity.current().averaged_batch_sizes:
             return values.mean() / weights.mean().trunc()
         return values.sum() / weights.sum()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.errors import LoggingError
-from drivetrain.logbook.entry import Entry, Options
+from drivetrain.logbook.entry import STACKED, Entry, Options
 from drivetrain.logbook.logbook import Logbook
 
 _OPENING = threading.Lock()  # replicas may run in threads
@@ -117,6 +117,4 @@ def _one_tensor(entry: Entry, values: Sequence[Any], samples: Sequence[Any], dev
             return scalars[0]
         return sum(scalar * (each / total) for scalar, each in zip(scalars, samples, strict=True))
     stacked = torch.stack([torch.as_tensor(scalar, device=device) for scalar in scalars])
-    if entry.reduction == "sum":
-        return stacked.sum()
-    return stacked.amin() if entry.reduction == "min" else stacked.amax()
+    return STACKED[entry.reduction](stacked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from torch import nn
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
-from drivetrain.errors import MissingPackageError, UnknownArgumentError, did_you_mean, shown
+from drivetrain.errors import UnknownArgumentError, check_installed, did_you_mean, shown
 from drivetrain.loggers._folder import FolderLogger
 from drivetrain.loggers.dummy import Nothing
 from drivetrain.module.export import detached, example_pass
@@ -62,11 +61,7 @@ class TensorBoardLogger(FolderLogger):
         sub_dir: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise MissingPackageError(
-                "TensorBoardLogger needs the package tensorboard, which is not installed. "
-                "Run `pip install tensorboard`, or use CSVLogger."
-            )
+        check_installed("TensorBoardLogger", "tensorboard", "CSVLogger")
         for key, value in kwargs.items():
             if key not in _WRITER_ARGUMENTS:
                 own = inspect.signature(TensorBoardLogger).parameters.keys() - {"kwargs"}

@@ -212,19 +212,27 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     """
     parts = list(module.modules())
     modes = [part.training for part in parts]
-    books = [(part, part.__dict__.get("_book")) for part in parts if isinstance(part, ExportMixin)]
-    with nullcontext() if draws else isolate_rng(), torch.no_grad():
+    with nullcontext() if draws else isolate_rng(), torch.no_grad(), without_logging(module):
         try:
             for part in parts:
                 part.training = False  # not eval(): other effects of a user's train() could not be undone
-            for part, _ in books:
-                part.__dict__["_book"] = _NoBook()
             yield
         finally:
             for part, mode in zip(parts, modes, strict=True):
                 part.training = mode
-            for part, book in books:
-                part.__dict__["_book"] = book
+
+
+@contextmanager
+def without_logging(module: nn.Module) -> Iterator[None]:
+    """Context in which what ``module`` and the modules in it log is discarded."""
+    books = {part: part.__dict__["_book"] for part in module.modules() if "_book" in part.__dict__}
+    for part in books:
+        part.__dict__["_book"] = _NoBook()
+    try:
+        yield
+    finally:
+        for part, book in books.items():
+            part.__dict__["_book"] = book
 
 
 @contextmanager

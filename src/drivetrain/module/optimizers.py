@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import load
+from drivetrain.base.spelling import is_higher_better
 from drivetrain.engine.wrappers import OptimizerHandle, unwrapped
 from drivetrain.errors import (
     ConfigurationError,
@@ -190,7 +190,7 @@ def _config(entry: Any, optimizers: list[Any], by_hand: bool) -> LRSchedulerConf
             )
     settings.setdefault("reduce_on_plateau", isinstance(scheduler, ReduceLROnPlateau))
     config = LRSchedulerConfig(**settings)
-    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode == "min" and _is_higher_better(config.monitor):
+    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode == "min" and is_higher_better(config.monitor):
         rank_zero_warn(
             f'ReduceLROnPlateau takes the lowest value of {config.monitor!r} for the best, as its mode is "min". Write '
             'ReduceLROnPlateau(optimizer, mode="max") if a higher value is better.'
@@ -207,8 +207,3 @@ def _config(entry: Any, optimizers: list[Any], by_hand: bool) -> LRSchedulerConf
             "Return that optimizer too."
         )
     return config
-
-
-def _is_higher_better(monitor: Any) -> bool:
-    found: bool = load("drivetrain.callbacks._checkpoint_arguments:is_higher_better")(monitor)  # a layer above
-    return found

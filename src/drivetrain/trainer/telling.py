@@ -19,6 +19,19 @@ def show(trainer: Any, stage: str, results: list[dict[str, float]]) -> None:
         trainer.print(encodable(results_table(stage, results)))
 
 
+def check_loggers(trainer: Any, callback: Any) -> None:
+    """Check that there is a logger for what ``callback`` logs.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if not trainer.loggers:
+        raise ConfigurationError(
+            f"{type(callback).__name__} has nowhere to log to: Trainer(logger={trainer.settings.logger!r}) has no "
+            "logger. Pass logger=True to the Trainer, or remove this callback."
+        )
+
+
 def tell(trainer: Any, method: str, *args: Any, begins: bool = False, **named: Any) -> None:
     """Call ``method`` of every logger of ``trainer``.
 
