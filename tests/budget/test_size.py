@@ -73,7 +73,7 @@ def test_no_file_and_no_function_is_too_long_to_read_at_once() -> None:
 @pytest.mark.parametrize(
     ("contract", "built", "most"),
     [
-        ((Stepping, Strategy), SingleDeviceStrategy(), 92), ((Facts,), Facts(), 16), ((Precision,), Precision(), 41),
+        ((Stepping, Strategy), SingleDeviceStrategy(), 92), ((Facts,), Facts(), 16), ((Precision,), Precision(), 20),
         ((CheckpointIO,), TorchCheckpointIO(), 16),
     ],
     ids=["strategy", "facts", "precision", "checkpoint_io"],
@@ -88,7 +88,7 @@ def test_a_run_has_few_parts() -> None:
     assert len(dataclasses.fields(Run)) <= 25
 
 
-CORE, ALL = 35_220, 49_920
+CORE, ALL = 35_240, 49_940
 """Lines of code of the core and of the whole package."""
 
 LONGEST_FILE, LONGEST_FUNCTION = 500, 80

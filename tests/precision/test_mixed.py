@@ -82,7 +82,7 @@ def test_c4_the_device_type_is_the_accelerators_unless_given(device: str | None,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "autocast", lambda kind, **options: made.append((kind, options)))
         plugin = MixedPrecision(device=device)
-        plugin.bind_device("cuda")
+        plugin.device_type = "cuda"
         plugin.forward_context()
     assert made == [(expected, {"dtype": torch.bfloat16, "cache_enabled": False})]
 

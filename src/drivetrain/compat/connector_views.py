@@ -146,7 +146,7 @@ class CheckpointView:
         """Give the precision its state, such as a scaler's."""
         precision = self.trainer.precision_plugin
         if (state := self._loaded_checkpoint.get(type(precision).__qualname__)) is not None:
-            precision.load_state_dict(state)
+            precision.load_state_dict(state, self.trainer.lightning_module, self.trainer.strategy.optimizers)
 
     def restore_optimizers_and_schedulers(self) -> None:
         """Give the optimizers and the schedulers their states.

@@ -226,7 +226,7 @@ class FabricXLAFSDPStrategy(_Replicas):
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
         """Clip the gradients of all shards by their total norm, and return it; ``error_if_nonfinite`` is not used."""
-        self.precision_plugin.unscale(optimizer)
+        self.precision_plugin.unscale_gradients(optimizer)
         norm: Tensor = module.clip_grad_norm_(max_norm=max_norm, norm_type=norm_type)
         return norm
 

@@ -123,7 +123,7 @@ class Engine(StateFiles):
         self.strategy.set_ranks(plan.environment, plan.num_nodes)
         self.strategy.precision_plugin = plan.precision
         plan.accelerator._device = plan.devices[0]
-        plan.precision.bind_device(plan.accelerator.autocast_device_type)
+        plan.precision.device_type = plan.accelerator.autocast_device_type
         if plan.checkpoint_io is not None:
             self.strategy.checkpoint_io = plan.checkpoint_io
         self.strategy.layer_sync = plan.layer_sync

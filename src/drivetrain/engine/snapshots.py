@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from drivetrain.errors import (
     did_you_mean,
     shown,
 )
+from drivetrain.precision.precision import Precision
 
 Filters = Mapping[str, Callable[[str, Any], bool]]
 
@@ -79,6 +80,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
     snapshot = {
         name: states.optimizer_state(unwrapped(value)) if isinstance(value, Optimizer)
         else states.module_state(original(value)) if isinstance(value, nn.Module)
+        else value.state_dict(*parts(state)) if isinstance(value, Precision)
         else value.state_dict() if is_stateful(value) else value
         for name, value in state.items()
     }  # fmt: skip
@@ -141,7 +143,8 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
         if isinstance(state[name], LRScheduler):
             with restoring(f"{name} ({type(state[name]).__name__})"):
                 check_scheduler_state(held[name], state[name])
-    _restore({name: (state[name], held[name]) for name in found if is_stateful(state[name])}, strict, path, states)
+    pairs = {name: (state[name], held[name]) for name in found if is_stateful(state[name])}
+    _restore(pairs, parts(state), strict, path, states)
     for name in found:
         value = held.pop(name)
         if not is_stateful(state[name]):
@@ -149,17 +152,23 @@ def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) 
     return held
 
 
-def _restore(pairs: Mapping[str, tuple[Any, Any]], strict: bool, path: str, states: States) -> None:
+def _restore(
+    pairs: Mapping[str, tuple[Any, Any]],
+    of_precision: tuple[nn.Module | None, Sequence[Optimizer]],
+    strict: bool,
+    path: str,
+    states: States,
+) -> None:
     """Give each object its state; if one refuses, those before it get back what they had.
 
-    Modules and optimizers, which were looked at, come last and are not copied.
+    Modules and optimizers, which were looked at, come late and are not copied. A precision comes last, as in a Trainer.
     """
-    large = {name for name, (target, _) in pairs.items() if isinstance(target, (nn.Module, Optimizer))}
+    late = (Optimizer, nn.Module, Precision)
     undo: list[tuple[Any, Any]] = []
-    for name in sorted(pairs, key=lambda name: (name in large, isinstance(pairs[name][0], nn.Module))):
+    for name in sorted(pairs, key=lambda name: [isinstance(pairs[name][0], kind) for kind in reversed(late)]):
         target, value = pairs[name]
         try:
-            if name not in large:
+            if not isinstance(target, late):
                 undo.append((target, copy.deepcopy(target.state_dict())))
             with restoring(f"{name} ({type(target).__name__})"):
                 if isinstance(target, nn.Module) and states.loads_modules:
@@ -168,6 +177,8 @@ def _restore(pairs: Mapping[str, tuple[Any, Any]], strict: bool, path: str, stat
                     target.load_state_dict(value, strict=strict)
                 elif isinstance(target, Optimizer) and states.loads_optimizers:
                     states.load_optimizer_state(unwrapped(target), value)
+                elif isinstance(target, Precision):
+                    target.load_state_dict(value, *of_precision)
                 else:
                     target.load_state_dict(value)
         except CheckpointError:
@@ -196,6 +207,20 @@ def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
             f"{where} is of an optimizer whose groups hold {saved} parameters, and those of this one hold {own}. "
             "Build it as it was when it was saved."
         )
+
+
+def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
+    """Return the module and the optimizers of ``state``, as a precision gets them for its own state.
+
+    Of several modules it is one that has them as its children, under their names in ``state``.
+    """
+    modules = {name: original(value) for name, value in state.items() if isinstance(value, nn.Module)}
+    optimizers = [unwrapped(value) for value in state.values() if isinstance(value, Optimizer)]
+    if len(modules) < 2:
+        return next(iter(modules.values()), None), optimizers
+    several = nn.Module()
+    several._modules.update(modules)  # add_module refuses names with a dot
+    return several, optimizers
 
 
 def original(module: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ class and on the instance, also one that is set after the set-up.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from os import PathLike
@@ -28,6 +29,7 @@ from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.strategy import Strategy
 
 _RANK_STATE = "drivetrain_rank_state"  # what the strategy keeps of a rank, by the names of the modules
+_PRECISION = "drivetrain_precision"  # begins the entry of what the precision keeps; the name of its class ends it
 _RANK_FILES = "drivetrain_rank_files"  # the files in which the ranks from 1 on have written theirs
 
 
@@ -225,9 +227,11 @@ class Verbs:
     def save(self, path: str | Path, state: Mapping[str, Any], filters: snapshots.Filters) -> None:
         """Write ``state`` to ``path``, each module and optimizer in it as the strategy returns its state.
 
-        What the strategy keeps of each rank is written too, by each rank itself.
+        What the precision keeps is written too, and by each rank itself what the strategy keeps of it.
         """
-        snapshot = snapshots.of(state, filters, self)
+        snapshot = snapshots.of(self._with_precision(state), filters, self)
+        if not snapshot.get(self._precision_entry, True):  # most precisions keep nothing
+            del snapshot[self._precision_entry]
         keeps = self.overridden("rank_state")
         if own := self._rank_states(state) if keeps else {}:
             snapshot[_RANK_STATE] = own
@@ -253,9 +257,22 @@ class Verbs:
         if isinstance(held, Mapping) and (_RANK_STATE in held or _RANK_FILES in held):
             own = self._own_part(held, str(path), strict, weights_only) if isinstance(state, Mapping) else {}
             held = {name: value for name, value in held.items() if name not in (_RANK_STATE, _RANK_FILES)}
-        rest = snapshots.into(state, held, strict, str(path), self)
+        kept = isinstance(held, Mapping) and self._precision_entry in held
+        rest = snapshots.into(self._with_precision(state) if kept else state, held, strict, str(path), self)
         self._load_rank_states(state, own, str(path))
-        return rest
+        return {name: value for name, value in rest.items() if not str(name).startswith(f"{_PRECISION}.")}
+
+    def _with_precision(self, state: Any) -> Any:
+        """Return ``state``, and with its optimizers the precision, if it is not in ``state`` under another name."""
+        precision = self.strategy.precision_plugin
+        values = list(state.values()) if isinstance(state, Mapping) else ()
+        if not any(isinstance(each, Optimizer) for each in values) or any(each is precision for each in values):
+            return state
+        return ChainMap(state, {self._precision_entry: precision})
+
+    @property
+    def _precision_entry(self) -> str:
+        return f"{_PRECISION}.{type(self.strategy.precision_plugin).__qualname__}"
 
     def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the strategy keeps of this rank, for each module of ``state`` that was set up."""

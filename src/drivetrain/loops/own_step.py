@@ -155,10 +155,13 @@ def _parts(run: Run) -> StepParts:
     own_verb = strategy.optimizer_step if overrides(strategy, "optimizer_step", Stepping) else None
 
     def optimizer_step(optimizer: Optimizer | None = first) -> bool:
-        if optimizer is None or own_verb is None:
-            return optimizer is not None and precision.step(optimizer)
+        if optimizer is None:
+            return False
         precision.stepped = True
-        own_verb(optimizer, lambda: None, strategy.model)  # the gradients are there
+        if own_verb is None:
+            precision.optimizer_step(optimizer)
+        else:
+            own_verb(optimizer, lambda: None, strategy.model)  # the gradients are there
         return precision.stepped
 
     assert strategy.model is not None  # it was set up

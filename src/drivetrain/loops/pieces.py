@@ -196,7 +196,7 @@ def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> C
     clip = hooks.bind_method("configure_gradient_clipping")
     if clip is None and clip_val is not None:
         clip = _bind_clipping(run)
-    unscale = precision.unscale if precision.scales_loss else None
+    unscale = precision.unscale_gradients if precision.scales_loss else None
     # A window may have begun under another limit; several ranks divide by the weights of all.
     several = run.limits.accumulate > 1 or window.batches_done > 0 or window.gather is not None
     may_rescale = several and not run.engine.strategy.facts.handles_gradient_accumulation

@@ -282,7 +282,8 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         run.kept.window_start = None  # it would be taken for the state of this moment
         start = capture(run, metrics)
         start["exact"] = start["settled"] = True
-        start["precision"] = run.engine.precision.deferred_state_dict()  # a step that is skipped changes the scale
+        engine = run.engine  # a step that is skipped changes the precision's scale
+        start["precision"] = engine.precision.deferred_state_dict(run.module, engine.strategy.optimizers)
         for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
             if part in start:
                 start[part] = copy.deepcopy(start[part])

@@ -64,7 +64,7 @@ class SplitWindow:
         self._shared = run.window.gather is not None
         self._parameters = [each for each in run.module.parameters() if each.requires_grad]
         precision = run.engine.precision
-        self._scaled_step = precision.step if precision.scales_loss else None
+        self._precision = precision if precision.scales_loss else None
         before: SplitWindow | None = run.splitter
         self.passes: LocalPasses = self._strategy.local_passes() if before is None else before.passes
         self._kept: list[_Kept] = [] if before is None else before._kept  # the step may be bound again in a window
@@ -256,8 +256,9 @@ class SplitWindow:
         return stepped
 
     def _step_optimizer(self) -> bool:
-        if self._scaled_step is not None:
-            return bool(self._scaled_step(self._optimizer))
+        if self._precision is not None:
+            self._precision.optimizer_step(self._optimizer)
+            return self._precision.stepped
         self._optimizer.step()
         return True
 

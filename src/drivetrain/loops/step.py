@@ -172,7 +172,8 @@ def _optimizer_step(
 ) -> Callable[[], None]:
     """What the flat way does after a window's last batch."""
     progress = run.progress
-    scaled_step = run.engine.precision.step if run.engine.precision.scales_loss else None
+    precision = run.engine.precision
+    scaled_step = precision.optimizer_step if precision.scales_loss else None
     slot = progress.slot
 
     def finish_window() -> None:
@@ -184,8 +185,10 @@ def _optimizer_step(
                 before_step()
             if scaled_step is None:
                 optimizer.step()
-            elif not scaled_step(optimizer):
-                return  # the gradients overflowed: nothing was stepped
+            else:
+                scaled_step(optimizer)
+                if not precision.stepped:
+                    return  # the gradients overflowed
         progress.global_step += 1
 
     return measured(run, "optimizer_step", finish_window)
@@ -372,7 +375,7 @@ def _attach(
             if closure is not None and uncounted and run.module.automatic_optimization:
                 applied = run.window.factor()
             if scales and graded():
-                precision.unscale(optimizer)
+                precision.unscale_gradients(optimizer)
             before_step(optimizer)
             slot[0] = _OPTIMIZER_STEP
             return value

@@ -12,7 +12,7 @@ _CLOSURE = (
     "Override optimizer_step(optimizer, model, closure): after closure() the gradients are unscaled, the hooks have "
     "seen them and they are clipped."
 )
-_STATE = "Return it from state_dict(), and take it back in load_state_dict(state_dict)."
+_STATE = "Return it from state_dict(module, optimizers), and restore it in load_state_dict(state, module, optimizers)."
 
 CALLED = frozenset(
     {
@@ -29,6 +29,7 @@ REFUSED = {
     "_after_closure": _CLOSURE, "_wrap_closure": _CLOSURE,
     "_clip_gradients": "Override clip_gradients(optimizer, clip_val, gradient_clip_algorithm).",
     "on_save_checkpoint": _STATE, "on_load_checkpoint": _STATE,
+    "step": "Override optimizer_step(optimizer, model, closure); where it skips a step, set self.stepped = False.",
     "autocast_context_manager": "Override forward_context().",
     "init_context": "Override module_init_context() for layers, and tensor_init_context() for tensors.",
 }  # fmt: skip

@@ -9,16 +9,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import WrongForm, count, entry, expect, number
 from drivetrain.errors import ConfigurationError, did_you_mean
-from drivetrain.precision.precision import Precision, in_default_dtype
+from drivetrain.precision.precision import Precision, evaluated, in_default_dtype
 
 _DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _SKIPS_BEFORE_WARNING = 100
@@ -127,15 +128,32 @@ class MixedPrecision(Precision):
         self._scaler.unscale_(optimizer)
         self._unscaled.add(optimizer)
 
-    def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
-        """Step if all gradients are finite; return whether it did.
+    unscale = unscale_gradients
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module | None = None,
+        closure: Callable[[], Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Step if all gradients are finite; :attr:`stepped` is whether it did.
 
         Raises:
             ConfigurationError: no scaled loss has made these gradients.
         """
-        if not self.scales_loss or not _holds_gradients(optimizer):
-            return super().step(optimizer, **kwargs)
-        self.unscale(optimizer)
+        if not self.scales_loss:
+            return super().optimizer_step(optimizer, model, closure, **kwargs)
+        loss = evaluated(closure)
+        if _holds_gradients(optimizer):
+            self.stepped = self._step_scaled(optimizer, **kwargs)
+        else:
+            optimizer.step(**kwargs)
+            self.stepped = True
+        return loss
+
+    def _step_scaled(self, optimizer: Optimizer, **kwargs: Any) -> bool:
+        self.unscale_gradients(optimizer)
         assert self._scaler is not None  # something has been unscaled with it
         called: list[bool] = []
         # The scaler reads whether all gradients are finite and calls the optimizer only then: that it was called is
@@ -146,7 +164,7 @@ class MixedPrecision(Precision):
                 self._scaler.step(optimizer, **kwargs)
         finally:
             hook.remove()
-        self.stepped = really = bool(called)
+        really = bool(called)
         self._unscaled.discard(optimizer)
         self._stepped.add(optimizer)
         if self._optimizers is not None and not self._held():
@@ -171,7 +189,7 @@ class MixedPrecision(Precision):
     def scaler(self, scaler: GradScaler | None) -> None:
         self._scaler = scaler
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()) -> dict[str, Any]:
         """The scale and what it grows by; empty for "bf16-mixed". Reading it changes nothing.
 
         If the scale waits for its update and no gradients wait for theirs, it is the scale after that update. If
@@ -185,15 +203,21 @@ class MixedPrecision(Precision):
             return self._updated(self._scaler).state_dict() if self._stepped else self._scaler.state_dict()
         return {**self._scaler.state_dict(), "optimizers": [self._round_of(each) for each in self._optimizers]}
 
-    def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
-        if self._scaler is None or not self._scaler.is_enabled() or self._stepped or self._unscaled:
-            return super().deferred_state_dict()  # steps of several optimizers are under way, which is rare
+    def deferred_state_dict(
+        self, module: nn.Module | None, optimizers: Sequence[Optimizer]
+    ) -> Callable[[], dict[str, Any]]:
+        if self._scaler is None or not self._scaler.is_enabled() or overrides(self, "state_dict", MixedPrecision):
+            return super().deferred_state_dict(module, optimizers)
+        if self._stepped or self._unscaled:  # steps of several optimizers are under way, which is rare
+            return super().deferred_state_dict(module, optimizers)
         twin: GradScaler = object.__new__(type(self._scaler))
         own = vars(self._scaler).items()
         vars(twin).update({name: value.clone() if isinstance(value, Tensor) else value for name, value in own})
         return twin.state_dict  # it reads the device
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()
+    ) -> None:
         """Take a scaler's state back; an empty one, or any for "bf16-mixed", changes nothing."""
         if not expect(state_dict, Mapping) or not self.scales_loss:
             return

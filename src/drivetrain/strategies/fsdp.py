@@ -23,6 +23,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launchers.launcher import LauncherRegistry
+from drivetrain.precision.familiar import clips_by_members
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
@@ -329,7 +330,7 @@ class FSDPStrategy(ParallelStrategy):
             return super().clip_gradients_norm(module, optimizer, max_norm, norm_type, error_if_nonfinite)
         if max_norm <= 0:
             return None
-        self.precision_plugin.unscale(optimizer)
+        self.precision_plugin.unscale_gradients(optimizer)
         parameters = sharded_gradients.parameters_of(optimizer)
         return sharded_gradients.clip_by_norm(parameters, max_norm, norm_type, error_if_nonfinite)
 
@@ -337,12 +338,12 @@ class FSDPStrategy(ParallelStrategy):
         if self._precision_clips():
             super().clip_gradients_value(module, optimizer, clip_val)
         elif clip_val > 0:
-            self.precision_plugin.unscale(optimizer)
+            self.precision_plugin.unscale_gradients(optimizer)
             sharded_gradients.clip_by_value(sharded_gradients.parameters_of(optimizer), clip_val)
 
     def _precision_clips(self) -> bool:
         precision = self.precision_plugin
-        return precision._clips_itself or overrides(precision, "clip_gradients", Precision)
+        return clips_by_members(precision) or overrides(precision, "clip_gradients", Precision)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

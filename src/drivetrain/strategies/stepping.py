@@ -19,6 +19,7 @@ from drivetrain.base.compiled import compiled_method
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.restoring import WrongForm
 from drivetrain.base.tree import move
+from drivetrain.precision.familiar import differentiate, end_step
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.facts import Facts
 from drivetrain.strategies.redirection import redirected
@@ -119,7 +120,7 @@ class Stepping:
         backward = any(overrides(precision, name, Precision) for name in ("pre_backward", "post_backward"))
         verbs = {
             "backward": backward or defined_by_user(precision, "backward"),
-            "optimizer_step": overrides(precision, "optimizer_step", Precision),
+            "optimizer_step": defined_by_user(precision, "optimizer_step"),
         }
         return frozenset(name for name, overridden in verbs.items() if overridden)
 
@@ -225,11 +226,8 @@ class Stepping:
         """
         precision, module = self.precision_plugin, self.lightning_module
         self.pre_backward(closure_loss)
-        precision._backward_of = (module, optimizer)
-        loss = precision.pre_backward(closure_loss, module)
-        (self.driver.differentiate or self._differentiate)(loss, *args, **kwargs)
-        precision.post_backward(loss, module)
-        precision._backward_of = (None, None)
+        compute = self.driver.differentiate or self._differentiate
+        differentiate(precision, closure_loss, module, optimizer, compute, *args, **kwargs)
         self.post_backward(closure_loss)
         return closure_loss
 
@@ -343,8 +341,7 @@ class Stepping:
         """
         precision = self.precision_plugin
         loss = precision.optimizer_step(optimizer, model, closure, **kwargs)
-        if precision._unscaled_now:
-            precision.end_step(optimizer)
+        end_step(precision, optimizer)
         return loss
 
     def clip_gradients_norm(

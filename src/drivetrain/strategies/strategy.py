@@ -127,7 +127,7 @@ class Strategy(Stepping, Familiar, ABC):
         """Make the device current (and, with several processes, create the group)."""
         if self.accelerator is not None:
             self.accelerator.setup_device(self.root_device)
-            self.precision_plugin.bind_device(self.accelerator.autocast_device_type)  # as an override may have set it
+            self.precision_plugin.device_type = self.accelerator.autocast_device_type  # as an override may have set it
 
     @contextmanager
     def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +154,9 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         own = _loop_state(trainer, checkpoint)
         kept = own.pop("callbacks", {})  # their states at the point where the run will resume
         options = own.pop("options", None)
-        precision = own.pop("precision", strategy.precision_plugin.state_dict)
+        precision = own.pop("precision", None) or partial(
+            strategy.precision_plugin.state_dict, trainer.lightning_module, strategy.optimizers
+        )
         checkpoint.update(own)
         if state := strategy.rank_state(trainer.lightning_module):
             checkpoint["rank_state"] = state
@@ -416,7 +419,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     load_schedulers(schedulers, checkpoint["lr_schedulers"])
     if (state := checkpoint.get(type(strategy.precision_plugin).__qualname__)) is not None:
         with restoring(f"the precision ({type(strategy.precision_plugin).__name__})"):
-            strategy.precision_plugin.load_state_dict(state)
+            strategy.precision_plugin.load_state_dict(state, trainer.lightning_module, strategy.optimizers)
     saved = checkpoint["loops"].get("drivetrain")
     if saved is None:
         raise CheckpointError(

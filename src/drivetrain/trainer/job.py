@@ -112,7 +112,7 @@ class Outcome:
             ),
             callbacks=[(callback.state_key, whole_state(callback.state_dict())) for callback in trainer.callbacks],
             datamodule={} if trainer.datamodule is None else trainer.datamodule.state_dict(),
-            precision=strategy.precision_plugin.state_dict(),
+            precision=whole_state(strategy.precision_plugin.state_dict(module, strategy.optimizers)),
             rng={name: state for name, state in rng_state().items() if name != "device"},  # which is not used here
             ranks=ranks,
         )
@@ -129,7 +129,7 @@ class Outcome:
         set_rng_state(self.rng)  # the next run draws on, as it does where one process does both
         if self.progress.fn is TrainerFn.FITTING:  # the others have none, and change none
             trainer.engine.bind_optimizers(self.optimizers, self.schedulers)
-        strategy.precision_plugin.load_state_dict(self.precision)
+        strategy.precision_plugin.load_state_dict(self.precision, module, strategy.optimizers)
         trainer.progress.take_over(self.progress)
         trainer.ranks_of_job = self.ranks
         book.restore_results(*self.metrics)

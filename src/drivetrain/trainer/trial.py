@@ -208,7 +208,8 @@ def _optimizers_kept(strategy: Any) -> Iterator[None]:
     states = [_on_host({key: dict(value) for key, value in each.state.items()}) for each in optimizers]
     groups = [[copy.copy(group) for group in each.param_groups] for each in optimizers]
     called = [vars(each).get("_opt_called") for each in optimizers]
-    scale = copy.deepcopy(strategy.precision_plugin.state_dict())
+    precision, module = strategy.precision_plugin, strategy.lightning_module
+    kept = copy.deepcopy(precision.state_dict(module, optimizers))
     strategy.lr_scheduler_configs = []
     try:
         yield
@@ -222,8 +223,8 @@ def _optimizers_kept(strategy: Any) -> Iterator[None]:
                 group.update(before)
             if stepped is None:
                 vars(optimizer).pop("_opt_called", None)
-        if scale:
-            strategy.precision_plugin.load_state_dict(scale)
+        if kept:
+            precision.load_state_dict(kept, module, optimizers)
 
 
 def _on_host(state: dict[Any, Any]) -> dict[Any, Any]:

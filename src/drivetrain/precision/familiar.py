@@ -1,0 +1,398 @@
+"""Members of the field's precisions under their names there, on top of this contract, and its signatures.
+
+[Note: signatures of the field]
+drivetrain calls ``backward(loss, ...)`` between the hooks around it, ``optimizer_step(optimizer, model, closure, ...)``
+also without a closure, and clips with a type of norm. The field's ``backward`` also takes the model and the optimizer,
+its ``optimizer_step`` needs a closure, or takes it as a keyword, and its clipping knows one norm. A ``forward_context``
+that takes the type of the device gets it. ``state_dict`` and ``load_state_dict`` may be without the module and the
+optimizers. :func:`adapt` lets overrides have either signature.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.base.introspect import is_own_class, positional_arity
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.base.registry import Registry
+    from drivetrain.precision.precision import Precision
+
+Method = Callable[..., Any]
+
+CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
+"""Members that say how gradients are clipped, or whose."""
+
+
+class Familiar:
+    """What the field's precisions have, and this contract has in another form: callable, and called if overridden."""
+
+    members_table: ClassVar[str] = "drivetrain.precision._members:MEMBERS"
+
+    scaler: Any = None
+    """The gradient scaler, if there is one."""
+
+    name: str
+    stepped: bool
+    forward_context: Callable[[], AbstractContextManager[Any] | None]
+    optimizer_step: Callable[..., Any]
+    state_dict: Callable[..., dict[str, Any]]
+
+    _backward_of: tuple[nn.Module | None, Optimizer | None] = (None, None)  # of the backward pass that runs
+    _is_differentiating: bool = False  # an override of backward runs
+    _clips_by_members: bool = False  # a subclass overrides one of CLIPPING
+    _unscales: bool = False  # a subclass says how gradients are unscaled
+    _unscaled_now: tuple[tuple[Any, Optimizer], ...] = ()  # by what, and whose gradients, since their last step
+
+    @classmethod
+    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
+        """Give the class its names: ``precision_registry.register("name", cls, description="...")``.
+
+        Called once, when a subclass that defines it is defined, so that no other line is needed. Further arguments of
+        ``register`` are arguments of the constructor.
+        """
+
+    @property
+    def precision(self) -> str:
+        """The same as ``name``; a subclass may write ``precision = "..."`` in its body."""
+        return self.name
+
+    @precision.setter
+    def precision(self, name: str) -> None:
+        self.name = name
+
+    # ---- contexts ------------------------------------------------------------------------------------------------
+
+    def module_init_context(self) -> AbstractContextManager[Any] | None:
+        """Return a context in which the parameters of new layers have this precision, or ``None``.
+
+        It is entered inside that of ``tensor_init_context``.
+        """
+        return nullcontext()
+
+    def train_step_context(self) -> AbstractContextManager[Any]:
+        """Return a new context for one ``training_step``; the three others are the same for theirs."""
+        return self.forward_context() or nullcontext()
+
+    def val_step_context(self) -> AbstractContextManager[Any]:
+        """Return a new context for one ``validation_step``."""
+        return self.forward_context() or nullcontext()
+
+    def test_step_context(self) -> AbstractContextManager[Any]:
+        """Return a new context for one ``test_step``."""
+        return self.forward_context() or nullcontext()
+
+    def predict_step_context(self) -> AbstractContextManager[Any]:
+        """Return a new context for one ``predict_step``."""
+        return self.forward_context() or nullcontext()
+
+    # ---- a run of a Trainer --------------------------------------------------------------------------------------
+
+    def connect(
+        self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
+    ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
+        """Return what a Trainer uses in place of the model, its optimizers and the configurations of its schedulers.
+
+        Called in each run when they are made; without optimizers in evaluation and prediction.
+        """
+        return model, optimizers, lr_schedulers
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+
+    def pre_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
+        """Return the tensor to differentiate in place of ``tensor``; the hooks ``on_before_backward`` get it.
+
+        Args:
+            tensor: the loss.
+            module: the user's; ``None`` in an Engine's loop.
+        """
+        return tensor
+
+    def post_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
+        """Called after the backward pass with what :meth:`pre_backward` returned; the result is not used."""
+        return tensor
+
+    def _after_closure(self, model: Any, optimizer: Any) -> None:
+        """Nothing: the closure that ``optimizer_step`` gets has done already what the field does here."""
+
+    def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
+        """Call ``optimizer_step`` for gradients that are there; return whether it really stepped."""
+        self.stepped = True
+        self.optimizer_step(optimizer, **kwargs)
+        return self.stepped
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """The same as ``unscale_gradients``; a subclass may define either."""
+
+    def main_params(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
+        """Yield the parameters whose gradients are clipped."""
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+    def clip_grad_by_value(self, optimizer: Optimizer, clip_val: float) -> None:
+        """Clip each element of the gradients of :meth:`main_params`."""
+        clip_by_value(list(self.main_params(optimizer)), clip_val)
+
+    def clip_grad_by_norm(
+        self, optimizer: Optimizer, clip_val: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor | None:
+        """Clip the gradients of :meth:`main_params` by their total norm, and return the norm before."""
+        return torch.nn.utils.clip_grad_norm_(
+            list(self.main_params(optimizer)), clip_val, norm_type, error_if_nonfinite
+        )
+
+    # ---- restarts, which drivetrain's own scaling of losses takes part in ----------------------------------------
+
+    def deferred_state_dict(
+        self, module: nn.Module | None, optimizers: Sequence[Optimizer]
+    ) -> Callable[[], dict[str, Any]]:
+        """Return a function that returns what ``state_dict(module, optimizers)`` would return now.
+
+        The loop calls this at the start of each window while a callback saves on exceptions, so it must not wait for
+        the device: override it where ``state_dict`` reads one.
+        """
+        state = copy.deepcopy(self.state_dict(module, optimizers))
+        return lambda: state
+
+    def restored_gradients(self, device: torch.device) -> None:
+        """A checkpoint has brought gradients of a window that is not complete, as this precision had made them."""
+
+
+# ---- overrides under these names, for the callers of the contract ----------------------------------------------------
+
+
+def differentiate(
+    precision: Familiar,
+    loss: Tensor,
+    module: nn.Module | None,
+    optimizer: Optimizer | None,
+    backward: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Call ``backward(loss, *args, **kwargs)`` between :meth:`Familiar.pre_backward` and its counterpart."""
+    precision._backward_of = (module, optimizer)
+    loss = precision.pre_backward(loss, module)
+    backward(loss, *args, **kwargs)
+    precision.post_backward(loss, module)
+    precision._backward_of = (None, None)
+
+
+def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Compute the gradients of ``loss`` for a caller who may pass the model and the optimizer, too.
+
+    An override's ``super().backward(tensor, model, optimizer)`` passes them. So does a strategy that writes out the
+    field's body of ``backward``, for which the hooks and the scaling are part of this call.
+    """
+    if precision._is_differentiating:
+        args = _without_parties(args)
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("model", "optimizer")}
+    elif args and isinstance(args[0], nn.Module):
+        module: Any = args[0]
+        module.trainer.strategy.driver.differentiate(loss, *args[2:], **kwargs)
+        return
+    loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of a field's ``backward`` after the tensor without the model and the optimizer."""
+    if args and (args[0] is None or isinstance(args[0], nn.Module)):
+        args = args[1:]
+        if args and (args[0] is None or isinstance(args[0], Optimizer)):
+            args = args[1:]
+    return args
+
+
+def end_step(precision: Familiar, optimizer: Optimizer) -> None:
+    """Forget that the gradients of ``optimizer`` are unscaled: it has stepped, or skipped its step."""
+    if precision._unscaled_now:
+        precision._unscaled_now = tuple(pair for pair in precision._unscaled_now if pair[1] is not optimizer)
+
+
+def clips_by_members(precision: Familiar) -> bool:
+    """Return whether a subclass overrides one of :data:`CLIPPING`."""
+    return precision._clips_by_members
+
+
+def clip_by_value(parameters: list[Tensor] | list[nn.Parameter], clip_val: float) -> None:
+    """Clip each element of the gradients of ``parameters``."""
+    if any(each.grad is not None for each in parameters):  # or torch raises an error
+        torch.nn.utils.clip_grad_value_(parameters, clip_val)
+
+
+# ---- overrides with the signatures of the field ----------------------------------------------------------------------
+
+
+def adapt(cls: type[Precision]) -> None:
+    """Let drivetrain call what ``cls`` itself defines."""
+    own = vars(cls)
+    if isinstance(name := own.get("precision"), str):
+        cls.name = name
+        del cls.precision
+    for member, wrap in _WRAPS.items():
+        if inspect.isfunction(method := own.get(member)):
+            setattr(cls, member, wrap(method))
+    for member in ("unscale_gradients", "unscale"):
+        inherited = next(base for base in cls.__mro__[1:] if member in vars(base))
+        guards_itself = is_own_class(inherited) and inherited.__name__ != "Precision"
+        if inspect.isfunction(method := own.get(member)) and not guards_itself:
+            setattr(cls, member, _once_per_step(method))
+    if "unscale_gradients" in own and "unscale" not in own:
+        cls.unscale = cls.unscale_gradients  # type: ignore[assignment]
+    elif "unscale" in own and "unscale_gradients" not in own:
+        cls.unscale_gradients = cls.unscale  # type: ignore[method-assign]
+    cls._unscales = cls._unscales or "unscale" in own
+    cls._clips_by_members = cls._clips_by_members or not own.keys().isdisjoint(CLIPPING)
+
+
+def _backward(method: Method) -> Method:
+    parties = max(0, min(2, _named(method) - 1))  # the model; the model and the optimizer
+
+    @functools.wraps(method)
+    def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._is_differentiating:  # called by super() of an override
+            return method(self, tensor, *args, **kwargs)
+        if args and isinstance(args[0], nn.Module):  # called by a strategy that writes out the field's body
+            module: Any = args[0]
+            return module.trainer.strategy.driver.differentiate(tensor, *args[2:], **kwargs)
+        self._is_differentiating = True
+        try:
+            return method(self, tensor, *self._backward_of[:parties], *args, **kwargs)
+        finally:
+            self._is_differentiating = False
+
+    return backward
+
+
+def _optimizer_step(method: Method) -> Method:
+    parameters = list(inspect.signature(method).parameters.values())
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return method
+    if _named(method) < 2:
+
+        @functools.wraps(method)
+        def without_model(self: Any, optimizer: Any, model: Any = None, closure: Any = None, **kwargs: Any) -> Any:
+            given = kwargs if closure is None else {"closure": closure, **kwargs}
+            return method(self, optimizer, **given)
+
+        return without_model
+    if _named(method) < 3 or parameters[3].default is None:
+        return method
+
+    @functools.wraps(method)
+    def with_closure(self: Any, optimizer: Any, model: Any = None, closure: Any = None, **kwargs: Any) -> Any:
+        return method(self, optimizer, model, _no_loss if closure is None else closure, **kwargs)
+
+    return with_closure
+
+
+def _no_loss() -> None:
+    """The closure where the gradients are there."""
+
+
+def _clip_gradients(method: Method) -> Method:
+    if _takes(method, 5):
+        return method
+
+    @functools.wraps(method)
+    def clip_gradients(
+        self: Any,
+        optimizer: Any,
+        clip_val: float = 0.0,
+        gradient_clip_algorithm: str = "norm",
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Any:
+        _check_norm(self, "clip_gradients", norm_type)
+        return method(self, optimizer, clip_val, gradient_clip_algorithm)
+
+    return clip_gradients
+
+
+def _clip_grad_by_norm(method: Method) -> Method:
+    if _takes(method, 4):
+        return method
+
+    @functools.wraps(method)
+    def clip_grad_by_norm(
+        self: Any, optimizer: Any, clip_val: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Any:
+        _check_norm(self, "clip_grad_by_norm", norm_type)
+        return method(self, optimizer, clip_val)
+
+    return clip_grad_by_norm
+
+
+def _check_norm(precision: Precision, member: str, norm_type: float) -> None:
+    if norm_type != 2.0:
+        raise ConfigurationError(
+            f"norm_type={norm_type}: {type(precision).__name__} overrides {member} without this argument. "
+            "Add norm_type and error_if_nonfinite to it, or leave norm_type out."
+        )
+
+
+def _once_per_step(method: Method) -> Method:
+    """Let a second call before the optimizer's step do nothing: clipping and the step itself both ask for it."""
+
+    @functools.wraps(method)
+    def unscale_gradients(self: Any, optimizer: Any) -> None:
+        if not any(known is method and other is optimizer for known, other in self._unscaled_now):
+            self._unscaled_now = (*self._unscaled_now, (method, optimizer))
+            method(self, optimizer)
+
+    return unscale_gradients
+
+
+def _without_parts(kept: int, method: Method) -> Method:
+    """Leave out the module and the optimizers, which follow ``kept`` arguments, where ``method`` does not take them."""
+    if _takes(method, kept + 2):
+        return method
+
+    @functools.wraps(method)
+    def without_parts(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, *args[:kept], **kwargs)
+
+    return without_parts
+
+
+def _forward_context(method: Method) -> Method:
+    if _named(method) == 0:
+        return method
+
+    @functools.wraps(method)
+    def forward_context(self: Any, device_type: str | None = None) -> Any:
+        return method(self, device_type or self.device_type)
+
+    return forward_context
+
+
+def _named(method: Method) -> int:
+    """Return how many arguments ``method`` takes by position and names, without ``self``."""
+    kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
+    named = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    return max(0, named - 1)
+
+
+def _takes(method: Method, count: int) -> bool:
+    return positional_arity(method) - 1 >= count
+
+
+_WRAPS: dict[str, Callable[[Method], Method]] = {
+    "backward": _backward,
+    "optimizer_step": _optimizer_step,
+    "clip_gradients": _clip_gradients,
+    "clip_grad_by_norm": _clip_grad_by_norm,
+    "forward_context": _forward_context,
+    "state_dict": functools.partial(_without_parts, 0),
+    "load_state_dict": functools.partial(_without_parts, 1),
+}
