@@ -9,7 +9,6 @@ from drivetrain.base.lazy import lazy
 if TYPE_CHECKING:
     from drivetrain.callback import Callback as Callback
     from drivetrain.callback import Checkpoint as Checkpoint
-    from drivetrain.callbacks.batch_size_finder import BatchSizeFinder as BatchSizeFinder
     from drivetrain.callbacks.device_stats_monitor import DeviceStatsMonitor as DeviceStatsMonitor
     from drivetrain.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from drivetrain.callbacks.finetuning import BackboneFinetuning as BackboneFinetuning
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
         GradientAccumulationScheduler as GradientAccumulationScheduler,
     )
     from drivetrain.callbacks.lambda_function import LambdaCallback as LambdaCallback
-    from drivetrain.callbacks.lr_finder import LearningRateFinder as LearningRateFinder
     from drivetrain.callbacks.lr_monitor import LearningRateMonitor as LearningRateMonitor
     from drivetrain.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from drivetrain.callbacks.model_summary import ModelSummary as ModelSummary
@@ -37,13 +35,15 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.tqdm_progress import TQDMProgressBar as TQDMProgressBar
     from drivetrain.callbacks.weight_averaging import EMAWeightAveraging as EMAWeightAveraging
     from drivetrain.callbacks.weight_averaging import WeightAveraging as WeightAveraging
+    from drivetrain.tuner.batch_size_finder import BatchSizeFinder as BatchSizeFinder
+    from drivetrain.tuner.lr_finder import LearningRateFinder as LearningRateFinder
 
 
 _FILES = {
     "BackboneFinetuning": "finetuning",
     "BaseFinetuning": "finetuning",
     "BasePredictionWriter": "prediction_writer",
-    "BatchSizeFinder": "batch_size_finder",
+    "BatchSizeFinder": ".tuner.batch_size_finder",
     "Callback": ".callback",
     "Checkpoint": ".callback",
     "DeviceStatsMonitor": "device_stats_monitor",
@@ -51,7 +51,7 @@ _FILES = {
     "EarlyStopping": "early_stopping",
     "GradientAccumulationScheduler": "gradient_accumulation",
     "LambdaCallback": "lambda_function",
-    "LearningRateFinder": "lr_finder",
+    "LearningRateFinder": ".tuner.lr_finder",
     "LearningRateMonitor": "lr_monitor",
     "ModelCheckpoint": "model_checkpoint",
     "ModelPruning": "pruning",

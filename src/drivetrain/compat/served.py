@@ -44,7 +44,9 @@ pytorch.accelerators.cuda .accelerators.cuda: CUDAAccelerator | .compat.devices:
 pytorch.accelerators.mps .accelerators.mps: MPSAccelerator | .compat.devices: get_device_stats
 pytorch.accelerators.{xla} .accelerators
 pytorch.callbacks .callbacks
-pytorch.callbacks.{batch_size_finder device_stats_monitor lambda_function lr_finder lr_monitor model_checkpoint
+pytorch.callbacks.batch_size_finder .tuner.batch_size_finder: BatchSizeFinder
+pytorch.callbacks.lr_finder .tuner.lr_finder: LearningRateFinder
+pytorch.callbacks.{device_stats_monitor lambda_function lr_monitor model_checkpoint
     model_summary on_exception_checkpoint rich_model_summary stochastic_weight_avg throughput_monitor spike pruning
     weight_averaging} .callbacks
 pytorch.callbacks.callback .callback: Callback
@@ -59,7 +61,7 @@ pytorch.callbacks.progress.rich_progress .callbacks.rich_progress: RichProgressB
 pytorch.callbacks.progress.tqdm_progress .callbacks.tqdm_progress: TQDMProgressBar | .compat.progress: Tqdm convert_inf
 pytorch.callbacks.timer .callbacks.timer: Timer | .compat.enums: Interval
 pytorch.tuner .tuner: Tuner
-pytorch.tuner.lr_finder .callbacks.lr_finder: _LRFinder=LRSweep
+pytorch.tuner.lr_finder .tuner.lr_finder: _LRFinder=LRSweep
 pytorch.tuner.tuning .tuner: Tuner
 pytorch.cli .cli | .compat.type_names: ArgsType LRSchedulerType LRSchedulerTypeTuple LRSchedulerTypeUnion |
     .compat.instantiating: ModuleType instantiate_module

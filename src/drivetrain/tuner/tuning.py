@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from drivetrain.callbacks.batch_size_finder import BatchSizeFinder
-from drivetrain.callbacks.lr_finder import LearningRateFinder, LRSweep
-from drivetrain.callbacks.tuned_attribute import set_tuned, tuned_name
 from drivetrain.errors import ConfigurationError, WrongTypeError, described
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
 from drivetrain.trainer.trainer import Trainer
+from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
+from drivetrain.tuner.batch_size_finder import BatchSizeFinder
+from drivetrain.tuner.lr_finder import LearningRateFinder, LRSweep
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback

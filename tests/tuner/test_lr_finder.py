@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback, parity
 from drivetrain.callbacks import LearningRateFinder
-from drivetrain.callbacks.lr_finder import LRSweep
 from drivetrain.errors import ConfigurationError
 from drivetrain.tuner import Tuner
+from drivetrain.tuner.lr_finder import LRSweep
 
 
 class Tuned(Regression):

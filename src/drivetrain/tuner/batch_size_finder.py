@@ -11,10 +11,10 @@ import torch
 from drivetrain.base.memory import is_out_of_memory
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
-from drivetrain.callbacks.tuned_attribute import set_tuned, tuned_name
 from drivetrain.data.feed import sized_length
 from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
 from drivetrain.loops.run import ENDLESS
+from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule

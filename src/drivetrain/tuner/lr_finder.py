@@ -10,9 +10,9 @@ import torch
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
-from drivetrain.callbacks.tuned_attribute import set_tuned, tuned_name
 from drivetrain.errors import ConfigurationError, MissingPackageError, is_count, is_number, wrong_value
 from drivetrain.loops.run import ENDLESS
+from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.callbacks.test_lr_finder import Tuned, equal, everything
 from tests.conftest import regression_data
+from tests.tuner.test_lr_finder import Tuned, equal, everything
 from torch.utils.data import DataLoader
 
 from drivetrain import LightningDataModule
