@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine
+from drivetrain.compat.members import TRAINER_ONLY
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy
-from drivetrain.strategies.members import NEEDS_TRAINER
 
 BATCHES = [(torch.full((2, 4), float(i)), torch.ones(2, 1)) for i in range(4)]
 
@@ -296,7 +296,7 @@ def test_a_familiar_tensor_init_context_may_pass_on_what_it_is_given() -> None:
         nn.Linear(1, 1)
 
 
-@pytest.mark.parametrize("name", sorted(NEEDS_TRAINER))
+@pytest.mark.parametrize("name", sorted(TRAINER_ONLY["Strategy"]))
 def test_an_override_that_only_a_trainer_calls_is_one_line(name: str) -> None:
     strategy = type("ForTrainers", (SingleDeviceStrategy,), {name: lambda self, *args: None})
     engine = Engine(accelerator="cpu", strategy=strategy())

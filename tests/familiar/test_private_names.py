@@ -11,7 +11,7 @@ import torch
 
 from drivetrain import Callback, LightningDataModule, callbacks, loggers
 from drivetrain.callbacks import BaseFinetuning, EarlyStopping, ModelCheckpoint
-from drivetrain.callbacks._members import INSTEAD, UNCALLED
+from drivetrain.compat.members import INSTEAD, UNCALLED
 from drivetrain.module.optimizers import LRSchedulerConfig
 
 

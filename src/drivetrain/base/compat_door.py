@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from drivetrain.base.registry import load
@@ -37,3 +39,8 @@ def in_our_layout(checkpoint: Any, resuming: bool = False) -> Any:
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
         return checkpoint
     return load("drivetrain.compat.earlier_checkpoints:migrate")(checkpoint, resuming)
+
+
+def field_members() -> ModuleType:
+    """Return :mod:`drivetrain.compat.members`: which members of Lightning's an override of is not called here."""
+    return importlib.import_module("drivetrain.compat.members")

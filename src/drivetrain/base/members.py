@@ -1,9 +1,8 @@
 """What becomes of an override of each member that a contract has in the field, so that none is left out in silence.
 
-A class that users subclass names its table in ``members_table``. A table has the names of the members, and of the
-members that subclasses override although they begin with an underscore. An override of a member is called where the
-field calls it; or it is refused when the object is taken, because leaving it out would change numbers, state or ranks;
-or it changes nothing of these, and one line says that it is not called.
+A public member of a contract is called where the field calls it. What the field has besides is in
+:mod:`drivetrain.compat.members`: an override is refused when the object is taken, because leaving it out would change
+numbers, state or ranks; or it changes nothing of these, and one line says that it is not called.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from drivetrain.base.compat_door import field_members
 from drivetrain.base.introspect import is_own_class, near_misses
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError
 
 _warned: set[tuple[type, frozenset[str]]] = set()
@@ -22,18 +21,16 @@ _warned: set[tuple[type, frozenset[str]]] = set()
 
 @dataclass(frozen=True)
 class Members:
-    """The members of one contract, each in one of three sets.
+    """What an override of a contract's member may be, other than called.
 
     Attributes:
         kind: the word that messages use for an object of it, for example ``"strategy"``.
-        called: members whose override is called, or read.
         refused: members whose override is an error, and what to write instead.
         harmless: members whose override is not called, and changes no number, state or rank.
         needed: what to write instead of a subclass of the contract that overrides nothing; empty where one is useful.
     """
 
     kind: str
-    called: frozenset[str]
     refused: Mapping[str, str] = field(default_factory=dict)
     harmless: frozenset[str] = frozenset()
     needed: str = ""
@@ -52,28 +49,28 @@ class Members:
                 f"would do something else than it says. {self.refused[name]}"
             )
         base = _own_base(cls)
-        if self.needed and "members_table" in vars(base) and "__init__" not in own and not _public(own) & {*dir(base)}:
-            near = next(near_misses(cls, base, self.called, alike=0.8, values=True), None)
+        extends_contract = field_members().TABLES.get(base.__name__) is self
+        if self.needed and extends_contract and "__init__" not in own and not _public(own) & {*dir(base)}:
+            near = next(near_misses(cls, base, members_of(base), alike=0.8, values=True), None)
             cure = self.needed if near is None else f"Is {near[0]} meant as {near[1]}? Rename it."
             raise ConfigurationError(f"{cls.__name__} overrides nothing of {base.__name__}. {cure}")
         warn_once(cls, self.harmless, "which is not called here and not needed.")
 
 
 def check_members(cls: type) -> None:
-    """Check a class of the user's by the table that its contract names, and warn of names that are nearly members.
+    """Check a class of the user's against its contract, and warn of names that are nearly members.
 
     Raises:
         ConfigurationError: it overrides a member that is never called; see :meth:`Members.check`.
     """
     if is_own_class(cls):
         return
-    table: str | None = getattr(cls, "members_table", None)
-    known: set[str] = set()
+    tables: dict[str, Members] = field_members().TABLES
+    contracts = (owner.__name__ for owner in cls.__mro__ if is_own_class(owner))
+    table = next((tables[name] for name in contracts if name in tables), None)
     if table is not None:
-        members: Members = load(table)
-        members.check(cls)
-        known = {*members.called, *members.refused, *members.harmless}
-    warn_of_near_misses(cls, known)
+        table.check(cls)
+    warn_of_near_misses(cls, set() if table is None else table.refused.keys() | table.harmless)
 
 
 def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
@@ -84,7 +81,7 @@ def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
         known: members beyond the public attributes of the contract.
     """
     base = _own_base(cls)
-    names = _public({*dir(base), *known})
+    names = members_of(base) | _public(known)
     for name, member in near_misses(cls, base, names, values=True):
         if name not in names and (cls, frozenset({name})) not in _warned:
             _warned.add((cls, frozenset({name})))
@@ -93,6 +90,12 @@ def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
                 "meant, nothing is wrong.",
                 about=member_of if inspect.isfunction(member_of := getattr(cls, name, None)) else cls,
             )
+
+
+def members_of(contract: type) -> set[str]:
+    """Return the public members of a contract: its methods, its properties, and the attributes that it declares."""
+    declared = (name for owner in contract.__mro__ for name in vars(owner).get("__annotations__", ()))
+    return _public((*dir(contract), *declared))
 
 
 def warn_once(cls: type, names: frozenset[str], remark: str) -> None:

@@ -10,7 +10,7 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.registry import Registry, names_itself
@@ -26,8 +26,6 @@ class CheckpointIO(ABC):
     overrides :meth:`is_durable` and :meth:`wait`. Everything that a Trainer and its callbacks ask about checkpoints
     goes through these methods. Rank 0 saves, copies and removes.
     """
-
-    members_table: ClassVar[str] = "drivetrain.checkpoints._members:MEMBERS"
 
     @classmethod
     def register_checkpoint_ios(cls, checkpoint_registry: Registry[CheckpointIO]) -> None:

@@ -42,8 +42,6 @@ class ClusterEnvironment:
         environ: the variables; ``None``: those of this process, also after the object has moved to another one.
     """
 
-    members_table: ClassVar[str] = "drivetrain.clusters._members:MEMBERS"
-
     detect_priority: ClassVar[int | None] = None
     """Where it stands in the order of :func:`detect`: the highest first; ``None``: only when it is given.
 

@@ -9,92 +9,16 @@ See docs/compat.md for the names that are available, and :mod:`drivetrain.parity
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from drivetrain import parity
-from drivetrain.base.lazy import public_names
-from drivetrain.compat import children, table
-from drivetrain.compat.finder import CompatFinder, ServedModule
-from drivetrain.errors import ConfigurationError, did_you_mean, shown
+from drivetrain.base.lazy import lazy
 
-__all__ = ["install", "uninstall"]
+if TYPE_CHECKING:
+    from drivetrain.compat.installing import install as install
+    from drivetrain.compat.installing import uninstall as uninstall
 
+_FILES = {"install": "installing", "uninstall": "installing"}
+__all__ = list(_FILES)
 
-def __dir__() -> list[str]:
-    return public_names(__name__, __all__)
-
-
-_finder = CompatFinder()
-_before: parity.Parity | None = None
-
-
-def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
-    """Replace Lightning's modules from now on, in this process and in processes that it starts.
-
-    Calling it again replaces the switches.
-
-    Args:
-        numbers: switches for numbers that differ from Lightning's on purpose: those of
-            :mod:`drivetrain.parity` that make them the original's again, such as "undersized_windows":
-            their names, in one string with commas or in several; "original" is all that the generation had.
-        generation: "1.1" or "1.3" serves the names of that version of Lightning, from ``drivetrain.legacy``; "": those
-            of 2.6.
-
-    Raises:
-        ConfigurationError: there is no such switch or generation, or the original has been imported already.
-    """
-    global _before
-    switches = _switches(numbers, generation)
-    if generation and generation not in table.GENERATIONS:
-        raise ConfigurationError(
-            f"drivetrain.compat: there is no generation {shown(generation)}. "
-            f"{did_you_mean(generation, table.GENERATIONS)}"
-        )
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in table.LATEST.roots and not isinstance(module, ServedModule):
-            raise ConfigurationError(
-                f"drivetrain.compat cannot replace {name}, which was imported from "
-                f"{getattr(module, '__file__', None) or 'elsewhere'} before. Call drivetrain.compat.install() before "
-                "the first import of it, or start the program with: drivetrain exec program.py"
-            )
-    table.use(generation)
-    if _finder in sys.meta_path:
-        sys.meta_path.remove(_finder)
-    sys.meta_path.insert(0, _finder)
-    replaced = parity.use(parity.Parity(pickle=True, **dict.fromkeys(switches, True)))
-    if _before is None:
-        _before = replaced
-    children.inherit(switches, generation)
-
-
-def uninstall() -> None:
-    """Undo :func:`install`. Objects that the program has imported in between stay valid."""
-    global _before
-    if _before is None:
-        return
-    sys.meta_path.remove(_finder)
-    for name in [name for name, module in sys.modules.items() if isinstance(module, ServedModule)]:
-        del sys.modules[name]
-    parity.use(_before)
-    table.use("")
-    _before = None
-    children.forget()
-
-
-_LATEST_ONLY = frozenset({"early_iterators"})
-"""What "original" does not mean for the earlier generations: there a pass over a loader starts when it begins."""
-
-
-def _switches(numbers: str | Iterable[str], generation: str) -> list[str]:
-    names = numbers.split(",") if isinstance(numbers, str) else list(numbers)
-    names = [name for name in names if name]
-    if "original" in names:
-        return [name for name in parity.NUMBERS if not (generation and name in _LATEST_ONLY)]
-    for name in names:
-        if name not in parity.NUMBERS:
-            raise ConfigurationError(
-                f"drivetrain.compat: there is no switch {shown(name)} for numbers as in Lightning. "
-                f"{did_you_mean(name, [*parity.NUMBERS, 'original'])}"
-            )
-    return names
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
+    __getattr__, __dir__ = lazy(__name__, _FILES)

@@ -26,13 +26,13 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.members import Members, overridden_members
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.compat.members import TRAINER_ONLY
 from drivetrain.engine import snapshots
 from drivetrain.engine.verbs import Verbs, reading
 from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, follow, unwrapped
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.familiar import standing_for
-from drivetrain.strategies.members import NEEDS_TRAINER
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 from drivetrain.strategies.placement import place
 
@@ -73,9 +73,13 @@ class FabricVerbs(Verbs):
     def check(cls: type) -> None:
         """Raise a ConfigurationError if a user's class defines a member that would be called wrongly or never."""
         own = overridden_members(cls)
-        Members("strategy", MEMBERS, REFUSED).check(cls)
+        Members("strategy", REFUSED).check(cls)
         ours = {name for owner in cls.__mro__ if _is_ours(owner) and owner is not object for name in vars(owner)}
-        taken = {name for name in own.keys() & ours if not name.startswith(("__", "_abc_"))} - MEMBERS - NEEDS_TRAINER
+        taken = (
+            {name for name in own.keys() & ours if not name.startswith(("__", "_abc_"))}
+            - MEMBERS
+            - TRAINER_ONLY["Strategy"]
+        )
         for name in sorted(taken):
             raise ConfigurationError(
                 f"{own[name].__name__} defines {name}, a name that drivetrain's strategies use for something else. "

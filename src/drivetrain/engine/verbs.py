@@ -17,6 +17,7 @@ from weakref import ReferenceType, WeakMethod, WeakSet, ref
 from torch import nn
 from torch.optim import Optimizer
 
+from drivetrain.base.compat_door import field_members
 from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
@@ -86,14 +87,9 @@ class Verbs:
         self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any, move_to_device: bool
     ) -> tuple[nn.Module, list[Optimizer], Any]:
         """Return the module, the optimizers and the scheduler as the strategy prepares them."""
-        if not is_own_class(type(self.strategy)):
-            from drivetrain.strategies.members import warn_of_trainer_members  # here, so that the import stays quick
-
-            warn_of_trainer_members(type(self.strategy))
-        if not is_own_class(precision := type(self.strategy.precision_plugin)):
-            from drivetrain.precision._members import warn_of_trainer_members as warn_of_precision
-
-            warn_of_precision(precision)
+        for part, contract in ((self.strategy, "Strategy"), (self.strategy.precision_plugin, "Precision")):
+            if not is_own_class(type(part)):
+                field_members().warn_of_trainer_members(type(part), contract)
         before = dict(module.named_parameters())
         prepared = self.strategy.setup_module(module, move_to_device)
         follow(optimizers, before, module)

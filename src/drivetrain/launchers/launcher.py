@@ -47,8 +47,6 @@ class Launcher(ABC):
         num_nodes: machines.
     """
 
-    members_table: ClassVar[str] = "drivetrain.launchers._members:MEMBERS"
-
     is_external: bool = False
     """Whether the processes were started by a cluster or another launcher; else this process starts them and waits."""
 

@@ -22,10 +22,11 @@ class Logger(ABC):
     first writes, never when the file is imported.
     """
 
-    members_table: ClassVar[str] = "drivetrain.loggers._members:MEMBERS"
-
     LOGGER_JOIN_CHAR: ClassVar[str] = "-"
     """Between a logger's prefix and the names of its values."""
+
+    experiment: Any
+    """The object of the library behind the logger, for programs; a logger of yours may have none."""
 
     group_separator: str = "/"
     """Between the parts of a name that a callback builds, for example ``lr-SGD/momentum``."""

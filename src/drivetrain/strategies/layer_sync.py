@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
@@ -17,7 +17,6 @@ class LayerSync(ABC):
         group: the process group of the ranks that see different samples, set before :meth:`apply`; ``None``: all.
     """
 
-    members_table: ClassVar[str] = "drivetrain.strategies.members:LAYER_SYNC"
     group: Any = None
 
     @classmethod

@@ -46,7 +46,6 @@ class Strategy(Stepping, Familiar, ABC):
         parallel_devices: this machine's devices as the plan decided them, in rank order.
     """
 
-    members_table: ClassVar[str] = "drivetrain.strategies.members:MEMBERS"
     contract_version: ClassVar[int] = 1
     """The version of this contract. A subclass that writes its own is refused where that is another one."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain.base.compat_door import field_members
 from drivetrain.base.introspect import (
     check_base_init,
     defined_by_user,
@@ -392,7 +393,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
                 about=getattr(type(party), method),
             )
         if base is Callback:
-            load("drivetrain.callbacks._members:warn_of_uncalled")(type(party))
+            field_members().warn_of_uncalled(type(party))
         looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK
         for method, meant in uncalled_hooks(type(party), base, hooks, looks_like):
             if method not in told:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from drivetrain.base.compat_door import field_members
 from drivetrain.base.introspect import defined_by_user
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.progress import TrainerFn
-from drivetrain.precision._members import warn_of_engine_members
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import Settings
 
@@ -26,7 +26,7 @@ def check_precision(precision: Precision, parties: Sequence[Any], fn: TrainerFn,
         ConfigurationError: an override would not be called, or gradients that it has scaled would be used as they are.
     """
     name, module = type(precision).__name__, parties[0]
-    warn_of_engine_members(type(precision))
+    field_members().warn_of_engine_members(type(precision))
     if fn is not TrainerFn.FITTING:
         return
     if defined_by_user(module, "backward") and defined_by_user(precision, "backward"):
