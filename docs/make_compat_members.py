@@ -18,6 +18,8 @@ from typing import Any
 
 from drivetrain.compat import finder, table
 
+VERSION = table.LATEST.version
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "compat_members.md"
 FACTS = ROOT / "tests" / "compat" / "public_surface.json"
@@ -36,7 +38,7 @@ def load(path: Path) -> ModuleType:
 HEAD = f"""\
 # Signatures and members beside Lightning's
 
-Every public class and function of Lightning {table.VERSION}: the arguments of its constructor and of its methods, with
+Every public class and function of Lightning {VERSION}: the arguments of its constructor and of its methods, with
 places and defaults, its properties, and the attributes that it sets. A call that fits Lightning's signature fits
 drivetrain's and means the same, except for what this page lists. [compat_names.md](compat_names.md) lists the names of
 each module; [compat.md](compat.md) describes how programs written for Lightning run, and which numbers differ.
@@ -62,9 +64,9 @@ def ours(key: str) -> Any:
     """The drivetrain object that a program gets for a name of the original; ``None`` if it gets none."""
     path, _, name = key.rpartition(".")
     family = path.partition(".")[0]
-    places = [path, *(served for served in table.SERVED if served.partition(".")[0] == family)]
+    places = [path, *(served for served in table.LATEST.served if served.partition(".")[0] == family)]
     for place in places:
-        if place in table.SERVED and (found := finder.find(place, name)) is not None:
+        if place in table.LATEST.served and (found := finder.find(place, name)) is not None:
             return getattr(importlib.import_module(found[0]), found[1], None)
     return None
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from drivetrain.compat import finder, table
 
+VERSION = table.LATEST.version
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "compat_names.md"
 NAMES = ROOT / "tests" / "compat" / "public_names.json"
@@ -20,7 +22,7 @@ NAMES = ROOT / "tests" / "compat" / "public_names.json"
 HEAD = f"""\
 # Lightning's names in drivetrain.compat
 
-Every public module of Lightning {table.VERSION} that has public names, how many of these names are available, and which
+Every public module of Lightning {VERSION} that has public names, how many of these names are available, and which
 are not. In a module without a number, none is. [compat.md](compat.md) describes how programs written for Lightning run.
 This page is written by `docs/make_compat_names.py` from `drivetrain/compat/served.py`,
 `tests/compat/public_names.json` and the reasons in `docs/compat_differences.py`, and a test compares them.
@@ -38,7 +40,7 @@ def public_names() -> dict[str, list[str]]:
 
 def is_served(path: str, name: str) -> bool:
     """Whether the table offers ``name`` in the module ``path``, and it is there."""
-    found = finder.find(path, name) if path in table.SERVED else None
+    found = finder.find(path, name) if path in table.LATEST.served else None
     return found is not None and hasattr(importlib.import_module(found[0]), found[1])
 
 
@@ -73,7 +75,7 @@ def page() -> str:
         there = len(names) - len(missing)
         total, served = total + len(names), served + there
         why = dict.fromkeys(reason(path, name, known) for name in missing)
-        count = f"{there} of {len(names)}" if path in table.SERVED else ""
+        count = f"{there} of {len(names)}" if path in table.LATEST.served else ""
         module = f"lightning.{path}".rstrip(".")
         rows.append(f"| `{module}` | {count} | {' '.join(f'`{name}`' for name in missing)} | {' '.join(why)} |\n")
     return HEAD + "".join(rows) + f"\nIn all, {served} of {total} names.\n"

@@ -56,7 +56,7 @@ def test_a_former_class_is_todays_and_warns(
 
 def test_every_former_class_is_served(served: None) -> None:
     classes = [value for value in vars(deprecated).values() if isinstance(value, type) and value is not RemovedError]
-    sources = [source for module in table.SERVED.values() for source in module if "compat.deprecated:" in source]
+    sources = [source for module in table.LATEST.served.values() for source in module if "compat.deprecated:" in source]
     offered = {name for source in sources for name in source.partition(":")[2].split()}
     assert offered == {cls.__name__ for cls in classes if cls.__module__ == deprecated.__name__}
 

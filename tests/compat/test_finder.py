@@ -134,17 +134,17 @@ def test_a_test_may_put_something_in_a_names_place() -> None:
 
 
 def test_the_table_is_a_tree_without_clashes() -> None:
-    for path in table.SERVED:
-        assert not path or path.rpartition(".")[0] in table.SERVED, f"{path} has no parent"
+    for path in table.LATEST.served:
+        assert not path or path.rpartition(".")[0] in table.LATEST.served, f"{path} has no parent"
         names = [offered for offered, _, _ in finder.offers(path)]
         assert not set(names) & set(finder.submodules(path)), path
         assert len(names) == len(set(names)), path
 
 
-@pytest.mark.parametrize("root", table.ROOTS)
+@pytest.mark.parametrize("root", table.LATEST.roots)
 def test_every_name_of_the_table_is_found_under_every_root(root: str) -> None:
-    below = table.ROOTS[root]
-    for path in table.SERVED:
+    below = table.LATEST.roots[root]
+    for path in table.LATEST.served:
         if path == below or path.startswith(f"{below}.") or not below:
             inner = path if not below else path[len(below) + 1 :]
             module = importlib.import_module(f"{root}.{inner}" if inner else root)
@@ -169,7 +169,7 @@ def test_everything_goes_when_it_is_uninstalled() -> None:
     from drivetrain import compat
 
     compat.uninstall()
-    assert not [name for name in sys.modules if name.split(".")[0] in table.ROOTS]
+    assert not [name for name in sys.modules if name.split(".")[0] in table.LATEST.roots]
     if importlib.util.find_spec("lightning") is None:
         with pytest.raises(ModuleNotFoundError, match="No module named 'lightning'"):
             importlib.import_module("lightning")

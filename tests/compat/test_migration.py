@@ -13,7 +13,7 @@ import torch
 from drivetrain import LightningModule
 from drivetrain.compat import migration
 from drivetrain.compat.migration import _pl_migrate_checkpoint, migrate_checkpoint, pl_legacy_patch
-from drivetrain.compat.table import VERSION
+from drivetrain.compat.table import LATEST
 from drivetrain.compat.user_warnings import PossibleUserWarning
 
 # What Lightning of before 1.2.8 pickled among the hyperparameters of a program with --gpus; and an option of 1.5.
@@ -44,7 +44,7 @@ def test_a_checkpoint_of_an_earlier_version_gets_the_layout_of_this_one() -> Non
     assert checkpoint is given
     assert [*applied] == ["2.0.0"]
     assert (checkpoint["pytorch-lightning_version"], checkpoint["legacy_pytorch-lightning_version"]) == (
-        VERSION,
+        LATEST.version,
         "0.9.0",
     )
     assert checkpoint["callbacks"]["ModelCheckpoint"]["best_model_path"] == "best.ckpt"
@@ -58,7 +58,7 @@ def test_a_layout_that_has_not_changed_stays() -> None:
     given = old("2.1.3", loops={"fit_loop": {}})
     checkpoint, applied = migrate_checkpoint(dict(given))
     assert applied == {}
-    versions = {"pytorch-lightning_version": VERSION, "legacy_pytorch-lightning_version": "2.1.3"}
+    versions = {"pytorch-lightning_version": LATEST.version, "legacy_pytorch-lightning_version": "2.1.3"}
     assert checkpoint == {**given, **versions}
     assert migrate_checkpoint(old("1.9.5"), target_version="1.9.0")[1] == {}
     with pytest.warns(PossibleUserWarning, match="newer than"):
@@ -92,7 +92,7 @@ def test_files_are_upgraded_and_the_originals_kept(
     assert "Upgraded 2 checkpoints" in capsys.readouterr().out
     for name in ("a", "below/b"):
         assert (tmp_path / f"{name}.bak").exists()
-        assert torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["pytorch-lightning_version"] == VERSION
+        assert torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["pytorch-lightning_version"] == LATEST.version
     assert (tmp_path / "a.bak").read_bytes() == before
     assert not (tmp_path / "other.bak").exists()
     upgrade(monkeypatch, tmp_path / "a.ckpt")

@@ -75,11 +75,8 @@ class FabricVerbs(Verbs):
         own = overridden_members(cls)
         Members("strategy", REFUSED).check(cls)
         ours = {name for owner in cls.__mro__ if _is_ours(owner) and owner is not object for name in vars(owner)}
-        taken = (
-            {name for name in own.keys() & ours if not name.startswith(("__", "_abc_"))}
-            - MEMBERS
-            - TRAINER_ONLY["Strategy"]
-        )
+        called = MEMBERS | TRAINER_ONLY["Strategy"]
+        taken = {name for name in own.keys() & ours if not name.startswith(("__", "_abc_"))} - called
         for name in sorted(taken):
             raise ConfigurationError(
                 f"{own[name].__name__} defines {name}, a name that drivetrain's strategies use for something else. "

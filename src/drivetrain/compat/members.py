@@ -21,6 +21,7 @@ _CLOSURE = (
     "seen them and they are clipped."
 )
 _STATE = "Return it from state_dict(module, optimizers), and restore it in load_state_dict(state, module, optimizers)."
+_SKIPS = "Override optimizer_step(optimizer, model, closure); where it skips a step, set self.stepped = False."
 _ADDRESS, _PORT = "Override the property main_address.", "Override the property main_port."
 _OWN_RANKS = "Override world_size(), global_rank(), local_rank() and node_rank()."
 _NOTHING = (
@@ -49,7 +50,7 @@ TABLES = {
             "_after_closure": _CLOSURE, "_wrap_closure": _CLOSURE,
             "_clip_gradients": "Override clip_gradients(optimizer, clip_val, gradient_clip_algorithm).",
             "on_save_checkpoint": _STATE, "on_load_checkpoint": _STATE,
-            "step": "Override optimizer_step(optimizer, model, closure); where it skips a step, set self.stepped = False.",
+            "step": _SKIPS,
             "autocast_context_manager": "Override forward_context().",
             "init_context": "Override module_init_context() for layers, and tensor_init_context() for tensors.",
         },

@@ -13,9 +13,10 @@ from typing import Any
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.compat.earlier_checkpoints import migrate
-from drivetrain.compat.table import VERSION
+from drivetrain.compat.table import LATEST
 from drivetrain.compat.user_warnings import PossibleUserWarning
 
+_VERSION = LATEST.version
 _KEY, _EARLIER_KEY = "pytorch-lightning_version", "legacy_pytorch-lightning_version"
 _LAST_CHANGE = "2.0.0"  # the version in which the layout changed last
 _ROOTS = ("lightning.pytorch", "pytorch_lightning")
@@ -39,22 +40,22 @@ def migrate_checkpoint(
         KeyError: the checkpoint holds no version.
     """
     version = checkpoint[_KEY]
-    if _numbers(version) > _numbers(VERSION):
+    if _numbers(version) > _numbers(_VERSION):
         rank_zero_warn(
-            f"The checkpoint was written by Lightning {version}, which is newer than {VERSION}. It is left as it is.",
+            f"The checkpoint was written by Lightning {version}, which is newer than {_VERSION}. It is left as it is.",
             category=PossibleUserWarning,
         )
         return checkpoint, {}
     applied: dict[str, list[str]] = {}
-    if _numbers(version) < _numbers(_LAST_CHANGE) <= _numbers(target_version or VERSION):
+    if _numbers(version) < _numbers(_LAST_CHANGE) <= _numbers(target_version or _VERSION):
         migrated = migrate(checkpoint)
         if migrated is not checkpoint:
             checkpoint.clear()
             checkpoint.update(migrated)
         applied[_LAST_CHANGE] = [migrate.__name__]
-    if version != VERSION:
+    if version != _VERSION:
         checkpoint.setdefault(_EARLIER_KEY, version)
-        checkpoint[_KEY] = VERSION
+        checkpoint[_KEY] = _VERSION
     return checkpoint, applied
 
 
@@ -117,7 +118,7 @@ def main() -> None:
         sys.exit(f"There is no file that ends with {ending} in {path}. Pass --extension with the ending of yours.")
     for file in found:
         _upgrade(file, "cpu" if given.map_to_cpu else None)
-    print(f"Upgraded {len(found)} checkpoints to {VERSION}; the original of each is beside it, as .bak.")
+    print(f"Upgraded {len(found)} checkpoints to {_VERSION}; the original of each is beside it, as .bak.")
 
 
 def _upgrade(file: Path, location: str | None) -> None:

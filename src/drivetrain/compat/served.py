@@ -9,20 +9,6 @@ from __future__ import annotations
 
 from drivetrain.compat.rows import table_of
 
-VERSION = "2.6.6"
-"""The version of the original whose names these are."""
-
-ROOTS = {"lightning": "", "pytorch_lightning": "pytorch", "lightning_fabric": "fabric"}
-"""Top-level packages that are replaced, and the path below ``lightning`` for which each of them stands."""
-
-FORMER_PATHS = frozenset({
-    "fabric.accelerators.tpu", "fabric.plugins.precision.tpu", "fabric.plugins.precision.tpu_bf16",
-    "fabric.plugins.precision.xlabf16", "fabric.strategies.single_tpu", "pytorch.accelerators.tpu",
-    "pytorch.plugins.precision.precision_plugin", "pytorch.plugins.precision.tpu", "pytorch.plugins.precision.tpu_bf16",
-    "pytorch.plugins.precision.xlabf16", "pytorch.strategies.single_tpu",
-})  # fmt: skip
-"""Modules whose paths the original answers, though it has no file there."""
-
 SERVED = table_of("""
 *rank_zero .base.rank_zero: rank_zero_warn | .compat.rank_zero: rank_zero_debug rank_zero_deprecation rank_zero_info
     rank_zero_only

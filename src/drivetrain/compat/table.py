@@ -1,6 +1,6 @@
 """The tables of Lightning's modules that are available, one for each generation, and which of them is in use.
 
-``served.py``, here and in the folders of the earlier generations, has the tables themselves.
+``served.py``, here and in the folders of the earlier generations, has the rows of the tables.
 """
 
 from __future__ import annotations
@@ -9,11 +9,6 @@ import importlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from drivetrain.compat.served import FORMER_PATHS as FORMER_PATHS
-from drivetrain.compat.served import ROOTS as ROOTS
-from drivetrain.compat.served import SERVED as SERVED
-from drivetrain.compat.served import VERSION as VERSION
-
 
 class Table(NamedTuple):
     """The modules of one generation of the original.
@@ -21,20 +16,36 @@ class Table(NamedTuple):
     Attributes:
         version: of the original whose names these are.
         roots: top-level packages that are replaced, and the path for which each of them stands.
-        served: by path, the sources of a module.
+        rows: the module that has the rows, as ``SERVED``; it is imported when a program imports the original.
         distributions: the names under which ``importlib.metadata`` finds it.
     """
 
     version: str
     roots: Mapping[str, str]
-    served: Mapping[str, tuple[str, ...]]
+    rows: str
     distributions: tuple[str, ...]
 
+    @property
+    def served(self) -> Mapping[str, tuple[str, ...]]:
+        """By path, the sources of a module."""
+        found: Mapping[str, tuple[str, ...]] = importlib.import_module(self.rows).SERVED
+        return found
 
-LATEST = Table(VERSION, ROOTS, SERVED, ("lightning", "pytorch-lightning", "lightning-fabric"))
 
-GENERATIONS = {"1.1": "drivetrain.legacy.v1_1.served", "1.3": "drivetrain.legacy.v1_3.served"}
-"""Earlier generations, and the modules whose ``TABLE`` has their names."""
+LATEST = Table(
+    "2.6.6",
+    {"lightning": "", "pytorch_lightning": "pytorch", "lightning_fabric": "fabric"},
+    "drivetrain.compat.served",
+    ("lightning", "pytorch-lightning", "lightning-fabric"),
+)
+
+_ONE_ROOT, _ONE_NAME = {"pytorch_lightning": ""}, ("pytorch-lightning",)
+
+GENERATIONS = {
+    "1.1": Table("1.1.0", _ONE_ROOT, "drivetrain.legacy.v1_1.served", _ONE_NAME),
+    "1.3": Table("1.3.8", _ONE_ROOT, "drivetrain.legacy.v1_3.served", _ONE_NAME),
+}
+"""The tables of earlier generations."""
 
 _in_use = [LATEST]
 
@@ -46,4 +57,4 @@ def in_use() -> Table:
 
 def use(generation: str) -> None:
     """Let the modules of ``generation`` be served from now on; "" is the latest."""
-    _in_use[0] = importlib.import_module(GENERATIONS[generation]).TABLE if generation else LATEST
+    _in_use[0] = GENERATIONS[generation] if generation else LATEST

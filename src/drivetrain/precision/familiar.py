@@ -15,7 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,6 @@ CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
 
 class Familiar:
     """What the field's precisions have, and this contract has in another form: callable, and called if overridden."""
-
-    members_table: ClassVar[str] = "drivetrain.precision._members:MEMBERS"
 
     scaler: Any = None
     """The gradient scaler, if there is one."""

@@ -43,7 +43,7 @@ class Names:
     """
 
     def __init__(self, generation: str = "") -> None:
-        earlier = {name: _table_of(name) for name in sorted(table.GENERATIONS, reverse=True)}
+        earlier = {name: table.GENERATIONS[name] for name in sorted(table.GENERATIONS, reverse=True)}
         first = [earlier.pop(generation)] if generation else []
         self.tables: list[Table] = [*first, LATEST, *earlier.values()]
         self._found: dict[tuple[str, str], Today | None] = {}
@@ -126,11 +126,6 @@ class Names:
     def roots(self) -> set[str]:
         """The names of Lightning's top-level packages."""
         return {root for each in self.tables for root in each.roots}
-
-
-def _table_of(generation: str) -> Table:
-    found: Table = importlib.import_module(table.GENERATIONS[generation]).TABLE
-    return found
 
 
 def _offered(each: Table, path: str) -> set[str]:

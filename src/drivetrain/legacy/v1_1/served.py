@@ -6,7 +6,6 @@ See :mod:`drivetrain.compat.rows` for how a row is written; "=" is the row of Li
 from __future__ import annotations
 
 from drivetrain.compat.rows import table_of
-from drivetrain.compat.table import Table
 from drivetrain.legacy.v1_3.served import SERVED as LATER
 
 SERVED = table_of(
@@ -70,5 +69,3 @@ utilities.warning_utils .compat.rank_zero: WarningCache
 """,
     LATER,
 )
-
-TABLE = Table("1.1.0", {"pytorch_lightning": ""}, SERVED, ("pytorch-lightning",))

@@ -6,7 +6,6 @@ See :mod:`drivetrain.compat.rows` for how a row is written.
 from __future__ import annotations
 
 from drivetrain.compat.rows import table_of
-from drivetrain.compat.table import Table
 
 SERVED = table_of("""
 - .legacy.v1_3: Callback LightningDataModule LightningModule Trainer | .compat.seed: seed_everything | .base.rank_zero:
@@ -128,5 +127,3 @@ utilities.signature_utils .compat.parsing: is_param_in_hook_signature
 utilities.types .compat.type_names: STEP_OUTPUT
 utilities.warnings .compat.user_warnings: PossibleUserWarning
 """)
-
-TABLE = Table("1.3.8", {"pytorch_lightning": ""}, SERVED, ("pytorch-lightning",))
