@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -194,8 +195,6 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             group: the processes to ask; ``None``: all.
             sync_grads: let gradients flow back to the rank that each slice came from.
         """
-        if self._trainer is None and self.fabric is not None:
-            return self.fabric.all_gather(data, group, sync_grads)
         return gathered(self.trainer.strategy, data, group, sync_grads)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -236,8 +235,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @property
     def device(self) -> torch.device:
         """The device of the first parameter or buffer; the CPU for a module without any."""
-        tensor: Tensor | None = next(self.parameters(), None)
-        tensor = next(self.buffers(), None) if tensor is None else tensor
+        tensor: Tensor | None = next(itertools.chain(self.parameters(), self.buffers()), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
     @property
@@ -379,15 +377,11 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     def freeze(self) -> Self:
         """Turn off gradients and go into evaluation mode; return this module."""
-        for parameter in self.parameters():
-            parameter.requires_grad = False
-        return self.eval()
+        return self.requires_grad_(False).eval()
 
     def unfreeze(self) -> Self:
         """Turn on gradients and go into training mode; return this module."""
-        for parameter in self.parameters():
-            parameter.requires_grad = True
-        return self.train()
+        return self.requires_grad_(True).train()
 
     def __getstate__(self) -> dict[str, Any]:
         # A run holds threads, files and the whole data: none of it belongs to a copy of the model. A compiled call is
