@@ -14,6 +14,8 @@ from drivetrain.errors import ConfigurationError, count_meant, is_count, wrong_v
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
     """Return ``mode``, or "min" if it was not given; warn if the other is usually better for ``monitor``."""
+    if mode not in (None, "min", "max"):
+        raise ConfigurationError(f'{owner}(mode={mode!r}): mode is "min" or "max". Write one of the two.')
     if mode is not None:
         return mode
     if is_higher_better(monitor):
@@ -79,10 +81,8 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
         raise wrong_value(owner, "filename", filename, f"the name of a file, and {why}", 'filename="{epoch}-{step}"')
 
 
-def check_choices(mode: Any, monitor: str | None, save_top_k: int, save_last: Any) -> None:
+def check_choices(monitor: str | None, save_top_k: int, save_last: Any) -> None:
     """Check the arguments that take a few values, and those that need ``monitor``."""
-    if mode not in ("min", "max"):
-        raise ConfigurationError(f'ModelCheckpoint(mode={mode!r}): mode is "min" or "max". Write one of the two.')
     if save_top_k < -1:
         raise ConfigurationError(
             f"ModelCheckpoint(save_top_k={save_top_k}): save_top_k is at least -1, which keeps all. Write -1."

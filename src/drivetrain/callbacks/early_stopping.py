@@ -17,7 +17,6 @@ from drivetrain.base.spelling import warn_if_misspelt
 from drivetrain.callback import Callback
 from drivetrain.callbacks._checkpoint_arguments import mode_or_default
 from drivetrain.errors import (
-    ConfigurationError,
     NotLoggedError,
     arguments_checked,
     count_meant,
@@ -102,8 +101,6 @@ class EarlyStopping(Callback):
     ) -> None:
         super().__init__()
         mode = mode_or_default("EarlyStopping", mode, monitor)
-        if mode not in ("min", "max"):
-            raise ConfigurationError(f'EarlyStopping(mode={mode!r}): mode is "min" or "max". Write one of the two.')
         if not isinstance(monitor, str):
             raise wrong_value("EarlyStopping", "monitor", monitor, "the name of a logged value", 'monitor="val_loss"')
         if not is_count(patience):

@@ -102,7 +102,7 @@ class ModelCheckpoint(StoredCheckpoint):
         check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)
         check_types(dirpath, filename, monitor, save_top_k)
         mode = mode_or_default("ModelCheckpoint", mode, monitor)
-        check_choices(mode, monitor, save_top_k, save_last)
+        check_choices(monitor, save_top_k, save_last)
         self.dirpath = None if dirpath is None else files.absolute(dirpath)
         self.filename = filename
         self.monitor = monitor
@@ -294,23 +294,18 @@ class ModelCheckpoint(StoredCheckpoint):
         metrics = self._monitor_candidates(trainer)
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
         self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
-        saved_before = self._saved_at_step
+        saved_before, ranked_before = self._saved_at_step, self._ranked()
         self._saved_at_step = trainer.progress.global_step  # also in the file: a resumed run saves once at this step
         try:
-            self._save_files(trainer, metrics)
+            self._save_ranked_and_last(trainer, metrics)
         except BaseException:
             self._saved_at_step = saved_before
             raise
-        self._saved_at_time = time.monotonic()
-
-    def _save_files(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
-        before = self._ranked()
-        try:
-            self._save_ranked_and_last(trainer, metrics)
         finally:
             if self._under_way is not None:
                 self._under_way.ranking = self._ranked()
-                vars(self).update(before)
+                vars(self).update(ranked_before)
+        self._saved_at_time = time.monotonic()
 
     def _save_ranked_and_last(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
         with self._naming_last(trainer, metrics) as before:

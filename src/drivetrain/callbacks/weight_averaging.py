@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -202,14 +201,6 @@ class WeightAveraging(KeepsWeights):
             kept.copy_(values)
         self._in_module = not self._in_module
 
-    @contextmanager
-    def _exchanged(self) -> Iterator[None]:
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,8 +223,11 @@ class WeightAveraging(KeepsWeights):
             return {name: _copied(value, mine) for name, value in state.items()}
 
         found = copied(checkpoint["state_dict"])
-        with self._exchanged():
+        self._exchange()
+        try:
             other = copied(trainer.strategy.lightning_module_state_dict())
+        finally:
+            self._exchange()
         checkpoint["state_dict"], checkpoint[AVERAGED] = (other, found) if self._in_module else (found, other)
 
     def load_weights(

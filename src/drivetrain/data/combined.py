@@ -62,7 +62,10 @@ class CombinedLoader:
         self._ended: list[bool] = []  # which loaders had ended once already in the pass that is resumed
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
-        self._tree = tree_map(_as_loader, iterables, is_leaf=_holds_values)  # never changes: passes fill its leaves
+        # The tree never changes: passes fill its leaves.
+        self._tree = tree_map(
+            lambda leaf: BatchList(leaf) if _holds_values(leaf) else leaf, iterables, is_leaf=_holds_values
+        )
         self._flattened = _checked(_flatten(self._tree))
 
     @property
@@ -329,10 +332,6 @@ def _holds_values(node: Any) -> bool:
 
 def _is_value(leaf: Any) -> bool:
     return isinstance(leaf, (str, bytes, Number)) or getattr(leaf, "ndim", None) == 0  # a tensor of one number
-
-
-def _as_loader(leaf: Any) -> Any:
-    return BatchList(leaf) if _holds_values(leaf) else leaf
 
 
 def _checked(loaders: list[Any]) -> list[Any]:

@@ -87,10 +87,7 @@ class _Ranks:
             self._find_new()
             if not self._running:
                 break
-            for end in select.select(list(self._running.values()), [], [], _POLL_S)[0]:
-                rank = next(each for each, known in self._running.items() if known == end)
-                os.close(self._running.pop(rank))
-                self._ended.append(rank)
+            self._wait(_POLL_S)
             if not reports_at and self._failed():
                 reports_at = time.monotonic() + _LAST_WORDS_S
             elif reports_at and time.monotonic() >= reports_at:
@@ -102,9 +99,14 @@ class _Ranks:
         if failed := self._failed():
             _print(self._report(failed))
         while self._running:  # the launcher ends them
-            for end in select.select(list(self._running.values()), [], [])[0]:
-                rank = next(each for each, known in self._running.items() if known == end)
-                os.close(self._running.pop(rank))
+            self._wait()
+
+    def _wait(self, seconds: float | None = None) -> None:
+        """Wait until a rank ends, at most ``seconds``."""
+        for end in select.select(list(self._running.values()), [], [], seconds)[0]:
+            rank = next(each for each, known in self._running.items() if known == end)
+            os.close(self._running.pop(rank))
+            self._ended.append(rank)
 
     def _find_new(self) -> None:
         for rank in set(range(len(self._board.ranks))) - self._running.keys() - set(self._ended):
@@ -138,9 +140,7 @@ class _Ranks:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(end, signal.SIGKILL)
         while self._running:
-            _, end = self._running.popitem()
-            select.select([end], [], [])
-            os.close(end)
+            self._wait()
 
 
 def can_watch() -> bool:
