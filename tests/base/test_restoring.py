@@ -15,6 +15,8 @@ from drivetrain.base.restoring import (
     check_optimizer_state,
     check_rng_state,
     check_scheduler_state,
+    count,
+    expect,
     naming,
     restoring,
 )
@@ -49,6 +51,44 @@ def test_the_file_is_named_once() -> None:
         fail("It is wrong.")
     with pytest.raises(CheckpointError, match=r"^There is no runs/a.ckpt.$"):
         fail("There is no runs/a.ckpt.")
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        (1, int), (None, (int, None)), (1, (int, None, count)), ({"a": 1, "c": 0}, {"a": int, "b?": str}),
+        ({}, {str: int}), ({"a": 1}, {str: count}), ([1, 2], [int]), ((), [int]), (None, (None, {"a": int})),
+        ({"a": [{"b": None}]}, {"a": [{"b": (int, None)}]}), ([], (list, [str])),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_form_is_returned(value: Any, form: Any) -> None:
+    assert expect(value, form, "['x']") is value
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "message"),
+    [
+        ("a", int, "it is 'a', and int is expected"),
+        (None, int, "it is None, and int is expected"),
+        ("a", (int, None), "it is 'a', and int or NoneType is expected"),
+        (-1, (int, None, count), "it is -1, and a count is expected"),
+        ("a", (int, count), "it is 'a', and int is expected"),
+        (3, {"a": int}, "it is 3, and Mapping is expected"),
+        (None, {"a": int}, "it is None, and Mapping is expected"),
+        ({}, {"a": int}, "['a'] is missing"),
+        ({"b": "x"}, {"b?": int}, "['b'] is 'x', and int is expected"),
+        ({3: 1}, {str: int}, "it is 3, and str is expected"),
+        ({"a": "x"}, {str: int}, "['a'] is 'x', and int is expected"),
+        ({"a": [1, "x"]}, {"a": [int]}, "['a'][1] is 'x', and int is expected"),
+        (3, [int], "it is 3, and list or tuple is expected"),
+        ((1,), (list, [int]), "it is (1,), and list is expected"),
+        ({"a": {"b": 3}}, (None, {"a": {"b": str}}), "['a']['b'] is 3, and str is expected"),
+    ],
+)  # fmt: skip
+def test_another_one_is_refused_with_its_place(value: Any, form: Any, message: str) -> None:
+    with pytest.raises(WrongForm) as caught:
+        expect(value, form)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from drivetrain.base.restoring import WrongForm
+from drivetrain.base.restoring import WrongForm, expect
 from drivetrain.base.seed import isolate_rng, rng_state
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.kept import (
-    check_loader_states,
+    LOADER_STATES,
     check_worker_state,
     generators_kept,
     generators_of,
@@ -112,8 +112,8 @@ def test_a_generator_that_refuses_its_state_is_explained() -> None:
 
 
 def test_what_is_saved_passes_the_check() -> None:
-    check_loader_states(loader_states([shuffled(), CombinedLoader([shuffled(), shuffled()]), [1]]))
-    check_loader_states([])
+    expect(loader_states([shuffled(), CombinedLoader([shuffled(), shuffled()]), [1]]), LOADER_STATES)
+    expect([], LOADER_STATES)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_is_saved_passes_the_check() -> None:
 )
 def test_another_form_is_refused_with_its_place(states: Any, message: str) -> None:
     with pytest.raises(WrongForm, match=message):
-        check_loader_states(states)
+        expect(states, LOADER_STATES)
 
 
 # ---- the random state of a worker ------------------------------------------------------------------------------------

@@ -76,28 +76,65 @@ def shown_error(error: BaseException) -> str:
 # ---- the form of plain data ------------------------------------------------------------------------------------------
 
 
-def expect(value: Any, kinds: type | tuple[type, ...], place: str = "") -> Any:
-    """Return ``value``, if it is of one of ``kinds``.
+Form = Any
+"""What a saved value must be, declared beside the state that it is a part of. One of:
+
+- a type: an instance of it;
+- ``{"name": form, "other?": form}``: a mapping with these entries, of which those with "?" may be missing, and any
+  others;
+- ``{str: form}``: a mapping with any number of such keys and values;
+- ``[form]``: a list or tuple of any length;
+- a function of the value and its place, which raises :class:`WrongForm`;
+- a tuple: an instance of one of its types, or ``None`` if that is in it. What is not ``None`` has its other forms too.
+"""
+
+
+def expect(value: Any, form: Form, place: str = "") -> Any:
+    """Return ``value``, if it has this :data:`Form`.
 
     Raises:
-        WrongForm: it is not.
+        WrongForm: it has not.
     """
-    if isinstance(value, kinds):
+    parts = form if isinstance(form, tuple) else (form,)
+    if value is None and None in parts:
         return value
-    names = kinds if isinstance(kinds, tuple) else (kinds,)
-    raise WrongForm(place, f"is {shown(value)}, and {' or '.join(kind.__name__ for kind in names)} is expected")
+    types = [part for part in parts if isinstance(part, type)]
+    if types and not isinstance(value, tuple(types)):
+        names = ["NoneType" if part is None else part.__name__ for part in parts if part is None or part in types]
+        raise WrongForm(place, f"is {shown(value)}, and {' or '.join(names)} is expected")
+    for part in parts:
+        if isinstance(part, dict):
+            _expect_entries(value, part, place)
+        elif isinstance(part, list):
+            for index, item in enumerate(expect(value, (list, tuple), place)):
+                expect(item, part[0], f"{place}[{index}]")
+        elif part is not None and part not in types:
+            part(value, place)
+    return value
 
 
-def entry(mapping: Any, key: str, kinds: type | tuple[type, ...], place: str = "") -> Any:
-    """Return the entry ``key`` of ``mapping``, of one of ``kinds``.
+def _expect_entries(value: Any, forms: dict[Any, Form], place: str) -> None:
+    expect(value, Mapping, place)
+    for key, form in forms.items():
+        if not isinstance(key, str):
+            for each, item in value.items():
+                expect(each, key, place)
+                expect(item, form, f"{place}[{each!r}]")
+        elif key.removesuffix("?") in value:
+            name = key.removesuffix("?")
+            expect(value[name], form, f"{place}[{name!r}]")
+        elif not key.endswith("?"):
+            raise WrongForm(f"{place}[{key!r}]", "is missing")
+
+
+def entry(mapping: Any, key: str, form: Form, place: str = "") -> Any:
+    """Return the entry ``key`` of ``mapping``, if it has this form.
 
     Raises:
-        WrongForm: it is missing or of another kind, or ``mapping`` is none.
+        WrongForm: it is missing or has another, or ``mapping`` is none.
     """
-    expect(mapping, Mapping, place)
-    if key not in mapping:
-        raise WrongForm(f"{place}[{key!r}]", "is missing")
-    return expect(mapping[key], kinds, f"{place}[{key!r}]")
+    expect(mapping, {key: form}, place)
+    return mapping[key]
 
 
 def count(value: Any, place: str = "") -> int:
@@ -123,6 +160,21 @@ def number(value: Any, place: str = "") -> Any:
     if not is_one or (isinstance(value, int) and abs(value) >= _LARGEST):
         raise WrongForm(place, f"is {shown(value)}, and a number is expected")
     return value
+
+
+def of_length(number_of_items: int, value: Any, place: str) -> Any:
+    """Return ``value``, if it is a list or tuple of so many items.
+
+    Raises:
+        WrongForm: it is not.
+    """
+    if len(expect(value, (list, tuple), place)) != number_of_items:
+        raise WrongForm(place, f"has {len(value)} items, and {number_of_items} are expected")
+    return value
+
+
+COUNT: Form = (int, count)
+NUMBER: Form = (Tensor, bool, int, float, number)
 
 
 def check_form(saved: Any, own: Any, place: str = "") -> None:
@@ -155,9 +207,9 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
             if key in saved:
                 check_form(saved[key], value, f"{place}[{shown(key)}]")
     elif isinstance(own, (list, tuple)):
+        if isinstance(own, tuple):
+            of_length(len(own), saved, place)
         expect(saved, (list, tuple), place)
-        if isinstance(own, tuple) and len(saved) != len(own):
-            raise WrongForm(place, f"has {len(saved)} items, and {len(own)} are expected")
         for index, value in enumerate(saved):
             if own:
                 check_form(value, own[min(index, len(own) - 1)], f"{place}[{index}]")
@@ -337,9 +389,8 @@ def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
     for key, value in own.items():
         if key not in state and not key.startswith("_"):
             raise WrongForm(f"{place}[{key!r}]", "is missing")
-        by_group = key in _BY_GROUP and isinstance(value, list)
-        if by_group and len(found := expect(state.get(key, value), list, f"{place}[{key!r}]")) != len(value):
-            raise WrongForm(f"{place}[{key!r}]", f"has {len(found)} items, and {len(value)} are expected")
+        if key in _BY_GROUP and isinstance(value, list):
+            of_length(len(value), expect(state.get(key, value), list, f"{place}[{key!r}]"), f"{place}[{key!r}]")
     for key in state:
         if not isinstance(key, str) or (key not in own and hasattr(scheduler, key)):
             raise WrongForm(f"{place}[{shown(key)}]", "is no entry of a scheduler")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from drivetrain.base import files
-from drivetrain.base.restoring import WrongForm, entry, expect, number
+from drivetrain.base.restoring import Form, WrongForm, expect, number
 from drivetrain.checkpoints.file import TorchCheckpointIO
 
 if TYPE_CHECKING:
@@ -40,25 +40,23 @@ def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = file
     return its_folder == own or its_folder.startswith(os.path.join(own, ""))
 
 
+_SCORE: Form = (Tensor, int, float, None, number)
+_STATE: Form = {
+    "best_model_path": str, "kth_best_model_path": str, "last_model_path": str, "dirpath": (str, None),
+    "best_model_score": _SCORE, "kth_value": _SCORE, "best_k_models": {str: number},
+    # files of earlier versions have none of these
+    "current_score?": _SCORE, "newest_path?": str, "saved_at_step?": int, "awaited_at_step?": int,
+    "last_at_batch?": int,
+}  # fmt: skip
+"""What :meth:`ModelCheckpoint.state_dict` returns."""
+
+
 def check_state(state: Any) -> None:
     """Refuse what :meth:`ModelCheckpoint.state_dict` cannot have returned.
 
     Raises:
         CheckpointError: an entry is of another type; the message names it.
     """
-    for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
-        entry(state, name, str)
-    entry(state, "dirpath", (str, type(None)))
-    for name in ("best_model_score", "kth_value"):
-        if entry(state, name, (Tensor, int, float, type(None))) is not None:
-            number(state[name], f"[{name!r}]")
-    if expect(state.get("current_score"), (Tensor, int, float, type(None)), "['current_score']") is not None:
-        number(state["current_score"], "['current_score']")
-    expect(state.get("newest_path", ""), str, "['newest_path']")  # files of earlier versions have none of these
-    for name in ("saved_at_step", "awaited_at_step", "last_at_batch"):
-        expect(state.get(name, -1), int, f"[{name!r}]")
-    for path, score in entry(state, "best_k_models", Mapping).items():
-        expect(path, str, "['best_k_models']")
-        number(score, f"['best_k_models'][{path!r}]")
+    for path in expect(state, _STATE)["best_k_models"]:
         if "\0" in path:
             raise WrongForm("['best_k_models']", f"has the path {path!r}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.restoring import WrongForm, count, entry, expect, number
+from drivetrain.base.restoring import COUNT, Form, WrongForm, entry, expect, number
 from drivetrain.base.spelling import warn_if_misspelt
 from drivetrain.callback import Callback
 from drivetrain.callbacks._checkpoint_arguments import mode_or_default
@@ -42,6 +42,14 @@ class EarlyStoppingReason(str, Enum):
     DIVERGENCE_THRESHOLD = "divergence_threshold"
     PATIENCE_EXHAUSTED = "patience_exhausted"
     NON_FINITE_METRIC = "non_finite_metric"
+
+
+def _reason(value: Any, place: str) -> None:
+    if value not in [each.value for each in EarlyStoppingReason]:
+        raise WrongForm(place, f"is {shown(value)}, which is no EarlyStoppingReason")
+
+
+_STOPPED: Form = {"stopping_reason": (str, _reason), "stopping_reason_message?": str, "stopped_with": dict}
 
 
 class EarlyStopping(Callback):
@@ -164,15 +172,11 @@ class EarlyStopping(Callback):
         return {name: getattr(self, name) for name in _CRITERIA}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        counts = {name: count(entry(state_dict, name, int), f"[{name!r}]") for name in _COUNTS}
-        self.best_score = torch.as_tensor(number(entry(state_dict, "best_score", (Tensor, int, float))))
+        counts = {name: entry(state_dict, name, COUNT) for name in _COUNTS}
+        self.best_score = torch.as_tensor(entry(state_dict, "best_score", (Tensor, int, float, number)))
         self.wait_count, self.stopped_epoch = counts["wait_count"], counts["stopped_epoch"]
         if "stopping_reason" in state_dict:
-            reason = expect(state_dict["stopping_reason"], str, "['stopping_reason']")
-            if reason not in [each.value for each in EarlyStoppingReason]:
-                raise WrongForm("['stopping_reason']", f"is {shown(reason)}, which is no EarlyStoppingReason")
-            expect(state_dict.get("stopping_reason_message", ""), str, "['stopping_reason_message']")
-            entry(state_dict, "stopped_with", dict)
+            expect(state_dict, _STOPPED)
             self._resumed = dict(state_dict)
         elif counts["patience"] != self.patience:
             rank_zero_info(

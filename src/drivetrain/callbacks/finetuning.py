@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.restoring import entry, number
+from drivetrain.base.restoring import entry, expect, number
 from drivetrain.callback import Callback
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import (
@@ -214,8 +214,7 @@ class BaseFinetuning(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "groups" in state_dict:  # otherwise of Lightning, which keeps the groups by the optimizer's number
-            for name in ("groups", "frozen", "frozen_statistics"):
-                entry(state_dict, name, list)
+            expect(state_dict, dict.fromkeys(("groups", "frozen", "frozen_statistics"), list))
             self._restored = state_dict
         elif "internal_optimizer_metadata" in state_dict:
             groups = entry(state_dict, "internal_optimizer_metadata", Mapping)

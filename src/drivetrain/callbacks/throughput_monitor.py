@@ -188,5 +188,5 @@ class ThroughputMonitor(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "time" in state_dict:
             self._totals["train"] = {name: entry(state_dict, name, int) for name in _TOTALS}
-            self._earlier_s = float(number(entry(state_dict, "time", (int, float)), "['time']"))
+            self._earlier_s = float(entry(state_dict, "time", (int, float, number)))
             self._starts.pop("train", None)

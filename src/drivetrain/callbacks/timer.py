@@ -158,14 +158,15 @@ class Timer(Callback):
         return {"time_elapsed": {stage: self.time_elapsed(stage) for stage in _STAGES}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        elapsed = entry(state_dict, "time_elapsed", Mapping)
-        for stage in _STAGES:
-            place = f"['time_elapsed'][{stage!r}]"
-            if not 0 <= number(entry(elapsed, stage, (int, float), "['time_elapsed']"), place) < math.inf:
-                raise WrongForm(place, f"is {elapsed[stage]}, and a number of seconds is expected")
+        elapsed = entry(state_dict, "time_elapsed", dict.fromkeys(_STAGES, (int, float, _seconds)))
         self._earlier_s.update({stage: float(elapsed[stage]) for stage in _STAGES})
         self._starts.clear()
         self._ends.clear()
+
+
+def _seconds(value: Any, place: str) -> None:
+    if not 0 <= number(value, place) < math.inf:
+        raise WrongForm(place, f"is {value}, and a number of seconds is expected")
 
 
 def _name(stage: str) -> str:

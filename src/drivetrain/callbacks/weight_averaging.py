@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.restoring import count, entry
+from drivetrain.base.restoring import COUNT, entry
 from drivetrain.callback import KeepsWeights
 from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, is_number, wrong_value
 from drivetrain.module.trainable import is_strict
@@ -208,10 +208,10 @@ class WeightAveraging(KeepsWeights):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "latest_update_step" in state_dict:  # of Lightning; the rest is in its "averaging_state"
-            self.steps_done = count(entry(state_dict, "latest_update_step", int), "['latest_update_step']")
+            self.steps_done = entry(state_dict, "latest_update_step", COUNT)
             return
         for name in _COUNTS:
-            setattr(self, name, count(entry(state_dict, name, int), f"[{name!r}]"))
+            setattr(self, name, entry(state_dict, name, COUNT))
 
     def save_weights(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Put the trained weights into "state_dict" and the average into "averaged_state_dict"."""

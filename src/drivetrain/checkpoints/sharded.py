@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.base import files
-from drivetrain.base.restoring import count, entry, expect, restoring
+from drivetrain.base.restoring import COUNT, Form, count, entry, expect, restoring
 from drivetrain.checkpoints import json_tree
 from drivetrain.errors import CheckpointError
 
@@ -283,6 +283,12 @@ def read(path: Folder, lazy: tuple[str, ...] = ()) -> Any:
         )
 
 
+_TENSORS: Form = (dict, {str: {
+    "dtype": str, "shape": list,
+    "pieces": (list, [{"file": str, "at": count, "crc32": int, "offsets": list, "shape": list}]),
+}})  # fmt: skip
+
+
 def _manifest(path: Folder) -> dict[str, Any]:
     try:
         content = _read(_in(path, MANIFEST))
@@ -298,11 +304,9 @@ def _manifest(path: Folder) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path} was written by a newer version of drivetrain (format {manifest['version']}). Install that."
             )
-        for name, record in entry(manifest, "files", dict).items():
+        for name in entry(manifest, "files", (dict, {str: {"size": COUNT, "crc32": COUNT}})):
             if os.path.basename(name) != name:
                 raise CheckpointError(f"{path}: the manifest names the file {name!r}. Use another checkpoint.")
-            for key in ("size", "crc32"):
-                count(entry(record, key, int, f"['files'][{name!r}]"), f"['files'][{name!r}][{key!r}]")
     return manifest
 
 
@@ -310,16 +314,13 @@ def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
     with restoring(f"{os.path.basename(path)}/{MANIFEST}"):
         return {
             name: Stored(
-                entry(each, "dtype", str), tuple(entry(each, "shape", list)),
+                each["dtype"], tuple(each["shape"]),
                 [
-                    Piece(
-                        entry(piece, "file", str), count(piece["at"], "['at']"), entry(piece, "crc32", int),
-                        tuple(entry(piece, "offsets", list)), tuple(entry(piece, "shape", list)),
-                    )
-                    for piece in entry(each, "pieces", list)
+                    Piece(piece["file"], piece["at"], piece["crc32"], tuple(piece["offsets"]), tuple(piece["shape"]))
+                    for piece in each["pieces"]
                 ],
             )
-            for name, each in entry(manifest, "tensors", dict).items()
+            for name, each in entry(manifest, "tensors", _TENSORS).items()
         }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from drivetrain.base.restoring import WrongForm, check_generators, check_rng_state, entry, expect, restoring
+from drivetrain.base.restoring import Form, WrongForm, check_generators, check_rng_state, expect, of_length, restoring
 from drivetrain.base.seed import isolate_rng
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.stateful import is_stateful
@@ -118,16 +118,8 @@ def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
     ]
 
 
-def check_loader_states(states: Any) -> None:
-    """Check what a checkpoint holds as the result of :func:`loader_states`.
-
-    Raises:
-        WrongForm: an entry is missing or of another kind.
-    """
-    for index, state in enumerate(expect(states, (list, tuple))):
-        check_generators(entry(state, "generators", (list, tuple), f"[{index}]"), f"[{index}]['generators']")
-        for part, alive in enumerate(entry(state, "workers", (list, tuple), f"[{index}]")):
-            expect(alive, bool, f"[{index}]['workers'][{part}]")
+LOADER_STATES: Form = [{"generators": check_generators, "workers": [bool]}]
+"""The form of what :func:`loader_states` returns."""
 
 
 def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]]) -> None:
@@ -137,7 +129,7 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
 
     Args:
         loaders: fresh ones; a loader without a state stays as it is.
-        states: of the form that :func:`check_loader_states` accepts.
+        states: of the form :data:`LOADER_STATES`.
 
     Raises:
         CheckpointError: a generator refuses its state.
@@ -213,16 +205,12 @@ def check_worker_state(state: Any, place: str) -> None:
     Raises:
         WrongForm: a part of it is missing or of another kind, or a generator refuses it.
     """
-    if len(expect(state, (list, tuple), place)) != 3:
-        raise WrongForm(place, f"has {len(state)} items, and 3 are expected")
-    python, words, numpy = state
+    python, words, numpy = of_length(3, state, place)
     if not expect(words, bytes, f"{place}[1]"):
         raise WrongForm(f"{place}[1]", "is empty")
     states = {"python": python, "torch": torch.frombuffer(bytearray(words), dtype=torch.uint8)}
     if numpy is not None:
-        if len(expect(numpy, (list, tuple), f"{place}[2]")) != 5:
-            raise WrongForm(f"{place}[2]", f"has {len(numpy)} items, and 5 are expected")
-        name, keys, *rest = numpy
+        name, keys, *rest = of_length(5, numpy, f"{place}[2]")
         if len(expect(keys, bytes, f"{place}[2][1]")) % 4:
             raise WrongForm(f"{place}[2][1]", f"has {len(keys)} bytes, which are no numbers of 32 bits")
         states["numpy"] = (name, list(memoryview(keys).cast("I")), *rest)

@@ -11,16 +11,28 @@ from typing import Any
 
 import torch
 
-from drivetrain.base.restoring import restoring
+from drivetrain.base.restoring import COUNT, Form, check_generators, check_rng_state, count, restoring
 from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
 from drivetrain.data.combined import without_restart
-from drivetrain.data.kept import generator_states, generators_kept, generators_of, set_generator_states
+from drivetrain.data.kept import (
+    check_worker_state,
+    generator_states,
+    generators_kept,
+    generators_of,
+    set_generator_states,
+)
 from drivetrain.data.stateful import between_passes, leave, rest_of_pass
 from drivetrain.errors import CheckpointError
 
 _INF = float("inf")
 Position = dict[str, Any]
 """The position of a pass, as plain data."""
+
+POSITION: Form = {
+    "given": COUNT, "begun": COUNT, "ended": bool, "generators": check_generators, "rng?": check_rng_state,
+    "workers?": {count: (None, check_worker_state)}, "workers_after?": {count: (None, check_worker_state)},
+}  # fmt: skip
+"""Its form, of one loader and without the random states in which the pass began."""
 
 
 class Passes:

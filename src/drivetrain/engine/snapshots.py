@@ -200,8 +200,7 @@ def _undo(undo: list[tuple[Any, Any]]) -> None:
 def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
     own = [len(group["params"]) for group in optimizer.param_groups]
     with restoring(where):
-        groups = entry(state, "param_groups", list)
-        saved = [len(entry(group, "params", list, "['param_groups']")) for group in groups]
+        saved = [len(group["params"]) for group in entry(state, "param_groups", (list, [{"params": list}]))]
     if own != saved:
         raise CheckpointError(
             f"{where} is of an optimizer whose groups hold {saved} parameters, and those of this one hold {own}. "

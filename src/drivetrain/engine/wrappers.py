@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.restoring import count, entry
+from drivetrain.base.restoring import COUNT, entry
 from drivetrain.base.tree import move, was_there
 from drivetrain.data.combined import without_restart
 from drivetrain.data.feed import set_epoch
@@ -386,7 +386,7 @@ class EngineLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        passes = count(entry(state, "passes", int), "['passes']")
+        passes = entry(state, "passes", COUNT)
         if (loader := state.get("loader")) is not None:
             self._loader.load_state_dict(loader)  # type: ignore[attr-defined]  # it has saved one
         self._passes = passes

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from drivetrain import parity
+from drivetrain.base.restoring import NUMBER, Form, WrongForm, entry, expect
 from drivetrain.errors import (
     CheckpointError,
     LoggingError,
@@ -54,6 +55,38 @@ class Options(NamedTuple):
     enable_graph: bool
     add_dataloader_idx: bool
     sync_dist: bool = False
+
+
+def _reduction(value: Any, place: str) -> None:
+    if not isinstance(value, str) or value not in get_args(Reduction):
+        raise WrongForm(place, f"is {shown(value)}, which is no reduction")
+
+
+def _known_options(value: Any, place: str) -> None:
+    if unknown := [key for key in value if key not in Options._fields]:
+        raise WrongForm(place, f"has the unknown entry {shown(unknown[0])}")
+
+
+def _pending(value: Any, place: str) -> None:
+    pending = expect(value.get("pending"), (Tensor, None), f"{place}['pending']")
+    if pending is None:
+        return
+    if pending.ndim != 1 or not len(pending) or pending.is_complex():
+        raise WrongForm(f"{place}['pending']", f"has the shape {tuple(pending.shape)}, and a list is expected")
+    entry(value, "pending_weight", NUMBER, place)
+
+
+_SWITCH: Form = (bool, None)
+_OPTIONS: Form = {
+    "reduce_fx": _reduction, "prog_bar": bool, "enable_graph": bool, "add_dataloader_idx": bool, "logger": _SWITCH,
+    "on_step": _SWITCH, "on_epoch": _SWITCH,
+}  # fmt: skip
+LOGGED_STATE: Form = ({
+    "name": str, "hook": str, "dataloader_idx": (int, None), "options": (_OPTIONS, _known_options),
+    "total": (*NUMBER, None), "last": (*NUMBER, None), "weight": NUMBER, "last_weight?": NUMBER, "fresh": bool,
+    "metric": (str, None),
+}, _pending)  # fmt: skip
+"""The form of :meth:`Entry.state_dict` and where it was logged; files of earlier versions have no "pending"."""
 
 
 class Logged(NamedTuple):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from drivetrain.base.restoring import COUNT, Form
+
 State = dict[str, Any]
 
 _HOLDERS = (nn.Module, list, tuple, dict)
@@ -52,6 +54,9 @@ def _items(holder: Any) -> Iterable[tuple[Any, Any]]:
 
 def _is_metric(module: nn.Module) -> bool:
     return isinstance(vars(module).get("_defaults"), dict) and hasattr(module, "compute") and hasattr(module, "reset")
+
+
+METRIC_STATE: Form = {"updates": COUNT, "states": Mapping}
 
 
 def state_of(metric: nn.Module) -> State:

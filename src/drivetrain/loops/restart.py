@@ -24,6 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.restoring import Form, count, number
 from drivetrain.base.seed import rng_state
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.metrics import copied_states, metrics_in, state_of
@@ -31,6 +32,14 @@ from drivetrain.loops.progress import RunningStage, TrainerStatus, copied
 from drivetrain.loops.run import Run
 
 State = dict[str, Any]
+
+_SIZE: Form = (int, None, count)
+RESTART: Form = {
+    "data?": (Mapping, None), "exact?": bool, "settled?": bool, "cut_off?": bool, "ahead?": [str],
+    "samples?": (None, count), "loaders?": {str: count}, "callback_metrics?": {str: number},
+    "order?": (None, {"sampler": str, "samples": _SIZE, "dataset": _SIZE, "options": Mapping}),
+}  # fmt: skip
+"""The form of what :func:`capture` returns, without the parts that are checked by themselves."""
 
 
 def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from drivetrain.base.restoring import COUNT, Form, number
 from drivetrain.errors import ConfigurationError
 from drivetrain.module.optimizers import parameters_of
 
@@ -47,6 +48,11 @@ class Window:
         "reference": "reference",
         "total": "total",
     }
+    FORM: ClassVar[Form] = {
+        "expected": COUNT, "graded": COUNT, "position": COUNT, "total": (Tensor, int, float, number),
+        "reference": (Tensor, int, float, None, number),
+    }  # fmt: skip
+    """Of what :meth:`state_dict` returns."""
     __slots__ = (
         "batches_done",
         "exchanges_always",

@@ -102,7 +102,7 @@ def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -
     if FINGERPRINTS not in checkpoint:
         return strict
     with restoring(repr(FINGERPRINTS)):
-        expected = {name: expect(each, Mapping) for name, each in expect(checkpoint[FINGERPRINTS], Mapping).items()}
+        expected: Mapping[str, Any] = expect(checkpoint[FINGERPRINTS], {str: Mapping})
     own: dict[str, Any] = plain_names(dict(module.named_parameters(remove_duplicate=False)))
     differ = [text for name, each in expected.items() if (text := _difference(name, own.get(name), each))]
     if differ:

@@ -219,11 +219,9 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
         CheckpointError: they are no dictionary with names.
     """
     with restoring(f"'{prefix}hyper_parameters'"):
-        saved = expect(checkpoint.get(f"{prefix}hyper_parameters", {}), (Mapping, type(None))) or {}
-        for key in saved:
-            expect(key, str)
+        saved = expect(checkpoint.get(f"{prefix}hyper_parameters", {}), (Mapping, None, {str: object})) or {}
     with restoring(f"'{prefix}hparams_name'"):
-        name: str | None = expect(checkpoint.get(f"{prefix}hparams_name"), (str, type(None)))
+        name: str | None = expect(checkpoint.get(f"{prefix}hparams_name"), (str, None))
     if checkpoint.get(f"{prefix}hparams_type") == _CONFIG:
         from drivetrain.base.configs import restored  # here, so that importing the Trainer stays quick
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import Registry
-from drivetrain.base.restoring import WrongForm, count, entry, expect, number
+from drivetrain.base.restoring import COUNT, Form, WrongForm, expect, number
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision, evaluated, in_default_dtype
 
@@ -221,7 +221,7 @@ class MixedPrecision(Precision):
         """Take a scaler's state back; an empty one, or any for "bf16-mixed", changes nothing."""
         if not expect(state_dict, Mapping) or not self.scales_loss:
             return
-        _check_scaler(state_dict)
+        expect(state_dict, _SCALER)
         self._rounds = list(state_dict.get("optimizers", ()))
         if self._scaler is None:
             self._loaded = dict(state_dict)
@@ -336,23 +336,18 @@ def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
         own.update(before)
 
 
-def _check_scaler(state: Mapping[str, Any]) -> None:
-    """Check what :meth:`MixedPrecision.state_dict` wrote.
+def _positive(value: Any, place: str) -> None:
+    if not 0 < number(value, place) < math.inf:
+        raise WrongForm(place, f"is {value}, and a finite number above 0 is expected")
 
-    Raises:
-        WrongForm: an entry is missing, of another kind, or a number that no scaler works with.
-    """
-    for name in ("scale", "growth_factor", "backoff_factor"):
-        if not 0 < number(entry(state, name, (int, float)), f"[{name!r}]") < math.inf:
-            raise WrongForm(f"[{name!r}]", f"is {state[name]}, and a finite number above 0 is expected")
-    for name in ("growth_interval", "_growth_tracker"):
-        count(entry(state, name, int), f"[{name!r}]")
-    for index, each in enumerate(expect(state.get("optimizers", ()), (list, tuple), "['optimizers']")):
-        place = f"['optimizers'][{index}]"
-        for name in ("stepped", "unscaled"):
-            entry(each, name, bool, place)
-        if entry(each, "found_inf", (int, float, type(None)), place) is not None:
-            number(each["found_inf"], f"{place}['found_inf']")
+
+_FACTOR: Form = (int, float, _positive)
+_SCALER: Form = {
+    "scale": _FACTOR, "growth_factor": _FACTOR, "backoff_factor": _FACTOR, "growth_interval": COUNT,
+    "_growth_tracker": COUNT,
+    "optimizers?": [{"stepped": bool, "unscaled": bool, "found_inf": (int, float, None, number)}],
+}  # fmt: skip
+"""What :meth:`MixedPrecision.state_dict` writes."""
 
 
 def _holds_gradients(optimizer: Optimizer) -> bool:

@@ -247,7 +247,7 @@ def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool
         if not os.path.isfile(file):
             raise CheckpointError(f"{file} is missing")
         size, checksum = _measured(file)
-        if size != count(listed.get("size"), "['size']"):
+        if size != entry(listed, "size", count):
             raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")
         if checksum != listed["crc32"]:
             raise CheckpointError(f"{file} is damaged: its checksum is wrong")

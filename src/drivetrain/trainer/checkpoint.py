@@ -460,9 +460,7 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
         with restoring(f"rank {trainer.global_rank}"):
-            own: Mapping[str, Any] = expect(ranks[trainer.global_rank], Mapping)
-            expect(own.get("rng"), (Mapping, type(None)), "['rng']")
-            expect(own.get("restart", {}), Mapping, "['restart']")
+            own: Mapping[str, Any] = expect(ranks[trainer.global_rank], {"rng?": (Mapping, None), "restart?": Mapping})
         return own
     shared = expect({**ranks[0], **checkpoint}.get("restart", {}), Mapping, "['restart']")
     if "window" in shared and not batches_done:  # by hand it may reach over an epoch's end
