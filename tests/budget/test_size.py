@@ -12,7 +12,7 @@ import pytest
 
 import drivetrain
 from drivetrain.checkpoints.file import TorchCheckpointIO
-from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, FileAnswers
 from drivetrain.loops.run import Run
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.facts import Facts
@@ -74,9 +74,9 @@ def test_no_file_and_no_function_is_too_long_to_read_at_once() -> None:
     ("contract", "built", "most"),
     [
         ((Stepping, Strategy), SingleDeviceStrategy(), 92), ((Facts,), Facts(), 16), ((Precision,), Precision(), 20),
-        ((CheckpointIO,), TorchCheckpointIO(), 16),
+        ((CheckpointIO,), TorchCheckpointIO(), 8), ((FileAnswers,), TorchCheckpointIO(), 10),
     ],
-    ids=["strategy", "facts", "precision", "checkpoint_io"],
+    ids=["strategy", "facts", "precision", "checkpoint_io", "file_answers"],
 )  # fmt: skip
 def test_a_contract_grows_no_further(contract: tuple[type, ...], built: object, most: int) -> None:
     """Public methods, properties and attributes; not the field's names for them, which are in ``familiar.py``."""

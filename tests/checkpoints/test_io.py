@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningModule, Trainer
 from drivetrain.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
-from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
+from drivetrain.checkpoints import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
 from drivetrain.checkpoints.io import newest_first, wait_for
 from drivetrain.errors import CheckpointError
 
@@ -238,6 +240,52 @@ def test_what_the_defaults_say_of_local_files(tmp_path: Path) -> None:
     store.wait()
     store.teardown()
     assert newest_first(store, [str(tmp_path / "b.ckpt"), path]) == [path, str(tmp_path / "b.ckpt")]
+
+
+def test_what_the_defaults_say_of_shards_and_of_other_programs(tmp_path: Path) -> None:
+    store = Familiar()
+    assert not store.is_sharded(tmp_path)
+    with store.new_files() as refused:
+        store.save_checkpoint({"a": 1}, tmp_path / "a.ckpt")
+        store.save_checkpoint({"a": 2}, tmp_path / "a.ckpt")
+        assert not store.was_refused(tmp_path / "a.ckpt")
+    assert refused == []
+    assert store.load_checkpoint(tmp_path / "a.ckpt") == {"a": 2}
+
+
+def test_a_store_of_ones_own_may_leave_the_file_of_another_program(tmp_path: Path) -> None:
+    class Careful(Familiar):
+        refused: list[str] | None = None
+
+        @contextmanager
+        def new_files(self) -> Iterator[list[str]]:
+            self.refused = []
+            try:
+                yield self.refused
+            finally:
+                self.refused = None
+
+        def was_refused(self, path: Any) -> bool:
+            return self.refused is not None and str(path) in self.refused
+
+        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+            if self.refused is not None and Path(path).name == "epoch=0.ckpt":  # another program was faster
+                self.refused.append(str(path))
+            else:
+                super().save_checkpoint(checkpoint, path)
+
+    saver = ModelCheckpoint(tmp_path / "runs", "{epoch}")
+    trainer(tmp_path, Careful(), saver, max_epochs=1).fit(Net(), loader(), loader())
+    assert names([saver.best_model_path]) == names((tmp_path / "runs").iterdir()) == ["epoch=0-v1.ckpt"]
+
+
+def test_a_store_that_writes_in_a_thread_knows_the_shards_of_the_one_behind_it(tmp_path: Path) -> None:
+    class Folders(Familiar):
+        def is_sharded(self, path: Any) -> bool:
+            return Path(path).is_dir()
+
+    assert AsyncCheckpointIO(Folders()).is_sharded(tmp_path)
+    assert not AsyncCheckpointIO(Familiar()).is_sharded(tmp_path)
 
 
 @pytest.mark.parametrize("link", [False, True])

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from drivetrain.base import files
 from drivetrain.base.restoring import Form, WrongForm, expect, number
-from drivetrain.checkpoints.file import TorchCheckpointIO
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
@@ -22,11 +21,7 @@ def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
     Returns:
         Whether it was saved: the same on every rank.
     """
-    store = trainer.strategy.checkpoint_io
-    if not isinstance(store, TorchCheckpointIO):  # which alone can tell
-        trainer.save_checkpoint(path, weights_only)
-        return True
-    with store.new_files() as refused:
+    with trainer.strategy.checkpoint_io.new_files() as refused:
         trainer.save_checkpoint(path, weights_only)
     saved: bool = trainer.strategy.broadcast(not refused)
     return saved

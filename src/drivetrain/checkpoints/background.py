@@ -56,6 +56,9 @@ class AsyncCheckpointIO(CheckpointIO):
         self.wait(path)
         self.checkpoint_io.remove_checkpoint(path)
 
+    def is_sharded(self, path: str | Path) -> bool:
+        return self.checkpoint_io.is_sharded(path)
+
     def written_at(self, path: str | Path) -> float | None:
         return self.checkpoint_io.written_at(path)
 

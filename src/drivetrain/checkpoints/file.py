@@ -17,6 +17,7 @@ import torch
 
 from drivetrain import parity
 from drivetrain.base import files
+from drivetrain.base.introspect import overrides
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO, behind, unreachable
@@ -56,10 +57,6 @@ class TorchCheckpointIO(CheckpointIO):
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:
-        """Context in which no existing file is replaced by what this thread writes.
-
-        The list holds the paths that were not written, because another process had put a file there.
-        """
         refused: list[str] = []
         token = _refused.set(refused)
         try:
@@ -68,7 +65,6 @@ class TorchCheckpointIO(CheckpointIO):
             _refused.reset(token)
 
     def is_sharded(self, path: str | Path) -> bool:
-        """Return whether ``path`` is the folder of a checkpoint: see :mod:`drivetrain.checkpoints.sharded`."""
         if behind(path) is None and not os.path.isdir(path):
             return False
         from drivetrain.checkpoints import sharded  # here, because few checkpoints are folders
@@ -79,7 +75,6 @@ class TorchCheckpointIO(CheckpointIO):
             return sharded.is_checkpoint(path)
 
     def was_refused(self, path: str | Path) -> bool:
-        """Return whether the block of :meth:`new_files` that runs now has found another process's file at ``path``."""
         refused = refused_here()
         return refused is not None and str(path) in refused
 
@@ -263,6 +258,16 @@ def entries(path: str | Path) -> dict[str, Any]:
         return folder
     loaded: dict[str, Any] = torch.load(files.spelled(path), map_location="cpu", mmap=True, weights_only=True)
     return loaded
+
+
+def writes_files(store: CheckpointIO) -> bool:
+    """Return whether ``store`` writes checkpoints as :class:`TorchCheckpointIO` does, to files and folders."""
+    return isinstance(store, TorchCheckpointIO) and not overrides(store, "save_checkpoint", TorchCheckpointIO)
+
+
+def reads_files(store: CheckpointIO) -> bool:
+    """Return whether ``store`` reads checkpoints as :class:`TorchCheckpointIO` does, so that :func:`entries` can."""
+    return isinstance(store, TorchCheckpointIO) and not overrides(store, "load_checkpoint", TorchCheckpointIO)
 
 
 def refused_here() -> list[str] | None:

@@ -10,63 +10,22 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
 from drivetrain.base.registry import Registry, names_itself
 from drivetrain.errors import CheckpointError
 
 
-class CheckpointIO(ABC):
-    """Keeps checkpoints under paths: writes, reads, lists, copies and removes them.
+class FileAnswers:
+    """What a store answers about its checkpoints, if they are files of this machine or at addresses of fsspec.
 
-    A subclass defines the first three methods. The others have defaults for files of this machine, and for addresses
-    that fsspec knows, such as ``s3://bucket/run``; both are durable when :meth:`save_checkpoint` returns. A store that
-    keeps checkpoints elsewhere overrides :meth:`written_at` and :meth:`find`; one that writes in the background
-    overrides :meth:`is_durable` and :meth:`wait`. Everything that a Trainer and its callbacks ask about checkpoints
-    goes through these methods. Rank 0 saves, copies and removes.
+    A store that keeps them elsewhere overrides some of these methods.
     """
 
-    @classmethod
-    def register_checkpoint_ios(cls, checkpoint_registry: Registry[CheckpointIO]) -> None:
-        """Give the class its names: ``checkpoint_registry.register("name", cls, description="...")``.
-
-        Called once, when a subclass that defines it is defined, so that no other line is needed.
-        """
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        names_itself(cls, "register_checkpoint_ios", CheckpointRegistry)
-
-    @abstractmethod
-    def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` to ``path``, or begin to: it is written when :meth:`is_durable` says so.
-
-        Until then :meth:`load_checkpoint` and :meth:`written_at` know what was at ``path`` before. Training changes
-        the tensors of ``checkpoint`` in place, so a store that writes later copies them before it returns.
-
-        Raises:
-            CheckpointError: it could not be written; what was at ``path`` before is still there, complete.
-        """
-
-    @abstractmethod
-    def load_checkpoint(
-        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Return the checkpoint at ``path``.
-
-        Args:
-            path: its name in this store.
-            map_location: where its tensors are read to, as for ``torch.load``.
-            weights_only: ``None`` or True: plain data only. False: everything, which runs what code the file brings.
-
-        Raises:
-            CheckpointError: there is none, it is damaged, or it holds what may not be read.
-        """
-
-    @abstractmethod
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete the checkpoint at ``path``; it is no error if there is none."""
+    if TYPE_CHECKING:  # of the store
+        save_checkpoint: Any
+        load_checkpoint: Any
 
     # ---- what is there -------------------------------------------------------------------------------------------
 
@@ -177,6 +136,78 @@ class CheckpointIO(ABC):
             CheckpointError: it could not be written; the message names the file. Raised once for each failure.
         """
 
+
+class CheckpointIO(FileAnswers, ABC):
+    """Keeps checkpoints under paths: writes, reads and removes them.
+
+    A subclass defines the first three methods. What the Trainer and its callbacks ask about a checkpoint besides, such
+    as whether there is one at a path, :class:`FileAnswers` answers for files of this machine, and for addresses that
+    fsspec knows, such as ``s3://bucket/run``; both are durable when :meth:`save_checkpoint` returns. A store that keeps
+    checkpoints elsewhere overrides ``written_at`` and ``find``; one that writes in the background overrides
+    ``is_durable`` and ``wait``. Everything goes through these methods. Rank 0 saves, copies and removes.
+    """
+
+    @classmethod
+    def register_checkpoint_ios(cls, checkpoint_registry: Registry[CheckpointIO]) -> None:
+        """Give the class its names: ``checkpoint_registry.register("name", cls, description="...")``.
+
+        Called once, when a subclass that defines it is defined, so that no other line is needed.
+        """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        names_itself(cls, "register_checkpoint_ios", CheckpointRegistry)
+
+    @abstractmethod
+    def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write ``checkpoint`` to ``path``, or begin to: it is written when ``is_durable`` says so.
+
+        Until then :meth:`load_checkpoint` and ``written_at`` know what was at ``path`` before. Training changes
+        the tensors of ``checkpoint`` in place, so a store that writes later copies them before it returns.
+
+        Raises:
+            CheckpointError: it could not be written; what was at ``path`` before is still there, complete.
+        """
+
+    @abstractmethod
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Return the checkpoint at ``path``.
+
+        Args:
+            path: its name in this store.
+            map_location: where its tensors are read to, as for ``torch.load``.
+            weights_only: ``None`` or True: plain data only. False: everything, which runs what code the file brings.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or it holds what may not be read.
+        """
+
+    @abstractmethod
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete the checkpoint at ``path``; it is no error if there is none."""
+
+    def is_sharded(self, path: str | Path) -> bool:
+        """Return whether ``path`` is a folder with the shards of several ranks: see ``checkpoints/sharded.py``.
+
+        FSDP reads such a folder itself, each rank its own shards.
+        """
+        return False
+
+    @contextlib.contextmanager
+    def new_files(self) -> Iterator[list[str]]:
+        """Context in which no existing checkpoint is replaced by what this thread writes.
+
+        The list holds the paths that were not written, because another process had put something there. It stays empty
+        in a store that cannot tell.
+        """
+        yield []
+
+    def was_refused(self, path: str | Path) -> bool:
+        """Return whether ``path`` is in the list of the block of :meth:`new_files` that runs now."""
+        return False
+
     def teardown(self) -> None:
         """Free threads and connections at the end of a run, after :meth:`wait`. The store may be used again later."""
 
@@ -185,7 +216,7 @@ CheckpointRegistry: Registry[CheckpointIO] = Registry("drivetrain.checkpoints", 
 """The checkpoint stores by name: those of the files beside this one, of users, and of installed packages."""
 
 
-def wait_for(store: CheckpointIO, path: str | Path) -> None:
+def wait_for(store: FileAnswers, path: str | Path) -> None:
     """Call ``store.wait(path)``; whatever it raises becomes a CheckpointError that names the file.
 
     Raises:

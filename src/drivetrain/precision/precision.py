@@ -35,7 +35,7 @@ class Precision(Familiar):
     """The type that the accelerator must compute in; ``None``: 32-bit floats, which all do."""
 
     scales_loss: bool = False
-    """Whether the gradients of a run are scaled: only then ``scale`` is called, and ``unscale_gradients`` always."""
+    """Whether the loss is scaled: only then are ``scale`` called, and ``unscale_gradients`` before each step."""
 
     packs_weights: bool = False
     """Whether it packs weights into tensors of integers, which no strategy can shard."""

@@ -18,7 +18,6 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import lightning_deprecation, rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import WrongForm, shown_error
-from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError
@@ -394,8 +393,7 @@ class FSDPStrategy(ParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        store = self.checkpoint_io
-        if isinstance(store, TorchCheckpointIO) and store.is_sharded(checkpoint_path):
+        if self.checkpoint_io.is_sharded(checkpoint_path):
             from drivetrain.checkpoints.sharded import place, read
 
             found: dict[str, Any] = read(place(checkpoint_path), lazy=self.large)

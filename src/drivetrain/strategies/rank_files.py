@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
 from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_error
-from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO, wait_for
 from drivetrain.errors import CheckpointError
 
@@ -74,7 +73,7 @@ def save(
             wait_for(store, path)
     except Exception as error:
         failure = error
-    refused = isinstance(store, TorchCheckpointIO) and store.was_refused(path)
+    refused = store.was_refused(path)
     outcome = failure and shown_error(failure), refused, store.is_durable(path)
     outcomes = strategy.world.gather_objects(outcome)  # which waits for every rank
     if all((text, refused) == (None, False) for text, refused, _ in outcomes):

@@ -14,10 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from drivetrain.base import files
-from drivetrain.base.introspect import overrides
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import json_tree, sharded
-from drivetrain.checkpoints.file import TorchCheckpointIO, refused_here
+from drivetrain.checkpoints.file import refused_here, writes_files
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import rank_files
 from drivetrain.strategies.sharded_state import boxes_of, is_dtensor, local_shard
@@ -31,12 +30,8 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
         CheckpointError: a rank could not write; on every rank, and what was there before is unchanged.
         ConfigurationError: the strategy's store does not write local files.
     """
-    store_here = strategy.checkpoint_io
-    writes_files = isinstance(store_here, TorchCheckpointIO) and not overrides(
-        store_here, "save_checkpoint", TorchCheckpointIO
-    )
-    if not writes_files or storage_options is not None:
-        store = type(store_here).__name__
+    if not writes_files(strategy.checkpoint_io) or storage_options is not None:
+        store = type(strategy.checkpoint_io).__name__
         raise ConfigurationError(
             f'state_dict_type="sharded" writes a folder of local files, and {store} was passed to keep checkpoints'
             f"{'' if storage_options is None else f', with storage_options={storage_options!r}'}. Leave it out, or "

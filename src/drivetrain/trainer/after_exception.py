@@ -12,7 +12,7 @@ from typing import Any
 
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.rank_zero import any_rank_info
-from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.checkpoints.file import writes_files
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import rank_files
@@ -139,12 +139,9 @@ def _is_sharded(strategy: Strategy) -> bool:
         return False
     from drivetrain.strategies.fsdp import FSDPStrategy
 
-    store = strategy.checkpoint_io
-    if not isinstance(strategy, FSDPStrategy) or not isinstance(store, TorchCheckpointIO):
+    if not isinstance(strategy, FSDPStrategy) or not writes_files(strategy.checkpoint_io):
         return False
-    return not any(defined_by_user(strategy, name) for name in _STATE_VERBS) and not overrides(
-        store, "save_checkpoint", TorchCheckpointIO
-    )
+    return not any(defined_by_user(strategy, name) for name in _STATE_VERBS)
 
 
 def _is_replica(strategy: Strategy) -> bool:

@@ -17,7 +17,7 @@ from drivetrain.base.compat_door import in_our_layout
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
 from drivetrain.base.seed import rng_state
-from drivetrain.checkpoints.file import EMPTY_PATH, TorchCheckpointIO
+from drivetrain.checkpoints.file import EMPTY_PATH, reads_files
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import (
     CheckpointError,
@@ -105,7 +105,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         missing = "Check the path." if path else EMPTY_PATH
         hint = missing if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
         raise NoCheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint}")
-    if (isinstance(store, TorchCheckpointIO) and os.path.isdir(path)
+    if (reads_files(store) and os.path.isdir(path)
             and not (store.is_sharded(path) or trainer.strategy.reads_folder(path))):  # fmt: skip
         raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
     return path

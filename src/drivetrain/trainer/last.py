@@ -17,10 +17,9 @@ from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.configs import as_plain, is_config
-from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import shown_error
-from drivetrain.checkpoints.file import TorchCheckpointIO, entries
+from drivetrain.checkpoints.file import entries, reads_files
 from drivetrain.checkpoints.io import CheckpointIO, newest_first
 from drivetrain.errors import CheckpointError, CheckpointNameError
 from drivetrain.module.loading import raw_hparams
@@ -188,7 +187,7 @@ class _Found:
         """Return the entries of a checkpoint, without its tensors where that is possible; ``None``: unknown."""
         if path not in self._entries:
             self._entries[path] = None
-            is_local = _reads_itself(self._store) and not files.is_remote(path)
+            is_local = reads_files(self._store) and not files.is_remote(path)
             self._fetched += not is_local
             if is_local or self._fetched <= _FETCHED:
                 try:
@@ -206,14 +205,14 @@ class _Found:
             return False
         if trainer.strategy.reads_folder(path):
             return True
-        if _reads_itself(store) and not files.is_remote(path) and os.path.isdir(path):
+        if reads_files(store) and not files.is_remote(path) and os.path.isdir(path):
             from drivetrain.checkpoints import sharded  # here, because few checkpoints are folders
 
             if not sharded.is_checkpoint(path):
                 self.unfinished.append(f"the save of {path} was not finished")
                 return False
         try:
-            checkpoint = entries(path) if os.path.isdir(path) and _reads_itself(store) else store.load_checkpoint(path)
+            checkpoint = entries(path) if os.path.isdir(path) and reads_files(store) else store.load_checkpoint(path)
         except Exception as error:
             if store.is_complete(path):
                 return True  # but not as plain data, which the fit may allow
@@ -222,11 +221,6 @@ class _Found:
         why = _why_not_resumed(trainer, checkpoint, path) if self._fitting else ""
         self.broken += [why] if why else []
         return not why
-
-
-def _reads_itself(store: CheckpointIO) -> bool:
-    """Whether ``store`` keeps what :func:`entries` reads."""
-    return isinstance(store, TorchCheckpointIO) and not overrides(store, "load_checkpoint", TorchCheckpointIO)
 
 
 def _how_gone(store: CheckpointIO, path: str) -> str:
